@@ -1,0 +1,49 @@
+# Every target sets itself up in .venv; nothing is needed beforehand but Python 3.11 or newer, and make.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+
+# The newest of those that are here and work; override with `make PYTHON=/path/to/python3`.
+PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench soak clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run ## run the demo: a cluster on this machine, training
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev ## run the tests, without the long ones
+	$(BIN)/python -m pytest -n 2 -m "not soak"
+
+lint: $(VENV)/.dev ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev ## measure the store
+	$(BIN)/shoal bench store
+
+soak: $(VENV)/.dev ## run the long tests, then 20,000 simulated clusters
+	$(BIN)/python -m pytest -m soak
+	$(BIN)/shoal simulate --seeds 20000
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv here: install one, or make PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.run

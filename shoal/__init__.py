@@ -1,0 +1,65 @@
+"""Many workers, one model: a parameter server in Python that keeps training when any part of it is killed.
+
+    import shoal
+
+    with shoal.local(servers=2) as cluster:
+        kv = cluster.client()
+        kv.create("w", shoal.Sparse(keys=1_000_000, update=shoal.AdaGrad(step=0.1)))
+        kv.push("w", keys, gradients).result()
+        weights = kv.pull("w", keys).result()
+
+Names are imported when they are first used, so that ``import shoal`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from shoal.errors import ShoalError as ShoalError
+    from shoal.keys import KeyRange as KeyRange
+    from shoal.keys import KeyValues as KeyValues
+    from shoal.launch.local import Cluster as Cluster
+    from shoal.launch.local import connect as connect
+    from shoal.launch.local import local as local
+    from shoal.nodes.blocking import KV as KV
+    from shoal.store.task import Task as Task
+    from shoal.store.update import SGD as SGD
+    from shoal.store.update import AdaGrad as AdaGrad
+    from shoal.store.update import Assign as Assign
+    from shoal.store.update import Sum as Sum
+    from shoal.store.update import update as update
+    from shoal.tables import Constant as Constant
+    from shoal.tables import Dense as Dense
+    from shoal.tables import Each as Each
+    from shoal.tables import Normal as Normal
+    from shoal.tables import Sparse as Sparse
+    from shoal.tables import Step as Step
+    from shoal.tables import Uniform as Uniform
+
+_WHERE = {
+    "shoal.errors": ["ShoalError"],
+    "shoal.keys": ["KeyRange", "KeyValues"],
+    "shoal.launch.local": ["Cluster", "connect", "local"],
+    "shoal.nodes.blocking": ["KV"],
+    "shoal.store.task": ["Task"],
+    "shoal.store.update": ["SGD", "AdaGrad", "Assign", "Sum", "update"],
+    "shoal.tables": ["Constant", "Dense", "Each", "Normal", "Sparse", "Step", "Uniform"],
+}
+_HOME = {name: module for module, names in _WHERE.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

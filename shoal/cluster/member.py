@@ -1,0 +1,116 @@
+"""What every node but the coordinator does: say hello, keep the view, send heartbeats, join again when fenced.
+
+``Membership`` is a part of a node's state machine. It answers for the greeting and tells its holder when a newer view
+came (``view``) or when this life is over (``fenced``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal import limits
+from shoal.wire import messages as m
+from shoal.wire.effects import Connect, Effect, Send
+
+NO_VIEW = m.View(0, 0, 0, [], [])
+
+
+@dataclass(slots=True)
+class Change:
+    """What a message of the coordinator's meant for this node."""
+
+    view: bool = False  # there is a new one
+    fenced: bool = False  # this incarnation is over; hello was said again
+    refused: str = ""  # the coordinator will not have us
+
+
+class Membership:
+    """One node's place in the cluster."""
+
+    def __init__(self, name: str, role: str, token: str, address: str = "", coordinator: str = "coordinator") -> None:
+        self.name, self.role, self.address, self.coordinator = name, role, address, coordinator
+        self.incarnation = 0  # none yet
+        self.view = NO_VIEW
+        self.failed: dict[int, str] = {}
+        self.reaches: set[str] = set()  # roles that this node sends to
+        self.shown = 0  # the newest view that is in effect here; a server is in no hurry to say so
+        self.heard = 0  # when the coordinator last said anything
+        self._token, self._life = token, 0
+        self._next = 0  # when to say hello, or send a heartbeat, next
+        self._wait = limits.RESEND_FIRST
+        self._asked_since = 0
+        self._connected: dict[str, str] = {}
+
+    @property
+    def joined(self) -> bool:
+        return self.incarnation > 0
+
+    @property
+    def next(self) -> int:
+        return self._next
+
+    @property
+    def asking_since(self) -> int:
+        """Since when hello goes unanswered."""
+        return self._asked_since
+
+    def tick(self, now: int) -> list[Effect]:
+        """Say hello until it is answered; then a heartbeat now and then."""
+        if now < self._next:
+            return []
+        if not self.joined:
+            self._asked_since = self._asked_since or now
+            self._next = now + self._wait
+            self._wait = min(2 * self._wait, limits.RESEND_MOST)
+            hello = m.Hello(self.name, self.role, f"{self._token}.{self._life}", self.address)
+            return [Send(self.coordinator, hello)]
+        self._next = now + limits.HEARTBEAT
+        return [self.heartbeat()]
+
+    def show(self, view: int) -> list[Effect]:
+        """This view is in effect here: say so at once, somebody may wait for it."""
+        self.shown = view
+        return [self.heartbeat()]
+
+    def heartbeat(self) -> Effect:
+        return Send(self.coordinator, m.Heartbeat(self.incarnation, self.shown, dict(self.failed)))
+
+    def handle(self, now: int, message: m.Message) -> tuple[Change, list[Effect]]:
+        self.heard = now
+        match message:
+            case m.Welcome(token, incarnation, view) if token == f"{self._token}.{self._life}" and not self.joined:
+                self.incarnation = incarnation
+                self._asked_since, self._wait = 0, limits.RESEND_FIRST
+                self._next = now + limits.HEARTBEAT
+                self.view = NO_VIEW
+                return Change(view=True), self._take(view)
+            case m.View() if self.joined and self._newer(message):
+                return Change(view=True), self._take(message)
+            case m.Fence(_, incarnation) if self.joined and incarnation == self.incarnation:
+                return Change(fenced=True), self.rejoin(now)
+            case m.Over(token) if token == f"{self._token}.{self._life}" and not self.joined:
+                return Change(), self.rejoin(now)
+            case m.No(0, _, reason) if not self.joined:
+                return Change(refused=reason), []
+        return Change(), []
+
+    def rejoin(self, now: int) -> list[Effect]:
+        """This life is over: say hello as a new one."""
+        self.incarnation = self.shown = 0
+        self._life += 1
+        self._next = now
+        return self.tick(now)
+
+    def leave(self) -> list[Effect]:
+        return [Send(self.coordinator, m.Leave(self.incarnation))] if self.joined else []
+
+    def _newer(self, view: m.View) -> bool:
+        return (view.term, view.number) > (self.view.term, self.view.number)
+
+    def _take(self, view: m.View) -> list[Effect]:
+        self.view = view
+        wanted = {member.name: member.address for member in view.members if member.role in self.reaches}
+        effects: list[Effect] = [Connect(name, "") for name in self._connected if name not in wanted]
+        effects += [Connect(name, to) for name, to in wanted.items() if self._connected.get(name) != to]
+        self._connected = wanted
+        return effects

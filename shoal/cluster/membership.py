@@ -1,0 +1,168 @@
+"""The view: who is a member, which tables there are and who holds them. Only the coordinator writes it.
+
+``Roster`` is the truth behind the view: pure bookkeeping, no messages. A name has one live incarnation; incarnations come
+from one counter for the whole cluster and are never given twice. A member that is silent for ``SUSPECT_AFTER`` is
+suspected, which costs nothing; for ``DEAD_AFTER``, removed. A server that alone holds some segment is never removed for
+silence: nobody could take its place, and it may come back with everything it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shoal import limits
+from shoal.cluster.placement import place, segments_of
+from shoal.errors import Invalid
+from shoal.tables import Table, checked
+from shoal.wire.messages import Member, Place, Placed, View
+
+ROLES = ("server", "worker", "client", "evaluator")
+
+
+@dataclass(slots=True)
+class Person:
+    """One member, as the coordinator knows it."""
+
+    member: Member
+    token: str
+    heard: int  # when
+    view: int = 0  # the newest view it said it has
+    suspected: bool = False
+
+
+@dataclass(slots=True)
+class Roster:
+    """Members and tables, and the number of the view that shows them."""
+
+    term: int = 1
+    number: int = 0
+    generation: int = 0
+    copies: int = 1
+    incarnations: int = 0  # the last one handed out
+    tables_made: int = 0
+    people: dict[str, Person] = field(default_factory=dict)  # by name
+    tables: dict[str, Placed] = field(default_factory=dict)  # by name
+    retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
+    lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
+    _view: View | None = None
+
+    def view(self) -> View:
+        if self._view is None:
+            members = [person.member for person in self.people.values()]
+            self._view = View(self.term, self.number, self.generation, members, list(self.tables.values()))
+        return self._view
+
+    def changed(self) -> None:
+        self.number += 1
+        self._view = None
+
+    # ------------------------------------------------------------ members
+
+    def may_join(self, name: str, role: str, token: str) -> str:
+        """Why this node may not join; empty if it may."""
+        if not name or len(name) > limits.NAME_CHARS or not name.isprintable():
+            return f"a name has 1 to {limits.NAME_CHARS} printable characters"
+        if role not in ROLES:
+            return f"role {role!r} is none of {', '.join(ROLES)}"
+        if name not in self.people and len(self.people) >= limits.MEMBERS:
+            return f"the cluster is full: {limits.MEMBERS} members"
+        return ""
+
+    def knows(self, name: str, token: str) -> Person | None:
+        """The member that sent this very hello before."""
+        person = self.people.get(name)
+        return person if person is not None and person.token == token else None
+
+    def is_over(self, name: str, token: str) -> bool:
+        """A hello that comes too late: that life has ended."""
+        return token in self.retired.get(name, ())
+
+    def join(self, now: int, name: str, role: str, token: str, address: str, incarnation: int) -> Person:
+        if name in self.people:
+            self.remove(name, "another process took its name")
+        self.lost.pop(name, None)
+        person = self.people[name] = Person(Member(name, incarnation, role, address), token, now)
+        self.changed()
+        return person
+
+    def remove(self, name: str, reason: str) -> None:
+        person = self.people.pop(name)
+        past = self.retired.setdefault(name, [])
+        past.append(person.token)
+        del past[:-16]
+        if person.member.role == "server":
+            self.lost[name] = reason
+            for table in list(self.tables.values()):
+                self.tables[table.name] = self._without(table, name)
+        self.changed()
+
+    def silent(self, now: int) -> list[str]:
+        """Members that must go, and suspicion for those that are late."""
+        dead = []
+        for name, person in self.people.items():
+            silence = now - person.heard
+            person.suspected = silence >= limits.SUSPECT_AFTER
+            if silence >= limits.DEAD_AFTER and not self._is_last_holder(name):
+                dead.append(name)
+        return dead
+
+    def servers(self) -> list[str]:
+        return [name for name, person in self.people.items() if person.member.role == "server"]
+
+    # ------------------------------------------------------------ tables
+
+    def create(self, name: str, spec: Table) -> Placed:
+        checked(spec)
+        if not name or len(name) > limits.NAME_CHARS or not name.isprintable():
+            raise Invalid(f"a table's name has 1 to {limits.NAME_CHARS} printable characters")
+        if (known := self.tables.get(name)) is not None:
+            raise Invalid(f"table {name!r} exists already ({known.spec}): drop it first, or take another name")
+        if len(self.tables) >= limits.TABLES:
+            raise Invalid(f"there are {limits.TABLES} tables already: drop one")
+        servers = self.servers()
+        if not servers:
+            raise Invalid("no server has joined yet: start one, then create the table")
+        ranges = segments_of(spec, len(servers))
+        self.tables_made += 1
+        holders = place(self.tables_made, len(ranges), servers, self.copies)
+        placed = Placed(
+            self.tables_made,
+            name,
+            spec,
+            [keys.start for keys in ranges],
+            [Place(self.number + 1, list(names)) for names in holders],
+        )
+        self.tables[name] = placed
+        self.changed()
+        return placed
+
+    def drop(self, name: str) -> None:
+        if name not in self.tables:
+            raise Invalid(f"no table {name!r} to drop")
+        del self.tables[name]
+        self.changed()
+
+    def delay(self, name: str, max_delay: int | None) -> None:
+        if name not in self.tables:
+            raise Invalid(f"no table {name!r}")
+        table = self.tables[name]
+        spec = checked(_with_delay(table.spec, max_delay))
+        self.tables[name] = Placed(table.number, table.name, spec, table.starts, table.places)
+        self.changed()
+
+    def _is_last_holder(self, name: str) -> bool:
+        return any(place.servers == [name] for table in self.tables.values() for place in table.places)
+
+    def _without(self, table: Placed, server: str) -> Placed:
+        epoch = self.number + 1
+        places: Sequence[Place] = [
+            Place(epoch, [one for one in place.servers if one != server]) if server in place.servers else place
+            for place in table.places
+        ]
+        return Placed(table.number, table.name, table.spec, table.starts, list(places))
+
+
+def _with_delay(spec: Table, max_delay: int | None) -> Table:
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    return type(spec)(**{**fields, "max_delay": max_delay})

@@ -1,0 +1,155 @@
+"""The whole tree of errors. Each message gives the fact, then the next move.
+
+    ShoalError
+    ├── Invalid             what was asked for cannot be: a setting, an argument, a file (also a ValueError)
+    │   ├── BadKeys         keys that a table cannot hold
+    │   ├── BadValues       values of the wrong shape, or not finite
+    │   └── UnknownTable    no table of that name
+    ├── ClusterError        who is here
+    │   ├── Refused         a node said no, and why
+    │   ├── Fenced          this node was declared dead and replaced
+    │   └── StartFailed     a cluster that did not come up
+    ├── StoreError          a push, pull or call that did not end well
+    │   ├── Unanswered      nobody answered in time (also a TimeoutError)
+    │   ├── TimedOut        the caller's own time limit passed (also a TimeoutError)
+    │   ├── SegmentsLost    the only server that held these keys is gone
+    │   ├── DependencyFailed
+    │   └── Closed          the client or cluster was closed
+    └── WireError           bytes that are no message
+        └── OtherVersion    a message of another protocol version
+
+The arguments of an error are the facts themselves, so it survives a trip between processes.
+"""
+
+from __future__ import annotations
+
+
+class ShoalError(Exception):
+    """Base of all that shoal raises on purpose."""
+
+
+class Invalid(ShoalError, ValueError):
+    """What was asked for cannot be."""
+
+
+class BadKeys(Invalid):
+    """Keys that a table cannot hold."""
+
+
+class BadValues(Invalid):
+    """Values of the wrong shape, or not finite."""
+
+
+class UnknownTable(Invalid):
+    """No table of that name."""
+
+    def __init__(self, table: str, known: list[str]) -> None:
+        super().__init__(table, known)
+        self.table, self.known = table, known
+
+    def __str__(self) -> str:
+        have = ", ".join(self.known) or "none yet"
+        return f"no table {self.table!r} here (tables: {have}): create it first"
+
+
+class ClusterError(ShoalError):
+    """Who is here."""
+
+
+class Refused(ClusterError):
+    """A node said no, and why."""
+
+    def __init__(self, by: str, reason: str) -> None:
+        super().__init__(by, reason)
+        self.by, self.reason = by, reason
+
+    def __str__(self) -> str:
+        return f"{self.by} refused: {self.reason}"
+
+
+class Fenced(ClusterError):
+    """This node was declared dead, and somebody else may have its name by now."""
+
+    def __init__(self, node: str, incarnation: int) -> None:
+        super().__init__(node, incarnation)
+        self.node, self.incarnation = node, incarnation
+
+    def __str__(self) -> str:
+        return (
+            f"{self.node} (incarnation {self.incarnation}) was declared dead, so it is not known whether this task was "
+            f"counted: the client has joined again under a new incarnation; read before you repeat"
+        )
+
+
+class StartFailed(ClusterError):
+    """A cluster that did not come up."""
+
+
+class StoreError(ShoalError):
+    """A push, pull or call that did not end well."""
+
+
+class Unanswered(StoreError, TimeoutError):
+    """Nobody answered in time."""
+
+    def __init__(self, what: str, node: str, seconds: float) -> None:
+        super().__init__(what, node, seconds)
+        self.what, self.node, self.seconds = what, node, seconds
+
+    def __str__(self) -> str:
+        return f"{self.what}: no answer from {self.node} for {self.seconds:.1f} s: is it running and reachable?"
+
+
+class TimedOut(StoreError, TimeoutError):
+    """The caller's own time limit passed; the task goes on and may still finish."""
+
+    def __init__(self, what: str, seconds: float, waits_for: str) -> None:
+        super().__init__(what, seconds, waits_for)
+        self.what, self.seconds, self.waits_for = what, seconds, waits_for
+
+    def __str__(self) -> str:
+        return f"{self.what} not done after {self.seconds:g} s: it waits for {self.waits_for}; it goes on, ask again"
+
+
+class SegmentsLost(StoreError):
+    """The only server that held these keys is gone."""
+
+    def __init__(self, table: str, server: str) -> None:
+        super().__init__(table, server)
+        self.table, self.server = table, server
+
+    def __str__(self) -> str:
+        return (
+            f"part of table {self.table!r} was held by {self.server} alone, which is gone: "
+            f"drop the table and create it again"
+        )
+
+
+class DependencyFailed(StoreError):
+    """A task was to follow another, which failed."""
+
+    def __init__(self, what: str, cause: str) -> None:
+        super().__init__(what, cause)
+        self.what, self.cause = what, cause
+
+    def __str__(self) -> str:
+        return f"{self.what} was not sent, because a task it was to follow failed: {self.cause}"
+
+
+class Closed(StoreError):
+    """The client or cluster was closed."""
+
+
+class WireError(ShoalError):
+    """Bytes that are no message."""
+
+
+class OtherVersion(WireError):
+    """A message of another protocol version."""
+
+    def __init__(self, theirs: int, ours: int) -> None:
+        super().__init__(theirs, ours)
+        self.theirs, self.ours = theirs, ours
+
+    def __str__(self) -> str:
+        return f"they speak protocol {self.theirs}, this side speaks {self.ours}: install the same shoal on both sides"

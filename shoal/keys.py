@@ -1,0 +1,125 @@
+"""Keys, ranges of keys, and keys with their values: the one currency for weights, gradients, deltas, averages.
+
+A key list is sorted and has no key twice. What a user hands in may be neither: ``tidy`` sorts it and adds up what
+stands under the same key, in the order given, and remembers how to undo that for the answers.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import BadKeys, BadValues
+from shoal.limits import KEY_LIMIT
+
+Keys = npt.NDArray[np.uint64]
+Values = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys from ``start`` up to, not including, ``stop``."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop <= KEY_LIMIT:
+            raise BadKeys(f"range {self.start}..{self.stop}: needs 0 <= start <= stop <= 2^63")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.stop})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyValues:
+    """Keys (sorted, unique, or one range) and one row of values for each."""
+
+    keys: Keys | KeyRange
+    values: Values
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def as_range(keys: object) -> KeyRange | None:
+    """A KeyRange if that is what the user meant: a KeyRange, a slice with both ends, or a Python range."""
+    match keys:
+        case KeyRange():
+            return keys
+        case range() if keys.step == 1:
+            return KeyRange(keys.start, max(keys.start, keys.stop))
+        case slice(start=start, stop=stop, step=None | 1) if stop is not None:
+            return KeyRange(0 if start is None else operator.index(start), operator.index(stop))
+        case slice() | range():
+            raise BadKeys(f"{keys!r}: a range of keys needs an end and has step 1")
+    return None
+
+
+def as_keys(keys: Any) -> Keys:
+    """Whole, non-negative numbers below 2^63 as an array of uint64; not sorted yet."""
+    array = np.asarray(keys)
+    if array.ndim == 0:
+        array = array.reshape(1)
+    if array.ndim != 1:
+        raise BadKeys(f"keys have shape {array.shape}: one dimension is needed")
+    if array.size == 0:
+        return np.empty(0, np.uint64)
+    if array.dtype.kind not in "iu":
+        raise BadKeys(f"keys are {array.dtype}: whole numbers from 0 to 2^63 - 1 are needed")
+    if array.dtype.kind == "i" and array.min() < 0:
+        raise BadKeys(f"key {array.min()} is negative: keys are 0 to 2^63 - 1")
+    unsigned: Keys = np.ascontiguousarray(array, dtype=np.uint64)
+    if array.dtype == np.uint64 and unsigned.max() >= KEY_LIMIT:
+        raise BadKeys(f"key {unsigned.max()} is past the limit: keys are 0 to 2^63 - 1")
+    return unsigned
+
+
+def as_values(values: Any, rows: int, width: int) -> Values:
+    """A contiguous float32 array of ``rows`` rows; a one-wide table takes a flat one, a single number fills one row."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise BadValues(f"values are {array.dtype}: numbers are needed")
+    if array.size != rows * width or (array.ndim > 1 and array.shape != (rows, width)):
+        shape = f"({rows},)" if width == 1 else f"({rows}, {width})"
+        raise BadValues(f"values have shape {array.shape}: these keys need {shape}")
+    with np.errstate(over="ignore"):  # what does not fit float32 becomes infinite, and is refused below
+        flat: Values = np.ascontiguousarray(array, dtype=np.float32).reshape(rows, width)
+    if not all_finite(flat):
+        bad = int(np.flatnonzero(~np.isfinite(flat).all(axis=1))[0])
+        raise BadValues(f"values of row {bad} are not finite (NaN or infinite): nothing was sent")
+    return flat
+
+
+def all_finite(values: Values) -> bool:
+    # A sum is finite only if every term is, and costs no second array; terms that overflow it are looked at one by one.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.add.reduce(values, axis=None)
+    return bool(np.isfinite(total)) or bool(np.isfinite(values).all())
+
+
+def is_sorted(keys: Keys) -> bool:
+    return len(keys) < 2 or bool((keys[1:] > keys[:-1]).all())
+
+
+def tidy(keys: Keys) -> tuple[Keys, npt.NDArray[np.intp] | None]:
+    """Sorted keys without repeats, and for each given key its place among them (None if nothing had to change)."""
+    if is_sorted(keys):
+        return keys, None
+    unique, places = np.unique(keys, return_inverse=True)
+    return unique, places.reshape(-1)
+
+
+def add_up(values: Values, places: npt.NDArray[np.intp], rows: int) -> Values:
+    """Rows that go to the same place are added in the order given."""
+    total = np.zeros((rows, values.shape[1]), np.float64)
+    np.add.at(total, places, values)
+    summed: Values = total.astype(np.float32)
+    return summed

@@ -1,0 +1,56 @@
+"""Every bound and default in one place; ``shoal limits`` prints this page.
+
+Times are integer nanoseconds, sizes are bytes unless the name says otherwise. Protocol code reads its bounds from here
+and nowhere else, so that a test can see all of them and a reader need not search.
+"""
+
+from __future__ import annotations
+
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+MB = 1 << 20
+
+# What a message may be.
+PROTOCOL = 1  # first byte pair of every header; another number is refused at hello
+FRAME_BYTES = 64 * MB  # one array; larger pushes are split at segment boundaries
+HEADER_BYTES = 1 * MB  # one control message
+FRAMES = 4  # arrays behind one header
+NAME_CHARS = 128  # node and table names
+MEMBERS = 1_024  # nodes in one cluster
+TABLES = 256  # tables in one cluster
+
+# What a table may be.
+KEY_LIMIT = 1 << 63  # keys are below this
+WIDTH = 65_536  # floats in one row
+SLOTS_PER_STEP = 4_096
+SEGMENTS_PER_SERVER = 8
+DENSE_SEGMENT_BYTES = 32 * MB
+ROWS_PER_TABLE = (1 << 32) - 2  # on one server: rows are numbered by 32 bits
+
+# Who is alive.
+HEARTBEAT = 500 * MILLISECOND
+SUSPECT_AFTER = 2 * SECOND
+DEAD_AFTER = 5 * SECOND
+HELLO_WITHIN = 5 * SECOND
+
+# How a client waits.
+RESEND_FIRST = 500 * MILLISECOND
+RESEND_MOST = 4 * SECOND
+RESEND_BUDGET = 0.1  # resends allowed per first send, beyond one a second
+SILENCE = 10 * SECOND  # no answer of any kind for this long is an error
+NOTICE = 1 * SECOND  # how often a waiting task is told whom it waits for
+CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
+BUSY_RETRY = 50 * MILLISECOND
+
+# How much a server holds for others.
+HELD_BYTES = 1_024 * MB  # pushes of steps beyond the oldest open one
+LEDGER_WINDOW = 1 << 20  # numbers above a ledger's mark
+STEPS_AHEAD = 64  # steps beyond the oldest open one that may be held
+STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
+BACKLOG = 4_096  # messages that wait while the compute thread is busy
+
+# When a kernel leaves the loop's thread.
+INLINE_ELEMENTS = 262_144  # about two milliseconds of work
+
+# How long a local cluster takes to go.
+DRAIN = 5 * SECOND

@@ -1,0 +1,210 @@
+"""A client for people who would rather call ``.result()``.
+
+One loop, turned by whoever waits: a thread inside ``.result()`` turns it itself, so that an answer costs no switch of
+threads; a background thread turns it when nobody has for a while, so that heartbeats, resends and late answers go on while
+the user computes. A lock passes the loop from one to the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal import limits
+from shoal.errors import Closed, TimedOut, UnknownTable
+from shoal.nodes.loop import Loop
+from shoal.nodes.worker import Worker
+from shoal.store.client import Client
+from shoal.store.task import Task
+from shoal.tables import Table
+from shoal.wire import Transport
+
+_IDLE = 0.02  # seconds without a user at the loop before the background thread turns it
+
+
+class KV:
+    """A key-value store: ``push``, ``pull``, ``push_pull``, ``create``, ... Each returns a task; ``.result()`` waits."""
+
+    def __init__(self, worker: Worker, transport: Transport, alive: Callable[[], str] = lambda: "") -> None:
+        self._worker = worker
+        self._client: Client = worker.client
+        self._loop = Loop(worker, transport)
+        self._turning = threading.Lock()
+        self._changed = threading.Condition()  # somebody's task is done
+        self._last = 0.0  # when a user last had the loop
+        self._users = 0  # threads inside a wait
+        self._in_background = False  # the background thread has the loop
+        self._closed = threading.Event()
+        self._alive = alive  # the cluster's own word on whether it still is: empty, or why not
+        self._background = threading.Thread(target=_in_background, args=(weakref.ref(self), self._closed), daemon=True)
+        self._background.start()
+
+    # ------------------------------------------------------------ what one can ask
+
+    @property
+    def name(self) -> str:
+        return self._worker.name
+
+    @property
+    def clock(self) -> int:
+        """Steps that this worker has pushed."""
+        return self._client.clock
+
+    def create(self, name: str, spec: Table) -> None:
+        """Make a table; returns when every server has it."""
+        self._do(lambda: self._client.create(name, spec)).result()
+
+    def drop(self, name: str) -> None:
+        """Forget a table and all that is in it."""
+        self._do(lambda: self._client.drop(name)).result()
+
+    def tables(self) -> dict[str, Table]:
+        """The tables there are now, by name."""
+        self._do(self._client.refresh).result()
+        return {name: layout.spec for name, layout in self._client.layouts.items()}
+
+    def set_max_delay(self, table: str, max_delay: int | None) -> None:
+        """How far workers may run ahead of the slowest, from now on."""
+        self._do(lambda: self._client.set_max_delay(table, max_delay)).result()
+
+    def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
+        """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``void=``, ``after=[tasks]``."""
+        return self._on_table(table, lambda: self._client.push(table, keys, values, **settings))
+
+    def pull(self, table: str, keys: Any, **settings: Any) -> Task:
+        """The rows of these keys (a list, an array, a slice or a KeyRange): ``clock=``, ``slot=``, ``after=[tasks]``."""
+        return self._on_table(table, lambda: self._client.pull(table, keys, **settings))
+
+    def push_pull(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
+        """Count these values and bring the new ones back, in one trip; settings as for push and pull."""
+        return self._on_table(table, lambda: self._client.push_pull(table, keys, values, **settings))
+
+    def park(self, **settings: Any) -> Task:
+        """Nothing to do: nobody waits for this worker until its next pull."""
+        return self._do(lambda: self._client.park(**settings))
+
+    def stats(self, table: str) -> dict[str, Any]:
+        """Rows, bytes, versions, what was counted, repeated, held, refused, and how stale it was."""
+        facts: dict[str, Any] = self._on_table(table, lambda: self._client.stats(table)).result()
+        return facts
+
+    def wait(self, tasks: Sequence[Task], timeout: float | None = None) -> None:
+        """Until all of them are done; raises the first error among them."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for task in tasks:
+            task.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Leave the cluster. What is under way fails with Closed."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._loop.transport.wake()
+        if threading.current_thread() is not self._background:
+            self._background.join(limits.DRAIN / limits.SECOND)
+        with self._turning:
+            self._loop.carry_out(self._worker.leave())
+            self._loop.close()
+        self._tell()
+
+    def __enter__(self) -> KV:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ who has the loop
+
+    def joined(self, seconds: float) -> None:
+        """Wait until this client is a member."""
+        self._worker.joined._waiter = self._wait
+        self._worker.joined.result(seconds)
+
+    def _on_table(self, table: str, call: Callable[[], Task]) -> Task:
+        try:
+            return self._do(call)
+        except UnknownTable:  # made by somebody else a moment ago, perhaps
+            self._do(self._client.refresh).result()
+            return self._do(call)
+
+    def _do(self, call: Callable[[], Task]) -> Task:
+        """Make a call ready in this thread, and have it sent by whoever has the loop."""
+        if self._closed.is_set():
+            raise Closed(f"client {self.name} is closed: get another one from the cluster")
+        task = call()
+        task._waiter = self._wait
+        if self._turning.acquire(blocking=False):
+            try:
+                self._loop.poke()
+            finally:
+                self._release()
+        else:
+            self._loop.poke_soon()
+        return task
+
+    def _wait(self, task: Task, seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        self._users += 1
+        try:
+            while not task.done:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimedOut(task.what, seconds or 0.0, task.waits_for or "an answer")
+                if self._closed.is_set():
+                    task.finish(error=Closed(f"client {self.name} was closed while {task.what} was under way"))
+                elif (ended := self._alive()) != "":
+                    task.finish(error=Closed(ended))
+                elif self._turning.acquire(blocking=False):
+                    try:
+                        self._loop.turn(left)
+                    finally:
+                        self._release()
+                else:
+                    if self._in_background:
+                        self._loop.transport.wake()  # it sees that a user waits, and gives the loop up
+                    with self._changed:
+                        if not task.done:
+                            self._changed.wait(0.002)
+        finally:
+            self._users -= 1
+
+    def _release(self) -> None:
+        self._last = time.monotonic()
+        self._turning.release()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._users > 1 or self._closed.is_set():
+            with self._changed:
+                self._changed.notify_all()
+
+    def _turn_in_background(self) -> float:
+        """One turn, if no user is at it; how long to stay away otherwise."""
+        if self._users or time.monotonic() - self._last < _IDLE:
+            return _IDLE
+        if not self._turning.acquire(timeout=_IDLE):
+            return _IDLE
+        self._in_background = True
+        try:
+            if not self._closed.is_set() and not self._users:
+                self._loop.turn()
+        finally:
+            self._in_background = False
+            self._turning.release()
+        self._tell()
+        return 0.0
+
+
+def _in_background(reference: weakref.ref[KV], closed: threading.Event) -> None:
+    """Holds the client by a weak reference: one that nobody has any more is closed, not kept alive by its own thread."""
+    while not closed.is_set():
+        kv = reference()
+        if kv is None:
+            return
+        away = kv._turn_in_background()
+        del kv
+        if away:
+            closed.wait(away)

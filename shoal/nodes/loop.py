@@ -1,0 +1,126 @@
+"""The loop that holds a node: it waits, hands events in, and carries effects out. Dull on purpose.
+
+One thread at a time turns the loop, and only that thread touches the transport and the node. Computations run on the
+node's one compute thread and come back as events, so the loop stays awake, answers, resends and sends the heartbeats: a
+node whose loop is stuck is seen as stuck. The simulator has this module's twin.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shoal import limits
+from shoal.nodes.storage import Journal
+from shoal.wire import Transport
+from shoal.wire.effects import (
+    Compute,
+    Computed,
+    Connect,
+    Durable,
+    Effect,
+    Event,
+    Node,
+    Persist,
+    Received,
+    Send,
+    Tick,
+    Wake,
+)
+from shoal.wire.messages import Message
+
+_LONGEST_WAIT = limits.SECOND
+
+
+class Loop:
+    """One node, joined to the world."""
+
+    def __init__(self, node: Node, transport: Transport, journal: Journal | None = None) -> None:
+        self.node, self.transport = node, transport
+        self.stopped = threading.Event()
+        self._journal = journal if journal is not None else Journal()
+        self._wake_at = 0
+        self._events: deque[Event] = deque()  # from the compute thread, the journal, other threads
+        self._compute: ThreadPoolExecutor | None = None
+
+    def run(self) -> None:
+        """Turn until told to stop."""
+        try:
+            while not self.stopped.is_set():
+                self.turn()
+        finally:
+            self.close()
+
+    def turn(self, most: float | None = None) -> None:
+        """Wait for something to happen, ``most`` seconds or until the node wants to be woken, and see to it."""
+        now = time.monotonic_ns()
+        wait = 0.0 if self._events else min(max(self._wake_at - now, 0), _LONGEST_WAIT) / limits.SECOND
+        events = self.transport.receive(wait if most is None else min(wait, most))
+        while self._events:
+            self._feed(self._events.popleft())
+        for event in events:
+            self._feed(event)
+        if time.monotonic_ns() >= self._wake_at:
+            self._feed(Tick())
+
+    def poke(self) -> None:
+        """There is something new to do in the node: see to it now. For the thread that turns the loop."""
+        self._feed(Tick())
+
+    def poke_soon(self) -> None:
+        """The same, from any thread: whoever turns the loop sees to it."""
+        self._events.append(Tick())
+        self.transport.wake()
+
+    def tell(self, sender: str, message: Message) -> None:
+        """Hand a message in, from any thread, as if ``sender`` had sent it."""
+        self._events.append(Received(sender, message))
+        self.transport.wake()
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(to, message, arrays):
+                    self.transport.send(to, message, arrays)
+                case Wake(at):
+                    self._wake_at = at
+                case Compute(token, function):
+                    self._start(token, function)
+                case Persist(token, record):
+                    self._events.append(Durable(token, self._journal.append(record)))
+                case Connect(name, ""):
+                    self.transport.disconnect(name)
+                case Connect(name, address):
+                    self.transport.connect(name, address)
+
+    def stop(self) -> None:
+        """End ``run``, from any thread."""
+        self.stopped.set()
+        self.transport.wake()
+
+    def close(self) -> None:
+        if self._compute is not None:
+            self._compute.shutdown(wait=True, cancel_futures=True)
+        self.transport.close()
+        self._journal.close()
+
+    def _feed(self, event: Event) -> None:
+        self.carry_out(self.node.handle(time.monotonic_ns(), event))
+
+    def _start(self, token: int, function: Callable[[], Any]) -> None:
+        if self._compute is None:
+            self._compute = ThreadPoolExecutor(1, thread_name_prefix=f"{self.node.name}-compute")
+
+        def run() -> None:
+            try:
+                event = Computed(token, function())
+            except BaseException as error:
+                event = Computed(token, error=error)
+            self._events.append(event)
+            self.transport.wake()
+
+        self._compute.submit(run)

@@ -1,0 +1,70 @@
+"""Where a journal goes: an append-only file, each record with its length and checksum, on disk before it is answered.
+
+A record that was torn by a crash ends the journal: it was never acknowledged. Without a folder nothing is kept, which is
+right for a cluster that ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+from shoal.errors import Invalid
+
+_HEAD = 8  # length and checksum, four bytes each
+
+
+class Journal:
+    """One file, or none."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.records: list[bytes] = []
+        self._file: int | None = None
+        if path is not None:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            whole = path.read_bytes()
+        except OSError as error:
+            raise Invalid(f"cannot open the journal {path}: {error.strerror}: choose another folder") from None
+        at = 0
+        while (record := _record_at(whole, at)) is not None:
+            self.records.append(record)
+            at += _HEAD + len(record)
+        if at < len(whole):
+            os.ftruncate(self._file, at)
+
+    def append(self, record: bytes) -> str:
+        """Empty when it would survive a crash; otherwise why not."""
+        if self._file is None:
+            return ""
+        head = len(record).to_bytes(4, "little") + zlib.crc32(record).to_bytes(4, "little")
+        size = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, head + record)
+            if written != _HEAD + len(record):
+                raise OSError(28, "no space left on device")
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, size)
+            return error.strerror or str(error)
+        return ""
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _record_at(whole: bytes, at: int) -> bytes | None:
+    if at + _HEAD > len(whole):
+        return None
+    size = int.from_bytes(whole[at : at + 4], "little")
+    record = whole[at + _HEAD : at + _HEAD + size]
+    if len(record) != size or zlib.crc32(record) != int.from_bytes(whole[at + 4 : at + _HEAD], "little"):
+        return None
+    return record

@@ -1,0 +1,131 @@
+"""A client with its place in the cluster, and the coroutines that use it.
+
+A strategy, an example or a test is a coroutine: ``await worker.client.pull(...)``. There is no asyncio here: a coroutine
+yields the task it waits for, and is resumed in the loop when that task is done. The same node runs in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from shoal import limits
+from shoal.cluster.member import Membership
+from shoal.errors import Closed, Refused, Unanswered
+from shoal.store.client import Client
+from shoal.store.task import Task
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Event, Received, Tick, Wake
+
+
+class Sleep(Task):
+    """A task that is done when its time has come."""
+
+    __slots__ = ("until",)
+
+    def __init__(self, until: int) -> None:
+        super().__init__("sleep")
+        self.until = until
+
+
+class Worker:
+    """One client node, without its loop. Its role is worker, client or evaluator."""
+
+    def __init__(self, name: str, role: str, token: str, seed: int = 0) -> None:
+        self.name = name
+        self.client = Client(name, role, seed=seed)
+        self.member = Membership(name, role, token)
+        self.member.reaches = {"server"}
+        self.now = 0
+        self.joined = Task("join the cluster")
+        self.on_fenced: Callable[[], None] | None = None
+        self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # running, waiting for, its own task
+        self._sleepers: list[Sleep] = []
+
+    def start(self, coroutine: Coroutine[Task, None, Any]) -> Task:
+        """Run this; the task is done when it has returned."""
+        whole, first = Task(getattr(coroutine, "__name__", "a coroutine")), Task("start")
+        first.finish()
+        self._coroutines.append((coroutine, first, whole))
+        return whole
+
+    def sleep(self, nanoseconds: int) -> Task:
+        sleeper = Sleep(self.now + nanoseconds)
+        self._sleepers.append(sleeper)
+        return sleeper
+
+    def handle(self, now: int, event: Event) -> list[Effect]:
+        self.now = now
+        effects: list[Effect] = []
+        if isinstance(event, Received):
+            effects += self._received(now, event)
+        effects += self.member.tick(now)
+        self._check_hello(now)
+        effects += self.client.tick(now)
+        for sleeper in [one for one in self._sleepers if one.until <= now]:
+            self._sleepers.remove(sleeper)
+            sleeper.finish()
+        while self._resume():
+            effects += self.client.submit(now)
+        effects.append(Wake(self._next()))
+        return effects
+
+    def leave(self) -> list[Effect]:
+        self.client.fail_all(Closed("the client was closed"))
+        return self.member.leave()
+
+    def _received(self, now: int, event: Received) -> list[Effect]:
+        message = event.message
+        if not isinstance(message, m.View | m.Welcome | m.Over | m.Fence | m.Alive) and not self._is_refusal(message):
+            return self.client.handle(now, event.sender, message, event.arrays)
+        change, effects = self.member.handle(now, message)
+        if change.fenced:
+            self.client.counts["fenced"] += 1
+            self.client.fenced()
+            if self.on_fenced is not None:
+                self.on_fenced()
+        if change.refused:
+            self.joined.finish(error=Refused(event.sender, change.refused))
+            self.client.fail_all(Refused(event.sender, change.refused))
+        if change.view:
+            self.member.shown = self.member.view.number
+            effects += self.client.take_view(now, self.member.view, self.member.incarnation)
+            self.joined.finish()
+        return effects
+
+    def _is_refusal(self, message: m.Message) -> bool:
+        return isinstance(message, m.No) and message.request == 0
+
+    def _check_hello(self, now: int) -> None:
+        """Tasks that wait for us to be a member do not wait for ever."""
+        since = self.member.asking_since
+        if since and now - since >= limits.SILENCE:
+            error = Unanswered("hello", self.member.coordinator, (now - since) / limits.SECOND)
+            self.joined.finish(error=error)
+            self.client.fail_all(error)
+
+    def _resume(self) -> bool:
+        """Resume each coroutine whose task is done. True if any was."""
+        resumed = False
+        for entry in list(self._coroutines):
+            coroutine, waits, whole = entry
+            if not waits.done:
+                continue
+            resumed = True
+            self._coroutines.remove(entry)
+            try:
+                self._coroutines.append((coroutine, coroutine.send(None), whole))
+            except StopIteration as stop:
+                whole.finish(stop.value)
+            except Exception as error:
+                whole.finish(error=error)
+        return resumed
+
+    def _next(self) -> int:
+        times = [self.member.next, *(sleeper.until for sleeper in self._sleepers)]
+        if self.client.flight.letters:
+            times.append(self.client.flight.next)
+        return min(times)
+
+
+POKE = Tick()

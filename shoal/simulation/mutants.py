@@ -1,0 +1,154 @@
+"""Broken variants of the protocol. Each must be caught within the seeds of a normal test run, or the checker is blind.
+
+A mutant replaces one method of a real class, for as long as its ``with`` block lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from shoal import limits
+from shoal.cluster.membership import Roster
+from shoal.keys import KeyRange, Keys, KeyValues
+from shoal.store.aggregate import OpenStep, Piece
+from shoal.store.clock import Clocks
+from shoal.store.ledger import Mask, Stream
+from shoal.store.segment import Asker, Outcome, Segments
+
+MUTANTS: dict[str, Callable[[], Any]] = {}
+
+
+def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
+    MUTANTS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """Run with this mutant in place of the real thing; an empty name changes nothing."""
+    if not name:
+        yield
+        return
+    with MUTANTS[name]():
+        yield
+
+
+@mutant
+def no_ledger() -> Any:
+    """Nobody remembers what was counted."""
+    return mock.patch.object(Stream, "has", lambda self, number: np.zeros(len(self.mark), np.bool_))
+
+
+@mutant
+def pending_not_checked() -> Any:
+    """A slot that is held already is held once more when it is sent again."""
+
+    def add(self: OpenStep, slot: int, piece: Piece) -> None:
+        self.slots[slot].append(piece)
+        self.have[piece.segments, slot] = True
+
+    def push_slot(self: Segments, now: int, asker: Asker, slot: tuple[int, int], given: KeyValues | None) -> Outcome:
+        opened = self._open.get(slot[0])
+        if opened is not None and opened.have[:, slot[1]].any():
+            opened.have[:, slot[1]] = False
+        return real(self, now, asker, slot, given)
+
+    real = Segments._push_slot
+    return mock.patch.multiple(Segments, _push_slot=push_slot)
+
+
+@mutant
+def ledger_expired_by_time() -> Any:
+    """What was counted a while ago is forgotten."""
+    real = Segments.push
+
+    def push(self: Segments, now: int, sender: str, push: Any, arrays: Any) -> Outcome:
+        last = getattr(self.ledger, "last", {}) if hasattr(self.ledger, "last") else {}
+        self.ledger.last = last  # type: ignore[attr-defined]
+        if now - last.get(push.stream, now) > limits.SECOND // 2:
+            self.ledger.drop(push.stream)
+        last[push.stream] = now
+        return real(self, now, sender, push, arrays)
+
+    return mock.patch.object(Segments, "push", push)
+
+
+@mutant
+def incarnation_not_bumped() -> Any:
+    """A node that comes back under its name is taken for the one that was there before."""
+    real = Roster.join
+
+    def join(self: Roster, now: int, name: str, role: str, token: str, address: str, incarnation: int) -> Any:
+        known = _lives.setdefault(id(self), {})
+        return real(self, now, name, role, token, address, known.setdefault(name, incarnation))
+
+    _lives: dict[int, dict[str, int]] = {}
+    return mock.patch.object(Roster, "join", join)
+
+
+@mutant
+def delay_off_by_one() -> Any:
+    """Workers run one step further ahead than they may."""
+    real = Clocks.may_pull
+    return mock.patch.object(Clocks, "may_pull", lambda self, clock, segments: real(self, clock - 1, segments))
+
+
+@mutant
+def clock_by_count() -> Any:
+    """A clock counts steps, whichever they are, instead of marking up to where all are there."""
+
+    def tick(self: Clocks, incarnation: int, step: int, segments: Mask) -> None:
+        if incarnation in self._workers and step > 0:
+            stream = self._clock(incarnation)
+            fresh = segments & ~stream.has(step - 1)
+            stream.mark[fresh] += 1
+            self._slowest = None
+
+    return mock.patch.object(Clocks, "tick", tick)
+
+
+@mutant
+def duplicate_does_not_tick() -> Any:
+    """A slot that another worker's push had counted leaves this worker's clock behind."""
+    real = Segments._counted_before
+
+    def counted_before(self: Segments, now: int, asker: Asker) -> Outcome:
+        with mock.patch.object(Clocks, "tick", lambda *_: None):
+            return real(self, now, asker)
+
+    return mock.patch.object(Segments, "_counted_before", counted_before)
+
+
+@mutant
+def step_closed_without_a_slot() -> Any:
+    """A step is taken when all slots but one are here."""
+    return mock.patch.object(OpenStep, "complete", lambda self: (~self.have).sum(axis=1) <= (self.have.shape[1] > 1))
+
+
+@mutant
+def slots_added_in_arrival_order() -> Any:
+    """A step's slots are added as they came."""
+    real_add, real_total = OpenStep.add, OpenStep.total
+    arrivals: dict[int, list[int]] = {}
+
+    def add(self: OpenStep, slot: int, piece: Piece) -> None:
+        arrivals.setdefault(id(self), []).append(slot)
+        real_add(self, slot, piece)
+
+    def total(self: OpenStep, mean: bool, listed: Callable[[KeyRange], Keys]) -> KeyValues | None:
+        order = list(dict.fromkeys(arrivals.pop(id(self), [])))
+        self.slots = [self.slots[slot] for slot in order]
+        return real_total(self, mean, listed)
+
+    return mock.patch.multiple(OpenStep, add=add, total=total)
+
+
+@mutant
+def parked_worker_waited_for() -> Any:
+    """A worker that has nothing to do holds the others up."""
+    return mock.patch.object(Clocks, "park", lambda self, incarnation, spell: None)

@@ -1,0 +1,279 @@
+"""What the simulated workers do: push and pull in the counting model, and write the history down.
+
+Counting model: every client (or every slot) has one key of its own in each segment and adds 1 to it. A pulled vector then
+*is* the account of what it contains: which slots, or how many pushes of whom. One more key per segment takes numbers whose
+sum depends on the order of addition, so that a step that was added in another order shows in the last bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+
+from shoal.errors import BadValues, ShoalError
+from shoal.events import Begin, End, Event, Note
+from shoal.keys import Keys, Values
+from shoal.limits import MILLISECOND
+from shoal.nodes.worker import Worker
+from shoal.simulation.faults import Plan
+from shoal.store.split import Layout
+from shoal.store.task import Task
+
+TABLE = "model"
+
+
+class Stop(Exception):
+    """This life of a worker cannot go on: it starts again as another."""
+
+
+class Dealer:
+    """Who computes which slot: dealt in order, dealt again when its worker is gone, now and then dealt twice."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._random = Random(f"{plan.seed}/dealer")
+        self._new = deque(range(plan.slots))
+        self._again: deque[int] = deque()
+        self._out: dict[int, list[str]] = {}
+        self._copies = "second copies" in plan.habits
+        self.done: set[int] = set()
+        self.twice: set[int] = set()  # slots that more than one worker had
+        self.void = {slot for slot in range(plan.slots) if "void" in plan.habits and self._random.random() < 0.2}
+        self._all = plan.slots
+
+    @property
+    def finished(self) -> bool:
+        return len(self.done) == self._all
+
+    def take(self, worker: str) -> int | None:
+        if self._again:
+            return self._deal(self._again.popleft(), worker)
+        if self._copies and self._out and self._random.random() < 0.25:
+            slot = self._random.choice(sorted(self._out))
+            if worker not in self._out[slot]:
+                return self._deal(slot, worker)
+        return self._deal(self._new.popleft(), worker) if self._new else None
+
+    def take_again(self, worker: str) -> int | None:
+        """Only a slot that was dealt before and came back."""
+        return self._deal(self._again.popleft(), worker) if self._again else None
+
+    def _deal(self, slot: int, worker: str) -> int:
+        holders = self._out.setdefault(slot, [])
+        if holders or slot in self.twice:
+            self.twice.add(slot)
+        holders.append(worker)
+        return slot
+
+    def counted(self, slot: int) -> None:
+        self.done.add(slot)
+        self._out.pop(slot, None)
+
+    def give_back(self, worker: str) -> None:
+        """The worker is gone: what it had is dealt again."""
+        for slot in sorted(self._out):
+            if worker in self._out[slot]:
+                self._out[slot].remove(worker)
+                self.twice.add(slot)
+                if not self._out[slot]:
+                    del self._out[slot]
+                    self._again.append(slot)
+
+
+class Scribe:
+    """Writes the history, and knows where everybody's keys are."""
+
+    def __init__(self, plan: Plan, now: Callable[[], int]) -> None:
+        self.plan, self.now = plan, now
+        self.history: list[Event] = []
+        self._calls = 0
+        self.broken: set[str] = set()  # workers that have a push which failed for good: they cannot go on
+        self._steps: dict[str, tuple[str, int, int]] = {}
+        self.columns = plan.slots if plan.kind != "clients" else plan.workers
+
+    def note(self, what: str, client: str = "", incarnation: int = 0, value: int | None = None) -> None:
+        self.history.append(Note(self.now(), what, client, incarnation, value))  # type: ignore[arg-type]
+
+    def keys(self, layout: Layout, column: int) -> Keys:
+        """The keys of one slot or client: one in every segment."""
+        return layout.starts + np.uint64(column)
+
+    def everything(self, layout: Layout) -> Keys:
+        columns: Keys = np.arange(self.columns + 1, dtype=np.uint64)
+        return (layout.starts[:, None] + columns).reshape(-1)
+
+    def seen(self, values: Values) -> list[list[int]]:
+        """What a pull of everything contained, a list for each segment."""
+        table = values.reshape(-1, self.columns + 1)[:, :-1]
+        return [[int(v) for v in row] for row in table]
+
+    async def pull(self, worker: Worker, layout: Layout, clock: int | None, enter: bool = False) -> None:
+        client = worker.client
+        task = client.pull(TABLE, self.everything(layout), clock=clock)
+        call = self._begin(worker, "pull", clock=client.clock if clock is None else clock, enter=enter)
+        task.then(lambda task: self._ended(call, task))
+        await _or_stop(task)
+
+    def push(
+        self, worker: Worker, layout: Layout, column: int, amounts: Values, number: int, void: bool = False
+    ) -> Task:
+        plan = self.plan
+        keys: Keys = np.sort(np.concatenate([self.keys(layout, column), self.keys(layout, self.columns)]))
+        slot = None if plan.kind == "clients" else slot_name(plan, number)
+        step = self._next_step(worker) if plan.kind == "each" else None
+        task = worker.client.push(TABLE, keys, amounts, slot=slot, step=step, void=void)
+        call = self._begin(worker, "push", number=number, step=step or 0)
+        task.then(lambda task: self._ended(call, task))
+        task.then(lambda task: self.broken.add(worker.name) if task.error is not None else None)
+        return task
+
+    def _next_step(self, worker: Worker) -> int:
+        """Steps are named when they are made, not when they are sent: several may be under way."""
+        name, incarnation, clock = self._steps.get(worker.name, ("", 0, 0))
+        if incarnation != worker.client.incarnation:
+            clock = 0
+        step = max(clock, worker.client.clock) + 1
+        self._steps[worker.name] = (name, worker.client.incarnation, step)
+        return step
+
+    def _begin(self, worker: Worker, kind: str, **facts: int) -> int:
+        self._calls += 1
+        client = worker.client
+        self.history.append(Begin(self.now(), self._calls, worker.name, client.incarnation, kind, **facts))  # type: ignore[arg-type]
+        return self._calls
+
+    def _ended(self, call: int, task: Task) -> None:
+        if task.error is not None:
+            self.history.append(End(self.now(), call, "unknown", f"{type(task.error).__name__}: {task.error}"))
+        else:
+            self.history.append(End(self.now(), call, "ok", "", [] if task.value is None else self.seen(task.value)))
+
+
+def slot_name(plan: Plan, number: int) -> tuple[int, int]:
+    """(pass, number) of the n-th slot of the whole job."""
+    if plan.kind != "step" or plan.slots_per_pass is None:
+        return 0, number
+    return divmod(number, plan.slots_per_pass)
+
+
+def delicate(plan: Plan, slot: int) -> float:
+    """Numbers that cancel within a step, so that another order of addition leaves another sum behind."""
+    place = slot_name(plan, slot)[1] % plan.slots_per_step
+    return (2.0**60, 1.5 + slot, -(2.0**60), 0.75 + slot)[place % 4]
+
+
+def amounts(plan: Plan, segments: int, slot: int) -> Values:
+    """One for the slot's own key and a delicate number for the common one, in every segment."""
+    return np.tile(np.array([1.0, delicate(plan, slot)], np.float32), segments)
+
+
+async def client_life(worker: Worker, scribe: Scribe, column: int, done: list[int], random: Random) -> None:
+    """A plain client: pushes with its own counter, pulls in between. ``done`` counts the pushes over all its lives."""
+    plan = scribe.plan
+    layout = await _table(worker)
+    ones = np.tile(np.array([1.0, 0.0], np.float32), len(layout.starts))
+    under_way: deque[Task] = deque()
+    while done[0] < plan.slots:
+        done[0] += 1
+        await _think(worker, plan, random)
+        if random.random() < 0.4:
+            await scribe.pull(worker, layout, None)
+        if random.random() < 0.1:
+            _push_nonsense(worker, layout)
+        under_way.append(scribe.push(worker, layout, column, ones, done[0]))
+        await _no_more_than(under_way, 3 if "pipeline" in plan.habits else 0)
+    await _no_more_than(under_way, 0)
+
+
+async def worker_life(worker: Worker, scribe: Scribe, dealer: Dealer, random: Random) -> None:
+    """A worker: pull, compute, push, slot after slot, until all are counted."""
+    plan = scribe.plan
+    layout = await _table(worker)
+    client, entered = worker.client, False
+    under_way: deque[Task] = deque()
+    # A step is counted when all its slots are here, so a worker must go on before its own slot is counted.
+    ahead = 4 * plan.slots_per_step + 4 if plan.kind == "step" else 4 if "pipeline" in plan.habits else 0
+    while not dealer.finished:
+        slot = dealer.take(worker.name)
+        if slot is None or ("park" in plan.habits and random.random() < 0.1):
+            if slot is not None:
+                dealer.give_back(worker.name)
+            elif plan.kind == "each":
+                await _no_more_than(under_way, 0)
+            if entered:
+                await _park(worker, scribe)
+                entered = False
+            await worker.sleep(random.randrange(20, 200) * MILLISECOND)
+            continue
+        if plan.kind == "each":
+            await scribe.pull(worker, layout, None, enter=not entered)
+            if not entered:
+                entered = True
+                scribe.note("entered", worker.name, client.incarnation, client.clock)
+        else:
+            await scribe.pull(worker, layout, _step(layout, plan, slot))
+        await _think(worker, plan, random)
+        task = scribe.push(
+            worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
+        )
+        task.then(lambda task, slot=slot: dealer.counted(slot) if task.error is None else None)  # type: ignore[misc]
+        under_way.append(task)
+        await _no_more_than(under_way, ahead)
+    if entered:
+        await _park(worker, scribe)
+
+
+async def second_hand(worker: Worker, scribe: Scribe, dealer: Dealer, random: Random) -> None:
+    """While a worker waits for a step to close, somebody must compute the slots of that very step that came back."""
+    layout = await _table(worker)
+    while not dealer.finished:
+        slot = dealer.take_again(worker.name)
+        if slot is None:
+            await worker.sleep(50 * MILLISECOND)
+            continue
+        await scribe.pull(worker, layout, _step(layout, scribe.plan, slot))
+        task = scribe.push(
+            worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
+        )
+        task.then(lambda task, slot=slot: dealer.counted(slot) if task.error is None else None)  # type: ignore[misc]
+
+
+async def _park(worker: Worker, scribe: Scribe) -> None:
+    scribe.note("parking", worker.name, worker.client.incarnation)
+    await _or_stop(worker.client.park())
+
+
+async def _no_more_than(under_way: deque[Task], most: int) -> None:
+    while len(under_way) > most:
+        await _or_stop(under_way.popleft())
+
+
+def _step(layout: Layout, plan: Plan, slot: int) -> int:
+    return layout.spec.apply.step_of(slot_name(plan, slot))  # type: ignore[union-attr]
+
+
+async def _table(worker: Worker) -> Layout:
+    while TABLE not in worker.client.layouts:
+        await worker.sleep(20 * MILLISECOND)
+    return worker.client.layout(TABLE)
+
+
+async def _think(worker: Worker, plan: Plan, random: Random) -> None:
+    await worker.sleep(random.randrange(plan.think // 10, plan.think))
+
+
+async def _or_stop(task: Task) -> None:
+    try:
+        await task
+    except ShoalError as error:
+        raise Stop from error
+
+
+def _push_nonsense(worker: Worker, layout: Layout) -> None:
+    try:
+        worker.client.push(TABLE, layout.starts, np.full(len(layout.starts), np.nan))
+    except BadValues:
+        return
+    raise AssertionError("a push that is not finite left the client")

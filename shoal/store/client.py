@@ -1,0 +1,229 @@
+"""What a user, a worker or an evaluator can ask of the store.
+
+A call is made ready where it is made (keys sorted, repeats added up, values checked: nothing bad is ever sent) and becomes
+a ``Task``. ``dispatch`` starts it, in the loop's own time; so calls may be made from any thread that waits its turn.
+
+A *worker* has a clock. Its first pull of a table enters it there; each push of a table with ``apply=Each()`` ends one step
+unless it names the step itself (one step may push to several tables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal import limits
+from shoal.errors import BadKeys, BadValues, Invalid
+from shoal.keys import KeyValues, add_up, as_keys, as_range, as_values, tidy
+from shoal.store.dispatch import Dispatch
+from shoal.store.hashed import mixed
+from shoal.store.operation import Admin, Asking, Parking, Pulling, Pushing
+from shoal.store.split import Layout
+from shoal.store.task import Task
+from shoal.tables import Each, Sparse, Step, Table, checked
+from shoal.wire import messages as m
+
+Slot = tuple[int, int]
+
+
+class Client(Dispatch):
+    """One client, without a loop."""
+
+    def push(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        *,
+        slot: Slot | None = None,
+        step: int | None = None,
+        of: Task | None = None,
+        void: bool = False,
+        after: Sequence[Task] = (),
+    ) -> Task:
+        """Count these values, once. ``of`` names the pull they were computed from, if it was not the last one."""
+        return self._ready_push(table, keys, values, slot, step, of, void, after, pull=False, clock=None)
+
+    def push_pull(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        *,
+        slot: Slot | None = None,
+        step: int | None = None,
+        clock: int | None = None,
+        of: Task | None = None,
+        after: Sequence[Task] = (),
+    ) -> Task:
+        """Count these values and bring back the new ones of the same keys, in one trip."""
+        return self._ready_push(table, keys, values, slot, step, of, False, after, pull=True, clock=clock)
+
+    def pull(
+        self,
+        table: str,
+        keys: Any,
+        *,
+        clock: int | None = None,
+        slot: Slot | None = None,
+        after: Sequence[Task] = (),
+    ) -> Task:
+        """The rows of these keys. ``clock`` or ``slot`` say when they will be used, which decides what to wait for."""
+        layout = self.layout(table)
+        if slot is not None:
+            if not isinstance(layout.spec.apply, Step):
+                raise Invalid(f"table {table!r} has no steps: name a clock, not a slot")
+            clock = layout.spec.apply.step_of(slot)
+        op = self._pulling(layout, keys, clock, tuple(after))
+        self._new.append(op)
+        return op.task
+
+    def park(self, *, after: Sequence[Task] = ()) -> Task:
+        """Nothing to do: nobody waits for this worker until its next pull. Follows all that it has under way."""
+        self._must_be_worker("park")
+        under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
+        op = Parking(Task("park", (*under_way, *after)))
+        self._entered, self._parking = {}, [op.task]
+        self._new.append(op)
+        return op.task
+
+    def create(self, name: str, spec: Table) -> Task:
+        checked(spec)
+        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, spec))
+
+    def drop(self, name: str) -> Task:
+        return self._admin(f"drop {name!r}", lambda request: m.Drop(request, name))
+
+    def set_max_delay(self, name: str, max_delay: int | None) -> Task:
+        return self._admin(f"change max_delay of {name!r}", lambda request: m.Delay(request, name, max_delay))
+
+    def refresh(self) -> Task:
+        return self._admin("refresh the view", m.Refresh)
+
+    def stats(self, table: str) -> Task:
+        op = Asking(Task(f"stats of {table!r}"), self.layout(table).number)
+        self._new.append(op)
+        return op.task
+
+    def _ready_push(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        slot: Slot | None,
+        step: int | None,
+        of: Task | None,
+        void: bool,
+        after: Sequence[Task],
+        pull: bool,
+        clock: int | None,
+    ) -> Task:
+        layout = self.layout(table)
+        spec = layout.spec
+        if isinstance(spec.apply, Step):
+            if slot is None:
+                raise Invalid(f"table {table!r} is updated in steps: name the slot, push(..., slot=(pass, number))")
+            if step is not None:
+                raise Invalid(f"table {table!r} is updated in steps: its steps follow from the slots; leave step out")
+            if clock is None:
+                clock = spec.apply.step_of(slot) + 1
+        elif slot is not None and (slot[0] < 0 or slot[1] < 0):
+            raise Invalid(f"slot {slot}: pass and number are not negative")
+        if step is not None:
+            self._must_be_worker("push a step")
+            if step <= self.floor:
+                raise Invalid(f"step {step}: this worker's steps start at {self.floor + 1}")
+        given, places = self._given(layout, keys, values, void)
+        task = Task(f"push {len(given):,} keys to {table!r}", tuple(after))
+        op = Pushing(task, layout.number, given, places, spec.width)
+        op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
+        if isinstance(spec.apply, Each) and self.role == "worker":
+            op.in_step = True
+            op.own_clock = pull and clock is None
+            task.after = (*task.after, self._enter(layout))
+        if of is not None:
+            op.reads = of.versions
+        self._new.append(op)
+        return task
+
+    def _given(self, layout: Layout, keys: Any, values: Any, void: bool) -> tuple[KeyValues, Any]:
+        """Sorted keys without repeats and their values; and where each of the caller's rows went."""
+        spec = layout.spec
+        if void:
+            return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.width), np.float32)), None
+        span = as_range(keys)
+        if span is not None:
+            if span.stop > spec.span:
+                raise BadKeys(f"range {span} of table {layout.name!r}: its keys end at {spec.span}")
+            if spec.hashed:
+                raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
+            rows = as_values(values, len(span), spec.width)
+            if isinstance(spec, Sparse):
+                return KeyValues(np.arange(span.start, span.stop, dtype=np.uint64), rows), None
+            return KeyValues(span, rows), None
+        listed = self._listed(layout, keys)
+        rows = as_values(values, len(listed), spec.width)
+        unique, places = tidy(listed)
+        if places is None:
+            return KeyValues(unique, rows), None
+        summed = add_up(rows, places, len(unique))
+        if not np.isfinite(summed).all():
+            raise BadValues("values under a repeated key add up to more than float32 holds: nothing was sent")
+        return KeyValues(unique, summed), places
+
+    def _listed(self, layout: Layout, keys: Any) -> Any:
+        listed = as_keys(keys)
+        if layout.spec.hashed:
+            return mixed(listed)
+        if len(listed) and (most := int(listed.max())) >= layout.spec.span:
+            raise BadKeys(f"key {most} of table {layout.name!r}: its keys end at {layout.spec.span}")
+        return listed
+
+    def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> Pulling:
+        span = as_range(keys)
+        spec = layout.spec
+        if span is not None:
+            if spec.hashed and len(span) < limits.KEY_LIMIT:
+                raise BadKeys(
+                    f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all"
+                )
+            if span.stop > spec.span:
+                raise BadKeys(f"range {span} of table {layout.name!r}: its keys end at {spec.span}")
+            op = Pulling(Task(f"pull {span} of {layout.name!r}", after), layout.number, span, None, spec.width)
+        else:
+            unique, places = tidy(self._listed(layout, keys))
+            task = Task(f"pull {len(unique):,} keys of {layout.name!r}", after)
+            op = Pulling(task, layout.number, unique, places, spec.width)
+        task = op.task
+        op.clock = clock
+        op.live = isinstance(spec, Sparse) and span is not None
+        op.hashed = spec.hashed
+        if self.role == "worker" and isinstance(spec.apply, Each):
+            entering = self._entered.get(layout.number)
+            if entering is None:
+                op.enter = True
+                # One after another: the first decides the clock at which all the others are entered.
+                before = [*self._entered.values(), *self._parking]
+                task.after = (*task.after, *(one for one in before if not one.done))
+                self._entered[layout.number] = task
+            elif not entering.done:
+                task.after = (*task.after, entering)
+            op.own_clock = clock is None
+        return op
+
+    def _enter(self, layout: Layout) -> Task:
+        """The task by which this worker entered a table: its first pull, or an empty one if it pushes first."""
+        if layout.number not in self._entered:
+            self._new.append(self._pulling(layout, (), None, ()))
+        return self._entered[layout.number]
+
+    def _admin(self, what: str, message: Any) -> Task:
+        op = Admin(Task(what), message)
+        self._new.append(op)
+        return op.task
+
+    def _must_be_worker(self, what: str) -> None:
+        if self.role != "worker":
+            raise Invalid(f"{self.name} is a {self.role}: only a worker has a clock and can {what}")

@@ -1,0 +1,135 @@
+"""Who is how far, and the one rule about waiting.
+
+A worker's clock at a segment is the highest c such that all its steps up to c are counted there: a mark, never a count.
+A pull at clock c is answered once every worker that is live and not parked has reached c - max_delay:
+
+    max_delay = 0       nobody runs ahead
+    max_delay = k       at most k steps ahead of the slowest (bounded delay)
+    max_delay = None    never wait (asynchronous)
+
+A worker that enters, or comes back from parking, does so level with the slowest: it neither stalls the others nor runs
+ahead. Each return is a new *spell*; what a late message says of an earlier spell is ignored. Nothing here sends, sleeps
+or reads the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.store.ledger import Marks, Mask, Numbers, Stream
+
+
+@dataclass(slots=True)
+class Worker:
+    """One incarnation of a worker, as a server sees it."""
+
+    name: str
+    spell: int = -1
+    parked: bool = True
+    entered: int = 0  # what it was told when this spell began
+
+
+class Clocks:
+    """The clocks of all workers at the segments that a server holds of one table."""
+
+    def __init__(self, segments: int, max_delay: int | None) -> None:
+        self.max_delay = max_delay
+        self._segments = segments
+        self._marks = Marks(segments)
+        self._workers: dict[int, Worker] = {}
+        self._slowest: Numbers | None = None  # kept until something moves
+
+    def live(self, workers: dict[int, str]) -> bool:
+        """Take the live workers from a new view; the departed are waited for no longer. True if any had departed."""
+        departed = [incarnation for incarnation in self._workers if incarnation not in workers]
+        for incarnation in departed:
+            del self._workers[incarnation]
+            self._marks.drop(incarnation)
+        self._slowest = None
+        return bool(departed)
+
+    def enter(self, incarnation: int, name: str, spell: int, at: int = 0) -> int:
+        """A worker begins to take part; the clock it starts at. Asked again about the same spell, the same answer.
+
+        One that has a clock already (it entered another table before) says so with ``at``, and keeps it.
+        """
+        worker = self._workers.setdefault(incarnation, Worker(name))
+        if spell > worker.spell:
+            stream = self._clock(incarnation)
+            level = np.full(self._segments, at, np.int64) if at > 0 else np.maximum(stream.mark, self._level())
+            stream.raise_to(level)
+            worker.spell, worker.parked = spell, False
+            worker.entered = int(stream.mark.max())
+            self._slowest = None
+        return worker.entered
+
+    def heard(self, incarnation: int, spell: int, entered: int) -> None:
+        """A worker said that it has no steps up to ``entered``, the highest of what the servers told it."""
+        worker = self._workers.get(incarnation)
+        if worker is not None and spell == worker.spell and self._clock(incarnation).raise_to(entered):
+            self._slowest = None
+
+    def park(self, incarnation: int, spell: int) -> None:
+        worker = self._workers.get(incarnation)
+        if worker is not None and spell >= worker.spell:
+            worker.spell, worker.parked = spell, True
+            self._slowest = None
+
+    def tick(self, incarnation: int, step: int, segments: Mask) -> None:
+        """Steps are counted from 1; a step that was counted before changes nothing."""
+        if incarnation in self._workers and step > 0:
+            stream = self._clock(incarnation)
+            fresh = segments & ~stream.has(step - 1)
+            if fresh.any():
+                stream.add(step - 1, fresh)
+                self._slowest = None
+
+    def is_parked(self, incarnation: int, spell: int) -> bool:
+        """Was here before, went, and this would be its return."""
+        worker = self._workers.get(incarnation)
+        return worker is not None and worker.parked and spell > worker.spell
+
+    def is_ahead(self, incarnation: int, step: int) -> bool:
+        """A step before this one is still missing somewhere."""
+        return incarnation in self._workers and bool((self._clock(incarnation).mark < step - 1).any())
+
+    def fits(self, incarnation: int, step: int) -> bool:
+        return step <= 0 or incarnation not in self._workers or self._clock(incarnation).fits(step - 1)
+
+    def may_pull(self, clock: int, segments: Mask) -> bool:
+        if self.max_delay is None or clock <= self.max_delay:
+            return True
+        return bool((self.slowest()[segments] >= clock - self.max_delay).all())
+
+    def laggards(self, clock: int) -> list[str]:
+        """Whom a pull at this clock waits for."""
+        if self.max_delay is None:
+            return []
+        return [
+            f"{worker.name} at step {int(self._clock(incarnation).mark.min())}"
+            for incarnation, worker in self._workers.items()
+            if not worker.parked and (self._clock(incarnation).mark < clock - self.max_delay).any()
+        ]
+
+    def slowest(self) -> Numbers:
+        """Per segment, the clock of the slowest worker that is waited for; far ahead if there is none."""
+        if self._slowest is None:
+            self._slowest = np.full(self._segments, np.iinfo(np.int64).max, np.int64)
+            for incarnation, worker in self._workers.items():
+                if not worker.parked:
+                    np.minimum(self._slowest, self._clock(incarnation).mark, out=self._slowest)
+        return self._slowest
+
+    def _level(self) -> Numbers:
+        """Where a newcomer is entered: with the slowest, or, if nobody is at work, with the furthest there ever was."""
+        if any(not worker.parked for worker in self._workers.values()):
+            return self.slowest()
+        level = np.zeros(self._segments, np.int64)
+        for incarnation in self._workers:
+            np.maximum(level, self._clock(incarnation).mark, out=level)
+        return level
+
+    def _clock(self, incarnation: int) -> Stream:
+        return self._marks.stream(incarnation)

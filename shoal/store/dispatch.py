@@ -1,0 +1,259 @@
+"""Operations under way: started in their turn, split, sent, sent again, put together from the answers.
+
+An operation starts when the tasks it follows are done and the byte window has room. It is split over the servers by the
+view of that moment. ``Held`` frees the window and stops the resends, ``Busy`` delays, ``Moved`` sends it again by a newer
+view, a new incarnation ends all. Sans I/O: every method that may send returns effects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from shoal import limits
+from shoal.errors import (
+    BadKeys,
+    BadValues,
+    DependencyFailed,
+    Fenced,
+    Invalid,
+    Refused,
+    ShoalError,
+    Unanswered,
+    UnknownTable,
+)
+from shoal.store.flight import Flight, Letter
+from shoal.store.operation import Admin, Asking, Operation, Pulling, Pushing
+from shoal.store.split import Layout
+from shoal.store.task import Task
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect
+
+
+class Dispatch:
+    """What a client has under way."""
+
+    def __init__(self, name: str, role: str = "client", coordinator: str = "coordinator", seed: int = 0) -> None:
+        self.name, self.role, self.coordinator = name, role, coordinator
+        self.incarnation = 0
+        self.view = m.View(0, 0, 0, [], [])
+        self.layouts: dict[str, Layout] = {}
+        self.clock = 0  # steps pushed
+        self.floor = 0  # the clock at which this spell of work began: no steps of ours are at or below it
+        self.spell = 0  # how often this worker has parked
+        self.working = False  # has entered some table in this spell
+        self.reads: dict[tuple[int, str], list[int]] = {}  # versions last pulled, by table and server
+        self.counts: Counter[str] = Counter()
+        self.flight = Flight(seed)
+        self._by_number: dict[int, Layout] = {}
+        self._new: deque[Operation] = deque()  # made ready, not started
+        self._running: dict[int, Operation] = {}  # by request: an operation stands once for each message under way
+        self._entered: dict[int, Task] = {}  # tables entered in this spell, and the task that did it
+        self._parking: list[Task] = []  # the last park: whoever enters again follows it
+        self._requests = 0
+        self._numbers = 0  # given in this client's own stream
+        self._open: dict[int, None] = {}  # those not over yet, in order
+        self._bytes = 0  # in flight
+
+    def layout(self, table: str) -> Layout:
+        layout = self.layouts.get(table)
+        if layout is None:
+            raise UnknownTable(table, sorted(self.layouts))
+        return layout
+
+    # ------------------------------------------------------------ starting
+
+    def submit(self, now: int) -> list[Effect]:
+        """Start what may start."""
+        effects: list[Effect] = []
+        if not self.incarnation:
+            return effects
+        waiting: list[Operation] = []
+        while self._new:
+            op = self._new.popleft()
+            if op.task.done:
+                continue
+            failed = next((task for task in op.task.after if task.done and task.error is not None), None)
+            if failed is not None:
+                op.task.finish(error=DependencyFailed(op.task.what, str(failed.error)))
+            elif not all(task.done for task in op.task.after):
+                op.task.waits_for = "the tasks it follows"
+                waiting.append(op)
+            elif self._bytes and self._bytes + op.size > limits.CLIENT_WINDOW:
+                op.task.waits_for = "room in the window"
+                waiting.append(op)
+                break
+            else:
+                effects += self._start(now, op)
+        self._new.extendleft(reversed(waiting))
+        return effects
+
+    def _start(self, now: int, op: Operation) -> list[Effect]:
+        try:
+            letters = op.letters(self)
+        except ShoalError as error:
+            self._end(op, error=error)
+            return []
+        if not letters:
+            self._finish(op)
+            return []
+        return [self._send(now, op, to, message, arrays) for to, message, arrays in letters]
+
+    def _send(self, now: int, op: Operation, to: str, message: Any, arrays: m.Arrays) -> Effect:
+        request = message.request
+        self._running[request] = op
+        op.waiting[request] = sum(array.nbytes for array in arrays) + op.expects(request)
+        self._bytes += op.waiting[request]
+        return self.flight.send(now, to, request, message, arrays)
+
+    def number(self) -> int:
+        """The next number of this client's own stream."""
+        self._numbers += 1
+        self._open[self._numbers - 1] = None
+        return self._numbers - 1
+
+    def over(self) -> int:
+        """All numbers of this client's own stream below this one are over, and never sent again."""
+        return next(iter(self._open), self._numbers)
+
+    def request(self) -> int:
+        """A number that no other request of any life of this client has."""
+        self._requests += 1
+        return self.incarnation << 32 | self._requests
+
+    # ------------------------------------------------------------ answers
+
+    def handle(self, now: int, sender: str, message: m.Message, arrays: m.Arrays) -> list[Effect]:
+        request = getattr(message, "request", 0)
+        op = self._running.get(request)
+        if op is None:
+            self.counts["late answers"] += 1
+            return []
+        effects: list[Effect] = []
+        match message:
+            case m.Held(_, waits):
+                op.task.waits_for = f"{sender}: {waits}"
+                if self.flight.held(now, request):
+                    self._bytes -= op.waiting[request]
+                    op.waiting[request] = 0
+            case m.Busy(_, retry_after):
+                op.task.waits_for = f"{sender}: busy"
+                self.counts["busy"] += 1
+                self.flight.busy(now, request, retry_after)
+            case m.Moved(_, view):
+                effects += self._moved(now, op, view)
+            case m.Rollback():
+                self._end(op, error=Refused(sender, "the cluster went back to a checkpoint while this was under way"))
+            case m.No(_, kind, reason):
+                self._end(op, error=_refusal(sender, kind, reason))
+            case _:
+                letter = self._close(op, request)
+                for to, question, data in op.answered(self, letter, message, arrays):
+                    effects.append(self._send(now, op, to, question, data))
+                if not op.waiting:
+                    self._finish(op)
+        return effects + self.submit(now)
+
+    def _close(self, op: Operation, request: int) -> Letter:
+        del self._running[request]
+        self._bytes -= op.waiting.pop(request)
+        return self.flight.done(request)
+
+    def _finish(self, op: Operation) -> None:
+        try:
+            value = op.value(self)
+        except ShoalError as error:
+            self._end(op, error=error)
+            return
+        self._end(op, value)
+
+    def _end(self, op: Operation, value: Any = None, error: Exception | None = None) -> None:
+        for request in list(op.waiting):
+            self._close(op, request)
+        if isinstance(op, Pushing) and op.number is not None:
+            self._open.pop(op.number, None)
+        if error is not None and isinstance(op, Pulling) and op.enter:
+            self._entered.pop(op.table, None)
+        op.task.waits_for = ""
+        op.task.finish(value, error)
+
+    def _moved(self, now: int, op: Operation, view: int) -> list[Effect]:
+        """Some of it is held by others now: send all of it again by a newer view; ledgers drop what was counted."""
+        self.counts["moved"] += 1
+        for request in list(op.waiting):
+            self._close(op, request)
+        op.task.waits_for = f"view {view}"
+        op.restart()
+        if view > self.view.number:
+            refresh = Admin(Task("refresh the view"), m.Refresh)
+            op.task.after = (refresh.task,)
+            self._new.appendleft(op)
+            return self._start(now, refresh)
+        self._new.appendleft(op)
+        return []
+
+    # ------------------------------------------------------------ time and view
+
+    def tick(self, now: int) -> list[Effect]:
+        effects, silent = self.flight.tick(now)
+        for letter in silent:
+            op = self._running.get(letter.request)
+            if op is not None:
+                self.counts["unanswered"] += 1
+                self._end(op, error=Unanswered(op.task.what, letter.to, limits.SILENCE / limits.SECOND))
+        return effects + self.submit(now)
+
+    def take_view(self, now: int, view: m.View, incarnation: int) -> list[Effect]:
+        self.view, self.incarnation = view, incarnation
+        tables = {placed.number: placed for placed in view.tables}
+        known = {
+            number: self._by_number[number]
+            if number in self._by_number and self._by_number[number].same(placed)
+            else Layout(placed)
+            for number, placed in tables.items()
+        }
+        self._by_number = known
+        self.layouts = {layout.name: layout for layout in known.values()}
+        alive = {member.name for member in view.members}
+        for op in dict.fromkeys(self._running.values()):
+            if isinstance(op, Pushing | Pulling | Asking):
+                lost = next((to for to in self._to(op) if to not in alive), None)
+                if op.table not in known:
+                    self._end(op, error=UnknownTable(f"number {op.table}", sorted(self.layouts)))
+                elif lost is not None:
+                    self._end(op, error=op.lost(known[op.table].name, lost))
+        return self.submit(now)
+
+    def of_number(self, number: int) -> Layout:
+        layout = self._by_number.get(number)
+        if layout is None:
+            raise UnknownTable(f"number {number}", sorted(self.layouts))
+        return layout
+
+    def fail_all(self, error: Exception) -> None:
+        for op in dict.fromkeys([*self._running.values(), *self._new]):
+            self._end(op, error=error)
+        self._new.clear()
+
+    def fenced(self) -> None:
+        """This life is over: what was under way may or may not be counted, and the next life starts afresh."""
+        self.fail_all(Fenced(self.name, self.incarnation))
+        self.incarnation = 0
+        self.clock = self.floor = self.spell = 0
+        self.working = False
+        self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
+        self._numbers = self._requests = 0
+
+    def _to(self, op: Operation) -> list[str]:
+        return [self.flight.letters[request].to for request in op.waiting if request in self.flight.letters]
+
+
+def _refusal(by: str, kind: str, reason: str) -> Exception:
+    match kind:
+        case "keys":
+            return BadKeys(f"{by}: {reason}")
+        case "values":
+            return BadValues(f"{by}: {reason}")
+        case "table" | "setting":
+            return Invalid(reason)
+    return Refused(by, reason)

@@ -1,0 +1,108 @@
+"""Messages that await an answer: sent again with back-off, within a budget, and not for ever.
+
+Any answer counts as a sign of life. One that says "held" stops the resends, since the other side has the bytes; it is
+asked again only if the signs of life stop. No sign for ``SILENCE`` is an error for whoever asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal import limits
+from shoal.wire.effects import Effect, Send
+from shoal.wire.messages import Arrays, Message
+
+
+@dataclass(slots=True)
+class Letter:
+    """One message and what is known of its journey."""
+
+    to: str
+    request: int
+    message: Message
+    arrays: Arrays
+    heard: int  # when it was sent first, or something was last heard of it
+    again: int  # when to send it again
+    wait: int
+    held: bool = False
+
+
+class Flight:
+    """All that one client has under way."""
+
+    def __init__(self, seed: int) -> None:
+        self.letters: dict[int, Letter] = {}
+        self.resent = 0
+        self.next = 0  # when there may be something to do
+        self._budget = 10.0  # resends that are allowed now
+        self._last_resend = 0
+        self._seed = seed
+
+    def send(self, now: int, to: str, request: int, message: Message, arrays: Arrays = ()) -> Effect:
+        wait = self._jitter(request, limits.RESEND_FIRST)
+        self.letters[request] = Letter(to, request, message, arrays, now, now + wait, wait)
+        self._budget = min(10.0, self._budget + limits.RESEND_BUDGET)
+        self._look_at(now + wait)
+        return Send(to, message, arrays)
+
+    def done(self, request: int) -> Letter:
+        return self.letters.pop(request)
+
+    def held(self, now: int, request: int) -> bool:
+        """The other side has it. True if this was news."""
+        letter = self.letters.get(request)
+        if letter is None:
+            return False
+        news = not letter.held
+        letter.heard, letter.held = now, True
+        letter.again = now + 3 * limits.NOTICE  # it is told every second: three missed notices and we ask again
+        return news
+
+    def busy(self, now: int, request: int, retry_after: int) -> None:
+        letter = self.letters.get(request)
+        if letter is not None:
+            letter.heard, letter.held = now, False
+            letter.again = now + min(max(retry_after, limits.MILLISECOND), limits.RESEND_MOST)
+            self._look_at(letter.again)
+
+    def tick(self, now: int) -> tuple[list[Effect], list[Letter]]:
+        """What is to be sent again, and what nothing was heard of for too long."""
+        if now < self.next:
+            return [], []
+        effects: list[Effect] = []
+        silent: list[Letter] = []
+        self.next = now + limits.SILENCE
+        for letter in self.letters.values():
+            if now - letter.heard >= limits.SILENCE:
+                silent.append(letter)
+                continue
+            if now >= letter.again:
+                if self._may_resend(now):
+                    effects.append(Send(letter.to, letter.message, letter.arrays))
+                    letter.wait = min(2 * letter.wait, self._jitter(letter.request, limits.RESEND_MOST))
+                    letter.again = now + letter.wait
+                else:
+                    letter.again = now + limits.RESEND_FIRST
+            self._look_at(min(letter.again, letter.heard + limits.SILENCE))
+        return effects, silent
+
+    def clear(self) -> None:
+        self.letters.clear()
+
+    def _may_resend(self, now: int) -> bool:
+        """A slow server must not be killed by repeats: one in ten, and one a second in any case."""
+        if self._budget >= 1:
+            self._budget -= 1
+        elif now - self._last_resend < limits.SECOND:
+            return False
+        self._last_resend = now
+        self.resent += 1
+        return True
+
+    def _look_at(self, when: int) -> None:
+        self.next = min(self.next, when) if self.next else when
+
+    def _jitter(self, request: int, wait: int) -> int:
+        """Three quarters to five quarters of it, so that many clients do not knock at once; no randomness needed."""
+        mixed = ((request + 1) * 0x9E3779B97F4A7C15 + self._seed * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        return wait * 3 // 4 + (mixed >> 33) % (wait // 2)

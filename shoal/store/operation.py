@@ -1,0 +1,319 @@
+"""The kinds of operation: what each sends, and how it is put together from the answers.
+
+``letters`` says what to send, by the client's present view; ``answered`` takes one answer in and may ask on; ``value`` is
+what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import SegmentsLost, ShoalError
+from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.store.flight import Letter
+from shoal.store.hashed import unmixed
+from shoal.store.split import Share
+from shoal.store.task import Task
+from shoal.wire import messages as m
+
+if TYPE_CHECKING:
+    from shoal.store.dispatch import Dispatch
+
+Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
+Places = npt.NDArray[np.intp] | None
+
+
+class Operation:
+    """One task and the messages it has under way."""
+
+    size = 0  # bytes, more or less: for the window
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        raise AssertionError  # each kind has its own
+
+    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        return []
+
+    def value(self, client: Dispatch) -> Any:
+        return None
+
+    def expects(self, request: int) -> int:
+        return 0
+
+    def restart(self) -> None:
+        return
+
+    def lost(self, table: str, server: str) -> ShoalError:
+        return SegmentsLost(table, server)
+
+
+class Admin(Operation):
+    """A question to the coordinator."""
+
+    def __init__(self, task: Task, message: Callable[[int], m.Message]) -> None:
+        super().__init__(task)
+        self._message = message
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        return [(client.coordinator, self._message(client.request()), ())]
+
+
+class Parking(Operation):
+    """ "Do not wait for me", to all servers."""
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        if not client.working:
+            return []
+        return [
+            (member.name, m.Park(client.request(), client.incarnation, client.view.number, client.spell), ())
+            for member in client.view.members
+            if member.role == "server"
+        ]
+
+    def value(self, client: Dispatch) -> None:
+        client.spell += 1
+        client.working = False
+
+
+class Asking(Operation):
+    """How a table is doing, added up over its servers."""
+
+    def __init__(self, task: Task, table: int) -> None:
+        super().__init__(task)
+        self.table = table
+        self._told: dict[str, m.Told] = {}
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        layout = client.of_number(self.table)
+        return [(server, m.Ask(client.request(), self.table, client.view.number), ()) for server in layout.servers]
+
+    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        assert isinstance(answer, m.Told)
+        self._told[letter.to] = answer
+        return []
+
+    def restart(self) -> None:
+        self._told.clear()
+
+    def value(self, client: Dispatch) -> dict[str, Any]:
+        longest = max((len(told.staleness) for told in self._told.values()), default=0)
+        staleness = np.zeros(longest, np.int64)
+        totals: dict[str, Any] = {}
+        for told in self._told.values():
+            staleness[: len(told.staleness)] += np.asarray(told.staleness, np.int64)
+            for fact, value in told.facts.items():
+                totals[fact] = totals.get(fact, 0) + value
+        totals["staleness"] = staleness.tolist()
+        totals["servers"] = {server: told.facts for server, told in sorted(self._told.items())}
+        return totals
+
+
+class _Rows(Operation):
+    """What push_pull and pull have in common: rows come back in shares and are laid where they belong."""
+
+    def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
+        super().__init__(task)
+        self.table, self.keys, self.places, self.width = table, keys, places, width
+        self.live = False  # a range of a sparse table: only the rows that are there
+        self.hashed = False
+        self._shares: dict[int, Share] = {}  # by request
+        self._rows: Values | None = None
+        self._found: list[tuple[Keys, Values]] = []
+
+    def restart(self) -> None:
+        self._shares.clear()
+        self._found.clear()
+        self._rows = None
+
+    def expects(self, request: int) -> int:
+        return self._shares[request].rows * self.width * 4 if request in self._shares else 0
+
+    def put(self, request: int, answer: m.Values, arrays: m.Arrays) -> None:
+        share = self._shares.pop(request)
+        values: Values = arrays[-1].reshape(answer.count, self.width)
+        if self.live:
+            self._found.append((arrays[0], values))
+        elif self._rows is None and share.slices == [(0, len(self.keys))]:
+            self._rows = values  # all of it from one server: as it came
+        elif share.slices:
+            if self._rows is None:
+                self._rows = np.empty((len(self.keys), self.width), np.float32)
+            share.put(values, self._rows)
+
+    def rows(self) -> Any:
+        """What the caller gets: in the order of its keys, or the live keys of a range."""
+        if self.live:
+            return self._live_rows()
+        rows = self._rows if self._rows is not None else np.empty((len(self.keys), self.width), np.float32)
+        if self.places is not None:
+            rows = rows[self.places]
+        return rows.reshape(-1) if self.width == 1 else rows
+
+    def _live_rows(self) -> KeyValues:
+        keys: Keys = np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in self._found)])
+        rows: Values = np.concatenate([np.empty((0, self.width), np.float32), *(rows for _, rows in self._found)])
+        if self.hashed:
+            keys = unmixed(keys)
+        order = np.argsort(keys)
+        rows = rows[order]
+        return KeyValues(keys[order], rows.reshape(-1) if self.width == 1 else rows)
+
+
+class Pushing(_Rows):
+    """Values to be counted once in every segment they belong to."""
+
+    def __init__(self, task: Task, table: int, given: KeyValues, places: Places, width: int) -> None:
+        super().__init__(task, table, given.keys, places, width)
+        self.given = given
+        self.slot: tuple[int, int] | None = None
+        self.void = self.pull = False
+        self.step: int | None = None  # None: not part of a step, or the client's next one
+        self.in_step = False
+        self.clock: int | None = None
+        self.own_clock = False
+        self.reads: dict[str, list[int]] | None = None
+        self.number: int | None = None  # in the client's own stream; kept over restarts, or it would count twice
+        self.size = given.values.nbytes + 8 * len(given)
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        layout = client.of_number(self.table)
+        self._name(client)
+        keys, values = self.given.keys, self.given.values
+        everyone = self.in_step or self.slot is not None
+        shares = layout.shares(keys, max(8, 4 * self.width), everyone)
+        return [self._letter(client, share, keys, values) for share in shares]
+
+    def _name(self, client: Dispatch) -> None:
+        """Give it its number and its step, once."""
+        if self.slot is None and self.number is None:
+            self.number = client.number()
+        if self.in_step:
+            if self.step is None:
+                self.step = client.clock + 1
+            client.clock = max(client.clock, self.step)
+            if self.own_clock:
+                self.clock, self.own_clock = client.clock, False
+
+    def _letter(self, client: Dispatch, share: Share, keys: Keys | KeyRange, values: Values) -> Outgoing:
+        stream, number = self.slot if self.slot is not None else (-client.incarnation, self.number or 0)
+        start = stop = -1
+        arrays: list[m.Array] = [share.take(values).reshape(-1)]
+        if isinstance(keys, KeyRange):
+            start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
+        else:
+            arrays.insert(0, share.take(keys))
+        reads = (
+            self.reads if self.reads is not None else {share.server: client.reads.get((self.table, share.server), [])}
+        )
+        push = m.Push(
+            request=client.request(),
+            table=self.table,
+            view=client.view.number,
+            generation=client.view.generation,
+            incarnation=client.incarnation,
+            stream=stream,
+            number=number,
+            floor=client.over(),
+            step=self.step or 0,
+            entered=client.floor,
+            spell=client.spell,
+            first=share.first,
+            last=share.last,
+            count=share.rows,
+            start=start if share.rows else -1,
+            stop=stop if share.rows else -1,
+            read=reads.get(share.server, []),
+            void=self.void,
+            pull=self.pull,
+            clock=m.NO_CLOCK if self.clock is None else self.clock,
+        )
+        if self.pull:
+            self._shares[push.request] = share
+        return share.server, push, arrays if share.rows else ()
+
+    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        if isinstance(answer, m.Values):
+            client.reads[self.table, letter.to] = answer.versions
+            self.task.versions[letter.to] = answer.versions
+            self.put(letter.request, answer, arrays)
+        elif isinstance(answer, m.Counted) and not answer.new:
+            client.counts["counted before"] += 1
+        return []
+
+    def value(self, client: Dispatch) -> Any:
+        return self.rows() if self.pull else None
+
+
+class Pulling(_Rows):
+    """Rows to be read."""
+
+    def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
+        super().__init__(task, table, keys, places, width)
+        self.clock: int | None = None
+        self.own_clock = False  # a worker's pull that names no clock is for now
+        self.enter = False
+        self._entered = 0
+        self.size = 0 if isinstance(keys, KeyRange) else 4 * width * len(keys)
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        layout = client.of_number(self.table)
+        if self.own_clock:
+            self.clock, self.own_clock = client.clock, False
+        if self.live:
+            layout.check_all_held()
+            shares = layout.whole()
+        else:
+            shares = layout.shares(self.keys, max(8, 4 * self.width), every_server=self.enter)
+        return [self._letter(client, share) for share in shares]
+
+    def _letter(self, client: Dispatch, share: Share, resume: int = -1) -> Outgoing:
+        start = stop = -1
+        arrays: list[m.Array] = []
+        if isinstance(self.keys, KeyRange):
+            start, stop = max(self.keys.start, share.span[0], resume), min(self.keys.stop, share.span[1])
+        else:
+            arrays.append(share.take(self.keys))
+        at = client.floor
+        if self.enter:  # a worker that has a clock keeps it; one that has none yet is given one
+            at = client.clock if client.working else 0
+        pull = m.Pull(
+            request=client.request(),
+            table=self.table,
+            view=client.view.number,
+            generation=client.view.generation,
+            incarnation=client.incarnation,
+            clock=m.NO_CLOCK if self.clock is None else self.clock,
+            entered=at,
+            spell=client.spell,
+            first=share.first,
+            last=share.last,
+            count=share.rows,
+            start=start,
+            stop=stop,
+            enter=self.enter,
+        )
+        self._shares[pull.request] = share
+        return share.server, pull, arrays
+
+    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        assert isinstance(answer, m.Values)
+        share = self._shares[letter.request]
+        client.reads[self.table, letter.to] = answer.versions
+        self.task.versions[letter.to] = answer.versions
+        self._entered = max(self._entered, answer.entered)
+        self.put(letter.request, answer, arrays)
+        return [self._letter(client, share, answer.resume)] if answer.resume >= 0 else []
+
+    def value(self, client: Dispatch) -> Any:
+        if self.enter and not client.working:
+            client.clock = client.floor = max(client.clock, self._entered)
+            client.working = True
+        return self.rows()

@@ -1,0 +1,455 @@
+"""The segments of one table on one server, from push to pull.
+
+Each segment has a version, a ledger and the workers' clocks; all of them are kept as small arrays with one entry per
+segment, so that one message is one question to each, however many segments it covers. A push is counted once in every
+segment it covers, or not at all there; a pull is answered when the rule of the table allows it, and is told whom it
+waits for until then.
+
+    apply = each    counted on arrival; pulls wait for the slowest worker's clock
+    apply = step    held until all slots of the step are here; pulls wait for the segment's version
+
+Nothing here knows who is a member: ``nodes.server`` has checked that before. Long computations are handed out (see
+``Work``) and everything else waits until they are back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal import limits
+from shoal.errors import Invalid
+from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.store.aggregate import OpenStep, Piece
+from shoal.store.clock import Clocks
+from shoal.store.ledger import Marks, Mask, Numbers
+from shoal.store.table import Table
+from shoal.tables import Sparse, Step
+from shoal.tables import Table as Spec
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+
+
+@dataclass(slots=True)
+class Asker:
+    """Who asked, and what: answered now or later."""
+
+    name: str
+    ask: m.Push | m.Pull
+    keys: Keys | KeyRange
+    told: int  # when it was last told anything
+    covered: Mask
+
+    @property
+    def id(self) -> tuple[str, int]:
+        return self.name, self.ask.request
+
+
+@dataclass(slots=True)
+class Work:
+    """A computation that is too long for the loop: run ``function`` elsewhere, then go on with ``then``."""
+
+    function: Callable[[], None]
+    then: Callable[[int], Outcome]
+    full: Callable[[], Outcome] | None  # there was no memory for it, and nothing was changed
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a message: answers, and perhaps work that has to be done, in this order, before others."""
+
+    effects: list[Effect] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+
+    def __add__(self, more: Outcome) -> Outcome:
+        return Outcome(self.effects + more.effects, self.works + more.works)
+
+
+class Segments:
+    """What one server holds of one table."""
+
+    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int) -> None:
+        self.number, self.spec, self.inline = number, spec, inline
+        self.ids: Numbers = np.array([segment for segment, _ in held], np.int64)
+        self.ranges = [keys for _, keys in held]
+        self.table = Table(spec, self.ranges)
+        self.version: Numbers = np.zeros(len(held), np.int64)
+        self.ledger = Marks(len(held))
+        self.clocks = Clocks(len(held), spec.max_delay)
+        self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
+        self.counts: Counter[str] = Counter()
+        self._open: dict[int, OpenStep] = {}  # by step
+        self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
+        self._waiting: dict[tuple[str, int], Asker] = {}  # pulls
+        self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)
+        self._stops: Keys = np.array([keys.stop for keys in self.ranges], np.uint64)
+        self._whole: Mask = np.ones(len(held), np.bool_)
+
+    # ------------------------------------------------------------ what the view says
+
+    def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
+        """Take the live incarnations from a new view: nobody waits for the departed, and their streams are over."""
+        for stream in self.ledger.streams():
+            if stream < 0 and -stream not in clients:
+                self.ledger.drop(stream)
+        gone = [key for key, asker in self._waiting.items() if asker.ask.incarnation not in clients]
+        for key in gone:
+            del self._waiting[key]
+        for key in [key for key, (_, _, asker) in self._held.items() if asker.ask.incarnation not in clients]:
+            del self._held[key]  # its slot stays: it may be counted, only the answer has nobody to go to
+        return self._release() if self.clocks.live(workers) else Outcome()
+
+    def set_delay(self, spec: Spec) -> Outcome:
+        self.spec = spec
+        self.clocks.max_delay = spec.max_delay
+        return self._release()
+
+    # ------------------------------------------------------------ push
+
+    def push(self, now: int, sender: str, push: m.Push, arrays: m.Arrays) -> Outcome:
+        covered = self._covered(push.first, push.last)
+        try:
+            given = self._given(push, arrays, covered)
+            slot = self._slot(push)
+        except Invalid as error:
+            self.counts["refused"] += 1
+            kind = "keys" if "key" in str(error) else "values"
+            return Outcome([Send(sender, m.No(push.request, kind, str(error)))])
+        asker = Asker(sender, push, _asked(given), now, covered)
+        self.clocks.heard(push.incarnation, push.spell, push.entered)
+        if slot is not None:
+            return self._push_slot(now, asker, slot, given)
+        return self._push_each(now, asker, given)
+
+    def _push_each(self, now: int, asker: Asker, given: KeyValues | None) -> Outcome:
+        push = asker.ask
+        assert isinstance(push, m.Push)
+        stream = self.ledger.stream(push.stream)
+        if push.stream < 0:
+            stream.raise_to(push.floor)
+        if not stream.fits(push.number) or not self.clocks.fits(push.incarnation, push.step):
+            return self._busy(asker)
+        fresh = asker.covered & ~stream.has(push.number)
+        if not fresh.any():
+            return self._counted_before(now, asker)
+        given = self._only(given, fresh, asker.covered)
+
+        def counted(now: int) -> Outcome:
+            if push.step > 0 and self.clocks.is_ahead(push.incarnation, push.step):
+                self.counts["out of order"] += 1
+            stream.add(push.number, fresh)
+            self.clocks.tick(push.incarnation, push.step, asker.covered)
+            self._record_staleness(self.version[fresh], push.read, fresh)
+            self.version[fresh] += 1
+            self.counts["counted"] += 1
+            return self._answer_push(now, asker, new=True) + self._release()
+
+        def full() -> Outcome:
+            reason = f"no memory for {len(given or ())} more rows: add servers, or push fewer new keys"
+            return Outcome([Send(asker.name, m.No(push.request, "full", reason))])
+
+        return self._apply(now, given, counted, full)
+
+    def _counted_before(self, now: int, asker: Asker) -> Outcome:
+        push = asker.ask
+        assert isinstance(push, m.Push)
+        self.counts["repeated"] += 1
+        # Counted for another worker, perhaps: this one has done the step all the same, and nobody may wait for it.
+        self.clocks.tick(push.incarnation, push.step, asker.covered)
+        return self._answer_push(now, asker, new=False) + self._release()
+
+    def _push_slot(self, now: int, asker: Asker, slot: tuple[int, int], given: KeyValues | None) -> Outcome:
+        """A slot of a step: hold it, and close the step if it was the last."""
+        step, place = slot
+        push = asker.ask
+        assert isinstance(push, m.Push) and isinstance(self.spec.apply, Step)
+        if (self.version[asker.covered] > step).all():
+            return self._counted_before(now, asker)
+        oldest = int(self.version.min())
+        if step - oldest >= limits.STEPS_AHEAD or (step > oldest and self._held_bytes() > limits.HELD_BYTES):
+            return self._busy(asker)
+        opened = self._open.get(step)
+        if opened is None:
+            opened = self._open[step] = OpenStep.of(step, self.spec.apply.slots_in(step), len(self.ids))
+        fresh = asker.covered & (self.version <= step) & ~opened.have[:, place]
+        if fresh.any():
+            opened.add(place, Piece(fresh, self._only(given, fresh, asker.covered), push.void))
+            self._record_staleness(step, push.read, fresh)
+            if push.void:
+                self.counts["void"] += 1
+        else:
+            self.counts["held again"] += 1
+        self._held[asker.id] = (step, place, asker)
+        outcome = self._close_steps(now)
+        if asker.id in self._held:
+            outcome.effects.append(self._told_held(now, step, asker))
+        return outcome
+
+    def _close_steps(self, now: int) -> Outcome:
+        """Take every step whose slots are all here, in order."""
+        apply = self.spec.apply
+        assert isinstance(apply, Step)
+        step = int(self.version.min())
+        opened = self._open.get(step)
+        if opened is None:
+            return Outcome()
+        ready = opened.complete() & (self.version == step)
+        if not ready.any():
+            return Outcome()
+        total = opened.total(apply.combine == "mean", self.table.held)
+        if total is not None and not ready.all():
+            total = self._only(total, ready, self._whole)
+
+        def closed(now: int) -> Outcome:
+            self.version[ready] += 1
+            self.counts["steps"] += 1
+            if (self.version > step).all():
+                del self._open[step]
+            outcome = Outcome()
+            for asker in self._taken(step):
+                outcome += self._answer_push(now, asker, new=True)
+            return outcome + self._release() + self._close_steps(now)
+
+        return self._apply(now, total, closed)
+
+    def _taken(self, step: int) -> list[Asker]:
+        """Those whose slot of this step is counted now in all the segments they named."""
+        counted = [
+            key for key, (of, _, one) in self._held.items() if of == step and (self.version[one.covered] > step).all()
+        ]
+        return [self._held.pop(key)[2] for key in counted]
+
+    def _apply(
+        self,
+        now: int,
+        given: KeyValues | None,
+        then: Callable[[int], Outcome],
+        full: Callable[[], Outcome]
+        | None = None,  # a step that cannot be taken ends the server: its slots are promised
+    ) -> Outcome:
+        if given is None or not len(given.values):
+            return then(now)
+        table, keys, values = self.table, given.keys, given.values
+        if table.cost(keys) > self.inline:
+            return Outcome(works=[Work(lambda: table.push(keys, values), then, full)])
+        try:
+            table.push(keys, values)
+        except MemoryError:
+            if full is None:
+                raise
+            return full()
+        return then(now)
+
+    def _answer_push(self, now: int, asker: Asker, new: bool) -> Outcome:
+        push = asker.ask
+        assert isinstance(push, m.Push)
+        if push.pull:
+            return self._pull(now, asker)
+        return Outcome([Send(asker.name, m.Counted(push.request, new))])
+
+    # ------------------------------------------------------------ pull
+
+    def pull(self, now: int, sender: str, pull: m.Pull, arrays: m.Arrays) -> Outcome:
+        covered = self._covered(pull.first, pull.last)
+        try:
+            keys = self._keys(pull.start, pull.stop, pull.count, arrays[0] if arrays else None, covered)
+        except Invalid as error:
+            self.counts["refused"] += 1
+            return Outcome([Send(sender, m.No(pull.request, "keys", str(error)))])
+        asker = Asker(sender, pull, keys, now, covered)
+        if pull.enter:
+            self.counts["returned from parking"] += self.clocks.is_parked(pull.incarnation, pull.spell)
+            self.clocks.enter(pull.incarnation, sender, pull.spell, pull.entered)
+        self.clocks.heard(pull.incarnation, pull.spell, pull.entered)
+        return self._pull(now, asker) + (self._release() if pull.enter else Outcome())
+
+    def _pull(self, now: int, asker: Asker) -> Outcome:
+        if self._may_pull(asker):
+            return self._read(asker)
+        self.counts["waited"] += asker.id not in self._waiting
+        self._waiting[asker.id] = asker
+        asker.told = now
+        return Outcome([Send(asker.name, m.Held(asker.ask.request, self._waits_for(asker)))])
+
+    def _may_pull(self, asker: Asker) -> bool:
+        ask = asker.ask
+        if ask.clock < 0 or (isinstance(ask, m.Pull) and ask.enter):
+            return True
+        if isinstance(self.spec.apply, Step):
+            delay = self.spec.max_delay
+            return delay is None or bool((self.version[asker.covered] >= ask.clock - delay).all())
+        return self.clocks.may_pull(ask.clock, asker.covered)
+
+    def _read(self, asker: Asker) -> Outcome:
+        """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
+        if self.table.cost(asker.keys) <= self.inline:
+            return Outcome([self._values(asker, *self._rows(asker.keys))])
+        found: list[tuple[list[m.Array], int]] = []
+        return Outcome(
+            works=[
+                Work(
+                    lambda: found.append(self._rows(asker.keys)),
+                    lambda now: Outcome([self._values(asker, *found[0])]),
+                    lambda: Outcome([Send(asker.name, m.No(asker.ask.request, "full", "no memory for so many rows"))]),
+                )
+            ]
+        )
+
+    def _rows(self, keys: Keys | KeyRange) -> tuple[list[m.Array], int]:
+        """The arrays of an answer, and where the rest of a long range starts (-1: there is none)."""
+        if isinstance(keys, KeyRange) and isinstance(self.spec, Sparse):
+            most = max(1, limits.FRAME_BYTES // max(8, 4 * self.spec.width))
+            live, values, rest = self.table.pull_live(keys, most)
+            return [live, values.reshape(-1)], -1 if rest is None else rest
+        return [self.table.pull(keys).reshape(-1)], -1
+
+    def _values(self, asker: Asker, arrays: list[m.Array], resume: int) -> Effect:
+        ask = asker.ask
+        entered = m.NO_CLOCK
+        if isinstance(ask, m.Pull) and ask.enter:
+            entered = self.clocks.enter(ask.incarnation, asker.name, ask.spell, ask.entered)
+        low, high = int(self.version.min()), int(self.version.max())
+        versions = [low] if low == high else [int(version) for version in self.version]
+        count = len(arrays[-1]) // self.spec.width
+        return Send(asker.name, m.Values(ask.request, count, versions, entered, resume), arrays)
+
+    def _release(self) -> Outcome:
+        """Answer the pulls that may be answered now."""
+        outcome = Outcome()
+        for key in [key for key, asker in self._waiting.items() if self._may_pull(asker)]:
+            outcome += self._read(self._waiting.pop(key))
+        return outcome
+
+    # ------------------------------------------------------------ parking, notices, facts
+
+    def park(self, incarnation: int, spell: int) -> Outcome:
+        self.clocks.park(incarnation, spell)
+        return self._release()
+
+    def notices(self, now: int) -> list[Effect]:
+        """Once a second, who waits is told for what."""
+        effects: list[Effect] = []
+        for asker in self._waiting.values():
+            if now - asker.told >= limits.NOTICE:
+                asker.told = now
+                effects.append(Send(asker.name, m.Held(asker.ask.request, self._waits_for(asker))))
+        for step, _, asker in self._held.values():
+            if now - asker.told >= limits.NOTICE:
+                effects.append(self._told_held(now, step, asker))
+        return effects
+
+    def facts(self) -> tuple[dict[str, int], list[int]]:
+        facts = {
+            "rows": self.table.rows,
+            "bytes": self.table.memory,
+            "layout": self.table.layout,
+            "segments": len(self.ids),
+            "version": int(self.version.min()),
+            "waiting": len(self._waiting),
+            "held": len(self._held),
+            **self.counts,
+        }
+        return facts, np.trim_zeros(self.staleness, "b").tolist()
+
+    def _waits_for(self, asker: Asker) -> str:
+        ask = asker.ask
+        if isinstance(self.spec.apply, Step):
+            wanted = ask.clock - (self.spec.max_delay or 0)
+            return self._missing(int(self.version[asker.covered].min()), f"version {wanted}: ")
+        return ", ".join(self.clocks.laggards(ask.clock)) or "its turn"
+
+    def _told_held(self, now: int, step: int, asker: Asker) -> Effect:
+        asker.told = now
+        oldest = int(self.version.min())
+        return Send(asker.name, m.Held(asker.ask.request, self._missing(min(step, oldest), "")))
+
+    def _missing(self, step: int, lead: str) -> str:
+        opened = self._open.get(step)
+        if opened is None:
+            return f"{lead}step {step}, of which no slot is here"
+        missing = opened.missing()
+        names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        return f"{lead}slots {names} of step {step}" if missing else f"{lead}step {step}"
+
+    def _busy(self, asker: Asker) -> Outcome:
+        self.counts["busy"] += 1
+        return Outcome([Send(asker.name, m.Busy(asker.ask.request, limits.BUSY_RETRY))])
+
+    # ------------------------------------------------------------ what a message names
+
+    def _covered(self, first: int, last: int) -> Mask:
+        if first <= 0 and last >= m.EVERYWHERE:
+            return self._whole
+        covered: Mask = (self.ids >= first) & (self.ids < last)
+        return covered
+
+    def _keys(self, start: int, stop: int, count: int, listed: m.Array | None, covered: Mask) -> Keys | KeyRange:
+        """The keys a message is about, inside the segments it covers; or Invalid."""
+        if not covered.any():
+            raise Invalid("no key of the segments that this message covers is held here")
+        low, high = int(self._starts[covered][0]), int(self._stops[covered][-1])
+        if start >= 0:
+            whole = KeyRange(start, stop)
+            if start < low or stop > high:
+                whole = KeyRange(min(max(start, low), high), max(low, min(stop, high)))
+            return whole
+        keys: Keys = np.empty(0, np.uint64) if listed is None else listed
+        if len(keys) != count:
+            raise Invalid(f"{len(keys)} keys came, the header says {count}")
+        reason = self.table.check_keys(keys)
+        if reason is None and len(keys) and not (low <= int(keys[0]) and int(keys[-1]) < high):
+            reason = "a key is outside the segments that this message covers"
+        if reason is not None:
+            raise Invalid(reason)
+        return keys
+
+    def _given(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> KeyValues | None:
+        """What a push brings, checked whole before anything is changed."""
+        if push.count == 0 and push.start < 0 and not any(len(array) for array in arrays):
+            return None
+        if not arrays or (push.start < 0) != (len(arrays) == 2):
+            raise Invalid(f"a push with {len(arrays)} arrays: keys and values, or a range and values, are needed")
+        width = self.spec.width
+        if len(arrays[-1]) != push.count * width:
+            raise Invalid(f"{len(arrays[-1])} values came, {push.count} rows of width {width} were announced")
+        values: Values = arrays[-1].reshape(push.count, width)
+        keys = self._keys(push.start, push.stop, push.count, arrays[0], covered)
+        if (reason := self.table.check_values(keys, values)) is not None:
+            raise Invalid(reason)
+        return KeyValues(keys, values)
+
+    def _slot(self, push: m.Push) -> tuple[int, int] | None:
+        """For a step table: the step and the place in it that this push fills."""
+        if not isinstance(self.spec.apply, Step):
+            return None
+        if push.stream < 0:
+            raise Invalid("values for this table are pushed as slots of a step: name the slot (pass, number)")
+        step = self.spec.apply.step_of((push.stream, push.number))
+        return step, push.number % self.spec.apply.slots
+
+    def _only(self, given: KeyValues | None, wanted: Mask, covered: Mask) -> KeyValues | None:
+        """The part of ``given`` that falls into these segments."""
+        if given is None or wanted[covered].all():
+            return given
+        keys = self.table.held(given.keys) if isinstance(given.keys, KeyRange) else given.keys
+        inside = wanted[np.searchsorted(self._starts, keys, side="right") - 1]
+        return KeyValues(keys[inside], np.ascontiguousarray(given.values[inside])) if inside.any() else None
+
+    def _held_bytes(self) -> int:
+        return sum(opened.size for opened in self._open.values())
+
+    def _record_staleness(self, version: Numbers | int, read: list[int], fresh: Mask) -> None:
+        if not read:
+            return
+        known = np.asarray(read, np.int64)
+        if len(known) not in (1, len(fresh)):
+            return  # read by another placement
+        age = int((np.asarray(version) - (known if len(known) == 1 else known[fresh])).max())
+        self.staleness[min(max(age, 0), len(self.staleness) - 1)] += 1
+
+
+def _asked(given: KeyValues | None) -> Keys | KeyRange:
+    return np.empty(0, np.uint64) if given is None else given.keys

@@ -1,0 +1,128 @@
+"""How one table's keys are split over its servers, by one view.
+
+Segments are ranges, so a sorted list of keys is cut at the segments' starts by one search, and each server's share is a
+few slices of the caller's arrays. A share that is too large for one message is cut between segments, never inside one:
+what is pushed to a segment arrives there whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import BadValues, SegmentsLost
+from shoal.keys import KeyRange, Keys
+from shoal.limits import FRAME_BYTES
+from shoal.wire.messages import EVERYWHERE, Array, Placed
+
+Cuts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one message to one server carries: these rows, for its segments from ``first`` to ``last``."""
+
+    server: str
+    first: int
+    last: int
+    slices: list[tuple[int, int]]
+    rows: int
+    span: tuple[int, int]  # the keys of those segments, from and to
+
+    def take(self, array: Array) -> Array:
+        """This share of the caller's array, in key order; no copy if it is one piece."""
+        if not self.slices:
+            return array[:0]
+        if len(self.slices) == 1:
+            start, stop = self.slices[0]
+            return array[start:stop]
+        return np.concatenate([array[start:stop] for start, stop in self.slices])
+
+    def put(self, values: Array, into: Array) -> None:
+        at = 0
+        for start, stop in self.slices:
+            into[start:stop] = values[at : at + stop - start]
+            at += stop - start
+
+
+class Layout:
+    """One table as a client sees it."""
+
+    def __init__(self, placed: Placed) -> None:
+        self.number, self.name, self.spec = placed.number, placed.name, placed.spec
+        self._placed = placed
+        self.starts: Keys = np.array(placed.starts, np.uint64)
+        self._ends: Keys = np.array([*placed.starts[1:], placed.spec.span], np.uint64)
+        owners = [place.servers[0] if place.servers else "" for place in placed.places]
+        self.servers = list(dict.fromkeys(owner for owner in owners if owner))
+        self._lost = next((i for i, owner in enumerate(owners) if not owner), None)
+        self._of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
+
+    def same(self, placed: Placed) -> bool:
+        return self._placed == placed
+
+    def shares(self, keys: Keys | KeyRange, row_bytes: int, every_server: bool) -> list[Share]:
+        """Every server's share; with ``every_server`` also the empty ones."""
+        self.check_all_held()
+        cuts = self._cuts(keys)
+        shares: list[Share] = []
+        for server, segments in self._of.items():
+            begins, ends = cuts[segments], cuts[segments + 1]
+            rows = int((ends - begins).sum())
+            if rows == 0 and not every_server:
+                continue
+            if rows * row_bytes <= FRAME_BYTES:
+                slices = _merged(begins, ends)
+                shares.append(Share(server, 0, EVERYWHERE, slices, rows, (0, self.spec.span)))
+            else:
+                shares += self._cut_up(server, segments, begins, ends, FRAME_BYTES // row_bytes)
+        return shares
+
+    def check_all_held(self) -> None:
+        if self._lost is not None:
+            raise SegmentsLost(self.name, "a server")
+
+    def whole(self) -> list[Share]:
+        """One share for every server, with no rows yet: for questions about a range of live keys."""
+        return [Share(server, 0, EVERYWHERE, [], 0, (0, self.spec.span)) for server in self.servers]
+
+    def _cuts(self, keys: Keys | KeyRange) -> Cuts:
+        """Where each segment's part of the rows begins, and where the last one ends."""
+        if isinstance(keys, KeyRange):
+            clipped = np.clip(self.starts, np.uint64(keys.start), np.uint64(keys.stop)) - np.uint64(keys.start)
+            return np.append(clipped.astype(np.int64), len(keys))
+        return np.append(np.searchsorted(keys, self.starts), len(keys))
+
+    def _cut_up(self, server: str, segments: Cuts, begins: Cuts, ends: Cuts, most: int) -> list[Share]:
+        """A share that is too large for one message: several runs of this server's segments."""
+        shares: list[Share] = []
+        at = 0
+        while at < len(segments):
+            upto = at + 1
+            while upto < len(segments) and int((ends[at : upto + 1] - begins[at : upto + 1]).sum()) <= most:
+                upto += 1
+            rows = int((ends[at:upto] - begins[at:upto]).sum())
+            if rows > most:
+                raise BadValues(
+                    f"{rows:,} rows for one segment of {self.name!r} are more than one message holds ({most:,}): "
+                    f"push or pull fewer keys at a time"
+                )
+            first = 0 if at == 0 else int(segments[at])
+            last = EVERYWHERE if upto == len(segments) else int(segments[upto])
+            span = (int(self.starts[segments[at]]), int(self._ends[segments[upto - 1]]))
+            shares.append(Share(server, first, last, _merged(begins[at:upto], ends[at:upto]), rows, span))
+            at = upto
+        return shares
+
+
+def _merged(begins: Cuts, ends: Cuts) -> list[tuple[int, int]]:
+    """Slices, with neighbours joined and empty ones dropped."""
+    some = ends > begins
+    begins, ends = begins[some], ends[some]
+    if not len(begins):
+        return []
+    new = np.append(True, begins[1:] != ends[:-1])
+    old = np.append(new[1:], True)
+    return list(zip(begins[new].tolist(), ends[old].tolist(), strict=True))

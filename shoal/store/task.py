@@ -1,0 +1,74 @@
+"""One push, pull or call in flight.
+
+``await task`` in a coroutine hands it to whoever drives the coroutine and comes back when it is done; ``task.result()``
+does the same for a thread. A task may name tasks that it must follow (``after=``): it is sent once all of them are done,
+so any order that is a DAG can be written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+from shoal.errors import Invalid
+
+
+class Waiter(Protocol):
+    """Whoever can make a thread wait for a task."""
+
+    def __call__(self, task: Task, seconds: float | None) -> None: ...
+
+
+class Task:
+    """What becomes of a request."""
+
+    __slots__ = ("_then", "_waiter", "after", "done", "error", "value", "versions", "waits_for", "what")
+
+    def __init__(self, what: str, after: tuple[Task, ...] = ()) -> None:
+        self.what = what
+        self.after = after
+        self.done = False
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.versions: dict[str, list[int]] = {}  # of a pull: what each server's segments were at
+        self.waits_for = ""  # the last thing that was heard about it
+        self._then: list[Callable[[Task], None]] = []
+        self._waiter: Waiter | None = None
+
+    def __await__(self) -> Generator[Task, None, Any]:
+        while not self.done:
+            yield self
+        return self._outcome()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The value, when it is there; or the error. After ``timeout`` seconds, TimedOut: the task itself goes on."""
+        if not self.done:
+            if self._waiter is None:
+                raise Invalid(f"{self.what}: this task belongs to a coroutine; await it")
+            self._waiter(self, timeout)
+        return self._outcome()
+
+    def then(self, call: Callable[[Task], None]) -> None:
+        """Call this when the task is done, or at once if it is."""
+        if self.done:
+            call(self)
+        else:
+            self._then.append(call)
+
+    def finish(self, value: Any = None, error: Exception | None = None) -> None:
+        if self.done:
+            return
+        self.value, self.error = value, error
+        self.done = True
+        calls, self._then = self._then, []
+        for call in calls:
+            call(self)
+
+    def _outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "done" if self.done else f"waits for {self.waits_for or 'an answer'}"
+        return f"<{self.what}: {state}>"

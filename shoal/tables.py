@@ -1,0 +1,152 @@
+"""A table, described: what a user asks for, what travels, what a server builds.
+
+    Dense(rows=7_840)                         indices 0..rows
+    Sparse(keys=1_000_000)                    ids below N; rows are born at their first push
+    Sparse(hashed=True)                       any 63-bit id; the client mixes ids so that they spread evenly
+
+Consistency is two settings, and the famous names are points:
+
+    apply=Step(slots=m), max_delay=0          sync: one update per step of m slots
+    apply=Each(), max_delay=k                 bounded delay: at most k steps ahead of the slowest worker
+    apply=Each(), max_delay=None              asynchronous: never wait
+
+These are descriptions only. ``store/`` gives them life.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shoal.errors import Invalid
+from shoal.limits import KEY_LIMIT, SLOTS_PER_STEP, WIDTH
+
+
+class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule that servers know by name, and its settings. Only these two travel, never code."""
+
+    name: str
+    settings: dict[str, float] = {}
+
+
+class Constant(msgspec.Struct, frozen=True, tag="constant", forbid_unknown_fields=True):
+    """Every weight starts at the same value."""
+
+    value: float = 0.0
+
+
+class Uniform(msgspec.Struct, frozen=True, tag="uniform", forbid_unknown_fields=True):
+    """Weights drawn evenly from [low, high), from the key and the seed alone, so that every server agrees."""
+
+    low: float = -0.05
+    high: float = 0.05
+    seed: int = 0
+
+
+class Normal(msgspec.Struct, frozen=True, tag="normal", forbid_unknown_fields=True):
+    """Weights drawn from a normal distribution, from the key and the seed alone."""
+
+    deviation: float = 0.01
+    seed: int = 0
+
+
+Initial = Constant | Uniform | Normal
+
+
+class Each(msgspec.Struct, frozen=True, tag="each", forbid_unknown_fields=True):
+    """A push is counted on arrival."""
+
+
+class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
+    """Step t of a pass is its slots t*m .. t*m+m-1, added in slot order, then one update."""
+
+    slots: int = 8
+    combine: Literal["sum", "mean"] = "sum"
+    slots_per_pass: int | None = None  # None: one endless pass
+
+    def steps_per_pass(self) -> int | None:
+        return None if self.slots_per_pass is None else -(-self.slots_per_pass // self.slots)
+
+    def step_of(self, slot: tuple[int, int]) -> int:
+        """The step, counted over all passes, to which a slot (pass, number) belongs."""
+        of_pass, number = slot
+        if number < 0 or of_pass < 0:
+            raise Invalid(f"slot {slot}: pass and number are not negative")
+        per_pass = self.steps_per_pass()
+        if per_pass is None or self.slots_per_pass is None:
+            if of_pass != 0:
+                raise Invalid(f"slot {slot}: this table has one endless pass; set slots_per_pass to have more")
+            return number // self.slots
+        if number >= self.slots_per_pass:
+            raise Invalid(f"slot {slot}: a pass of this table has {self.slots_per_pass} slots")
+        return of_pass * per_pass + number // self.slots
+
+    def slots_in(self, step: int) -> int:
+        """How many slots a step has: the last step of a pass may have fewer."""
+        per_pass = self.steps_per_pass()
+        if per_pass is None or self.slots_per_pass is None or step % per_pass != per_pass - 1:
+            return self.slots
+        return self.slots_per_pass - (per_pass - 1) * self.slots
+
+
+Apply = Each | Step
+
+
+class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True, kw_only=True):
+    """Rows 0..rows, all of them alive from the start."""
+
+    rows: int
+    width: int = 1
+    update: Update = Update("sum")
+    initial: Initial = Constant()
+    apply: Apply = Each()
+    max_delay: int | None = None
+
+    @property
+    def span(self) -> int:
+        return self.rows
+
+    @property
+    def hashed(self) -> bool:
+        return False
+
+
+class Sparse(msgspec.Struct, frozen=True, tag="sparse", forbid_unknown_fields=True, kw_only=True):
+    """Rows born at their first push. A key that was never pushed reads as its initial value."""
+
+    keys: int | None = None
+    hashed: bool = False
+    width: int = 1
+    update: Update = Update("sum")
+    initial: Initial = Constant()
+    apply: Apply = Each()
+    max_delay: int | None = None
+
+    @property
+    def span(self) -> int:
+        return KEY_LIMIT if self.keys is None else self.keys
+
+
+Table = Dense | Sparse
+
+
+def checked(spec: Table) -> Table:
+    """The same description, or Invalid with what is wrong in it."""
+    if isinstance(spec, Sparse):
+        if (spec.keys is None) == (not spec.hashed):
+            raise Invalid("a sparse table declares keys=N (ids below N) or hashed=True (any id): one of the two")
+        if spec.keys is not None and not 1 <= spec.keys <= KEY_LIMIT:
+            raise Invalid(f"keys={spec.keys}: needs 1 to 2^63")
+    elif not 1 <= spec.rows <= KEY_LIMIT:
+        raise Invalid(f"rows={spec.rows}: needs 1 to 2^63")
+    if not 1 <= spec.width <= WIDTH:
+        raise Invalid(f"width={spec.width}: needs 1 to {WIDTH}")
+    if spec.max_delay is not None and spec.max_delay < 0:
+        raise Invalid(f"max_delay={spec.max_delay}: needs 0 or more, or None for no bound")
+    if isinstance(spec.apply, Step):
+        if not 1 <= spec.apply.slots <= SLOTS_PER_STEP:
+            raise Invalid(f"slots={spec.apply.slots}: a step has 1 to {SLOTS_PER_STEP} slots")
+        if spec.apply.slots_per_pass is not None and spec.apply.slots_per_pass < 1:
+            raise Invalid(f"slots_per_pass={spec.apply.slots_per_pass}: needs at least 1")
+    return spec

@@ -1,0 +1,363 @@
+"""Everything one node can say to another, on one page. Each docstring is a sentence one node could say.
+
+A message is a header and up to four arrays that ride behind it as raw frames: keys are uint64, values float32, both
+little-endian. A header is two bytes (a mark and the protocol version) and a msgpack struct of a closed union; nothing
+received is unpickled, imported or evaluated, and sizes are checked before anything is believed.
+
+Identity: the coordinator hands every node that joins an *incarnation*, a number never given twice. Requests are numbered
+from ``incarnation << 32``, so that an answer meant for an earlier life of a node matches nothing in the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import OtherVersion, WireError
+from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
+from shoal.tables import Table
+
+Array = npt.NDArray[Any]
+Arrays = Sequence[Array]
+MARK = 0x53  # "S"
+EVERYWHERE = 1 << 30  # above any segment number
+NO_CLOCK = -1
+
+# Numbers in headers are bounded where they are decoded, so that no sum of two of them leaves 64 bits.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 61)]
+Signed = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]
+
+
+class Message(msgspec.Struct, frozen=True, tag=str.lower, array_like=True, forbid_unknown_fields=True):
+    """Base of every message. The tag on the wire is the class name in lower case."""
+
+    frames: ClassVar[str] = ""  # the arrays behind the header: k for keys, v for values, capital if it may be missing
+
+
+# ---------------------------------------------------------------- who is here
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One node of the cluster."""
+
+    name: str
+    incarnation: Count
+    role: str
+    address: str
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds a segment: the first of the servers owns it, the others back it up. None: nobody is left."""
+
+    epoch: int
+    servers: list[str]
+
+
+class Placed(msgspec.Struct, frozen=True, array_like=True):
+    """A table and where its segments are; segment i starts at key starts[i] and ends where the next one starts."""
+
+    number: int  # never given twice, so that a table created again under the same name is another table
+    name: str
+    spec: Table
+    starts: list[int]
+    places: list[Place]
+
+
+class View(Message, frozen=True):
+    """Coordinator: "these are the members and the tables from now on"."""
+
+    term: Count
+    number: Count
+    generation: Count
+    members: list[Member]
+    tables: list[Placed]
+
+
+class Hello(Message, frozen=True):
+    """Anyone to coordinator: "I am here; this is my name, what I do and where I am reached"."""
+
+    name: str
+    role: str
+    token: str  # made afresh for each life of a node: tells a resent hello from a second process
+    address: str = ""
+    build: str = ""
+
+
+class Welcome(Message, frozen=True):
+    """Coordinator: "you are this incarnation, and this is the view with you in it"."""
+
+    token: str
+    incarnation: Count
+    view: View
+
+
+class Over(Message, frozen=True):
+    """Coordinator: "the life that said hello with this token has ended; if it is still yours, begin another"."""
+
+    token: str
+
+
+class Heartbeat(Message, frozen=True):
+    """Anyone to coordinator: "I am alive, and this is the view I know"."""
+
+    incarnation: Count
+    view: Count
+    failed: dict[int, str] = {}  # tables that this server could not set up, and why
+
+
+class Alive(Message, frozen=True):
+    """Coordinator: "I heard you"."""
+
+    term: Count
+    view: Count
+
+
+class Leave(Message, frozen=True):
+    """Anyone to coordinator: "I am going, do not wait for me"."""
+
+    incarnation: Count
+
+
+class Gone(Message, frozen=True):
+    """A launcher to coordinator: "I saw this process end"."""
+
+    name: str
+    reason: str
+
+
+# ---------------------------------------------------------------- tables
+
+
+class Create(Message, frozen=True):
+    """Client to coordinator: "make this table"."""
+
+    request: int
+    name: str
+    spec: Table
+
+
+class Drop(Message, frozen=True):
+    """Client to coordinator: "forget this table"."""
+
+    request: int
+    name: str
+
+
+class Delay(Message, frozen=True):
+    """Client to coordinator: "from now on workers may run this far ahead"."""
+
+    request: int
+    name: str
+    max_delay: int | None
+
+
+class Refresh(Message, frozen=True):
+    """Client to coordinator: "send me the newest view"."""
+
+    request: int
+
+
+class Done(Message, frozen=True):
+    """Coordinator or server: "it is so"."""
+
+    request: int
+
+
+# ---------------------------------------------------------------- data
+
+
+class Push(Message, frozen=True):
+    """Client to server: "count this gradient for your segments from ``first`` to ``last``, once"."""
+
+    frames: ClassVar[str] = "KV"
+
+    request: int
+    table: Count
+    view: Count  # the view by which this push was split
+    generation: Count
+    incarnation: Count
+    stream: Signed  # a pass (0 and up), or minus the client's incarnation
+    number: Count  # the slot, or the client's own counter
+    floor: Count  # client streams: all below this is over and never comes again
+    step: Count  # the worker's step that this ends, counted from 1; 0: not part of a step
+    entered: Count  # the clock at which this worker started: it has no steps up to there
+    spell: Count  # how often this worker has come back from parking
+    first: Count
+    last: Count
+    count: Count  # rows of values
+    start: int = -1  # a range of keys instead of a list of them, if not negative
+    stop: int = -1
+    read: list[Count] = []  # the versions its weights were read at, one for all segments or one for each
+    void: bool = False  # an empty push in place of a slot that cannot be computed
+    pull: bool = False  # answer with the new values of the same keys
+    clock: Signed = NO_CLOCK  # of that pull
+
+
+class Pull(Message, frozen=True):
+    """Client to server: "send me these rows, as new as a worker at this clock may expect"."""
+
+    frames: ClassVar[str] = "K"
+
+    request: int
+    table: Count
+    view: Count
+    generation: Count
+    incarnation: Count
+    clock: Signed
+    entered: Count
+    spell: Count
+    first: Count
+    last: Count
+    count: Count
+    start: int = -1
+    stop: int = -1
+    enter: bool = False  # a worker's first pull, or its first since it was parked
+
+
+class Park(Message, frozen=True):
+    """Worker to server: "I have nothing to do, do not wait for me"."""
+
+    request: int
+    incarnation: Count
+    view: Count
+    spell: Count
+
+
+class Ask(Message, frozen=True):
+    """Client to server: "how is this table doing?"."""
+
+    request: int
+    table: Count
+    view: Count
+
+
+class Values(Message, frozen=True):
+    """Server: "here they are" (and what was pushed with the question is counted)."""
+
+    frames: ClassVar[str] = "KV"
+
+    request: int
+    count: Count
+    versions: list[int]
+    entered: Signed = NO_CLOCK  # the clock at which an entering worker was entered
+    resume: int = -1  # the rest of a long range starts here
+
+
+class Counted(Message, frozen=True):
+    """Server: "counted" (``new``: by this very push, not before)."""
+
+    request: int
+    new: bool
+
+
+class Held(Message, frozen=True):
+    """Server: "I have it, and it waits for this"."""
+
+    request: int
+    waits: str
+
+
+class Told(Message, frozen=True):
+    """Server: "this is how the table is doing"."""
+
+    request: int
+    facts: dict[str, int]
+    staleness: list[int]  # how many pushes were counted that stale, without trailing zeros
+
+
+class Fence(Message, frozen=True):
+    """Anyone: "that incarnation is over"."""
+
+    request: int
+    incarnation: Count
+
+
+class Moved(Message, frozen=True):
+    """Server: "not all of that is mine: look at this view or a newer one, and send it again"."""
+
+    request: int
+    view: Count
+
+
+class Rollback(Message, frozen=True):
+    """Server: "we went back to a checkpoint: this is the generation now"."""
+
+    request: int
+    generation: Count
+
+
+class Busy(Message, frozen=True):
+    """Server: "not now: ask again after so many nanoseconds"."""
+
+    request: int
+    retry_after: int
+
+
+class No(Message, frozen=True):
+    """Anyone: "no, and this is why; nothing was changed"."""
+
+    request: int
+    kind: str  # keys, values, table, setting, version, full
+    reason: str
+
+
+AnyMessage = (
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Gone | Create | Drop | Delay | Refresh | Done | Push | Pull | Park
+    | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+_dtypes: dict[str, np.dtype[Any]] = {"k": np.dtype("<u8"), "v": np.dtype("<f4")}
+
+
+def encode(message: Message) -> bytes:
+    return bytes((MARK, PROTOCOL)) + _encoder.encode(message)
+
+
+def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()) -> tuple[Message, Arrays]:
+    """The message and its arrays, or WireError: nothing about them is believed before it is checked."""
+    message = decode_header(header)
+    if len(frames) > FRAMES:
+        raise WireError(f"{len(frames)} arrays behind one header, at most {FRAMES} are allowed")
+    kinds = type(message).frames
+    needed = sum(kind.islower() for kind in kinds)
+    if not needed <= len(frames) <= len(kinds):
+        raise WireError(f"a {name_of(message)} comes with {needed} to {len(kinds)} arrays, this one has {len(frames)}")
+    # A message with one array where two are possible has no keys: the last ones are what is always there.
+    return message, tuple(
+        _array(frame, kind.lower()) for frame, kind in zip(frames, kinds[len(kinds) - len(frames) :], strict=True)
+    )
+
+
+def decode_header(header: bytes | memoryview) -> Message:
+    if len(header) < 3 or header[0] != MARK:
+        raise WireError(f"{len(header)} bytes that do not start like a message of shoal")
+    if header[1] != PROTOCOL:
+        raise OtherVersion(int(header[1]), PROTOCOL)
+    if len(header) > HEADER_BYTES:
+        raise WireError(f"a header of {len(header):,} bytes, at most {HEADER_BYTES:,} are allowed")
+    try:
+        message: Message = _decoder.decode(header[2:])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"a header that does not decode: {error}") from None
+    return message
+
+
+def _array(frame: memoryview | bytes, kind: str) -> Array:
+    dtype = _dtypes[kind]
+    size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+    if size > FRAME_BYTES:
+        raise WireError(f"an array of {size:,} bytes, at most {FRAME_BYTES:,} are allowed")
+    if size % dtype.itemsize:
+        raise WireError(f"an array of {size:,} bytes, which is no whole number of {dtype.itemsize}-byte elements")
+    array: Array = np.frombuffer(frame, dtype)
+    return array if array.flags.aligned else array.copy()
+
+
+def name_of(message: Message) -> str:
+    return type(message).__name__.lower()

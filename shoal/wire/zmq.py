@@ -1,0 +1,161 @@
+"""Messages between processes, over ZeroMQ: tcp between hosts, ipc (Unix sockets) within one.
+
+A node that others call binds one ROUTER socket; a node that calls others holds one DEALER socket for each, which says
+its name when it connects. So every message is known by its sender's name, answers go back the way the question came, and
+a peer that is gone costs nothing but what was sent to it. What does not decode is dropped and counted, and its sender is
+told if it can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import Counter
+from typing import Any
+
+import zmq
+
+from shoal import limits
+from shoal.errors import Invalid, OtherVersion, WireError
+from shoal.wire.effects import Received
+from shoal.wire.messages import Arrays, Message, No, decode, encode
+
+_BATCH = 64
+_LINGER = 200  # milliseconds for the last words
+_LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://", "inproc://")
+
+
+def check_address(address: str) -> None:
+    """Loopback only, until there are keys: anything else would let strangers write to the model."""
+    if not address.startswith(_LOOPBACK):
+        raise Invalid(
+            f"address {address!r} is not on this machine: only loopback (tcp://127.0.0.1:PORT) and ipc are safe"
+        )
+
+
+class ZmqTransport:
+    """One node's sockets. Only one thread at a time may use them; ``wake`` may be called from any."""
+
+    def __init__(self, name: str, bind: str | None = None) -> None:
+        self._name = name.encode()
+        self._context = zmq.Context()  # its own: a full queue or a slow close of one node is no matter of the others
+        self._counts: Counter[str] = Counter()
+        self._poller = zmq.Poller()
+        self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._addresses: dict[str, str] = {}
+        self._names: dict[zmq.Socket[bytes], str] = {}
+        self._router: zmq.Socket[bytes] | None = None
+        self._address = ""
+        self._alarm, self._bell = os.pipe()  # unlike a socket, a pipe may be written to from any thread
+        os.set_blocking(self._alarm, False)
+        os.set_blocking(self._bell, False)
+        self._closed = False
+        self._poller.register(self._alarm, zmq.POLLIN)
+        if bind is not None:
+            self._bind(bind)
+
+    def _bind(self, address: str) -> None:
+        check_address(address)
+        self._router = self._socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is an error we count, not silence
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back has its name again at once
+        try:
+            self._router.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise Invalid(f"cannot listen at {address}: {error.strerror}: take another address") from None
+        self._address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._poller.register(self._router, zmq.POLLIN)
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES + limits.HEADER_BYTES)  # our own check answers below this
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HELLO_WITHIN // limits.MILLISECOND)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+        return socket
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def connect(self, name: str, address: str) -> None:
+        if self._addresses.get(name) == address:
+            return
+        self.disconnect(name)
+        check_address(address)
+        dealer = self._socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, self._name)
+        dealer.connect(address)
+        self._dealers[name], self._names[dealer], self._addresses[name] = dealer, name, address
+        self._poller.register(dealer, zmq.POLLIN)
+
+    def disconnect(self, name: str) -> None:
+        dealer = self._dealers.pop(name, None)
+        if dealer is not None:
+            self._poller.unregister(dealer)
+            del self._names[dealer], self._addresses[name]
+            dealer.close()
+
+    def send(self, to: str, message: Message, arrays: Arrays) -> None:
+        frames: list[Any] = [encode(message), *arrays]
+        socket = self._dealers.get(to)
+        if socket is None:
+            if self._router is None:
+                self._counts["nobody there"] += 1
+                return
+            socket = self._router
+            frames.insert(0, to.encode())
+        try:
+            socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
+        except zmq.ZMQError:  # the peer is gone or its queue is full: who needs an answer asks again
+            self._counts["not delivered"] += 1
+
+    def receive(self, seconds: float) -> list[Received]:
+        found: list[Received] = []
+        for socket, _ in self._poller.poll(max(0, math.ceil(seconds * 1_000))):
+            if socket == self._alarm:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._alarm, 65_536)
+                continue
+            with contextlib.suppress(zmq.Again):
+                for _ in range(_BATCH):
+                    self._take(socket, socket.recv_multipart(zmq.DONTWAIT, copy=False), found)
+        return found
+
+    def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
+        if socket is self._router:
+            sender = frames.pop(0).bytes.decode(errors="replace")
+        else:
+            sender = self._names[socket]
+        try:
+            if not frames:
+                raise WireError("a message without a header")
+            message, arrays = decode(frames[0].buffer, [frame.buffer for frame in frames[1:]])
+        except WireError as error:
+            self._counts["other version" if isinstance(error, OtherVersion) else "not a message"] += 1
+            if socket is self._router:
+                self.send(sender, No(0, "version" if isinstance(error, OtherVersion) else "wire", str(error)), ())
+            return
+        found.append(Received(sender, message, arrays))
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # closed meanwhile, or full of calls already
+            os.write(self._bell, b"!")
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._counts)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for socket in [*self._dealers.values(), *([self._router] if self._router is not None else [])]:
+            socket.close(_LINGER)
+        self._context.term()
+        bell, self._bell = self._bell, -1
+        os.close(bell)
+        os.close(self._alarm)

@@ -1,0 +1,134 @@
+"""Segments and where they live: a few cases with numbers one can check by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from shoal.cluster.placement import Holders, move, place, segments_of
+from shoal.errors import Invalid
+from shoal.keys import KeyRange
+from shoal.limits import DENSE_SEGMENT_BYTES, KEY_LIMIT, SEGMENTS_PER_SERVER
+from shoal.tables import Dense, Sparse
+
+
+def servers(count: int) -> list[str]:
+    return [f"server-{i}" for i in range(count)]
+
+
+def loads(placed: list[Holders]) -> Counter[str]:
+    return Counter(holders[0] for holders in placed)
+
+
+def moved(before: list[Holders], after: list[Holders]) -> int:
+    return sum(old[0] != new[0] for old, new in zip(before, after, strict=True))
+
+
+def test_a_table_has_eight_segments_per_server() -> None:
+    assert segments_of(Sparse(keys=32), servers=2) == [KeyRange(2 * i, 2 * i + 2) for i in range(16)]
+    assert len(segments_of(Dense(rows=7_840), servers=3)) == 24
+
+
+def test_a_hashed_table_covers_every_key_there_can_be() -> None:
+    cut = segments_of(Sparse(hashed=True), servers=1)
+    assert len(cut) == 8
+    assert (cut[0].start, cut[-1].stop) == (0, KEY_LIMIT)
+
+
+def test_a_table_with_few_keys_has_one_segment_for_each() -> None:
+    assert segments_of(Dense(rows=3), servers=4) == [KeyRange(0, 1), KeyRange(1, 2), KeyRange(2, 3)]
+
+
+def test_a_dense_segment_is_cut_before_it_is_too_large() -> None:
+    width = 256
+    rows = 9 * DENSE_SEGMENT_BYTES // (4 * width)  # nine full segments, where eight are the default
+    cut = segments_of(Dense(rows=rows, width=width), servers=1)
+    assert len(cut) == 9
+    assert max(len(keys) for keys in cut) * width * 4 == DENSE_SEGMENT_BYTES
+    assert len(segments_of(Sparse(keys=rows, width=width), servers=1)) == 8  # sparse rows are not all alive
+
+
+def test_more_rows_than_the_servers_can_number_are_refused() -> None:
+    with pytest.raises(Invalid, match="start more"):
+        segments_of(Dense(rows=KEY_LIMIT), servers=2)
+
+
+def test_no_servers_no_segments() -> None:
+    with pytest.raises(Invalid, match="at least one"):
+        segments_of(Dense(rows=8), servers=0)
+
+
+@pytest.mark.parametrize("count", range(1, 17))
+def test_every_server_is_primary_of_the_same_number_of_segments(count: int) -> None:
+    placed = place(0, SEGMENTS_PER_SERVER * count, servers(count))
+    assert loads(placed) == dict.fromkeys(servers(count), SEGMENTS_PER_SERVER)
+
+
+def test_a_segment_is_never_twice_on_one_server() -> None:
+    placed = place(7, 40, servers(5), copies=3)
+    assert all(len(holders) == len(frozenset(holders)) == 3 for holders in placed)
+
+
+def test_with_fewer_servers_than_copies_every_server_holds_everything() -> None:
+    assert all(sorted(holders) == servers(2) for holders in place(0, 16, servers(2), copies=3))
+
+
+def test_tables_are_spread_differently() -> None:
+    assert place(1, 32, servers(4)) != place(2, 32, servers(4))
+
+
+def test_the_placement_is_the_same_in_every_process() -> None:
+    program = "from shoal.cluster import place; print(place(3, 16, ['ann', 'bob', 'eve'], 2))"
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
+    assert answers == [str(place(3, 16, ["ann", "bob", "eve"], 2))] * 2
+
+
+def test_a_known_placement_stays_as_it_is() -> None:
+    # A change here moves the segments of every cluster that upgrades: say so in the changelog.
+    assert "".join(holders[0][-1] for holders in place(0, 16, servers(3))) == "2220001200212111"
+
+
+@pytest.mark.parametrize("count", range(1, 17))
+def test_a_newcomer_takes_its_share_and_nothing_else_moves(count: int) -> None:
+    before = place(0, SEGMENTS_PER_SERVER * count, servers(count), copies=2)
+    after = move(0, before, servers(count + 1), copies=2)
+    share = SEGMENTS_PER_SERVER * count // (count + 1)
+    assert moved(before, after) == share == loads(after)[f"server-{count}"]
+
+
+@pytest.mark.parametrize("count", range(2, 17))
+def test_when_a_server_leaves_only_its_segments_move(count: int) -> None:
+    before = place(0, SEGMENTS_PER_SERVER * count, servers(count))
+    after = move(0, before, servers(count)[1:])
+    assert moved(before, after) == SEGMENTS_PER_SERVER
+    assert "server-0" not in loads(after)
+
+
+def test_the_backup_of_a_server_that_left_takes_over_where_it_has_room() -> None:
+    before: list[Holders] = [("ann", "bob"), ("bob", "eve"), ("eve", "ann")]
+    assert move(0, before, ["bob", "eve"], copies=2) == [("bob", "eve"), ("bob", "eve"), ("eve", "bob")]
+
+
+def test_even_a_placement_from_scratch_moves_little_when_a_server_joins() -> None:
+    for count in range(1, 17):
+        segments = SEGMENTS_PER_SERVER * count
+        before, after = place(0, segments, servers(count)), place(0, segments, servers(count + 1))
+        assert moved(before, after) <= 3 * segments / (count + 1)  # hashing by remainder would move nearly all
+
+
+@pytest.mark.parametrize(("names", "copies"), [([], 1), (["ann"], 0), (["ann", "ann"], 1)])
+def test_a_placement_that_cannot_be_is_refused(names: list[str], copies: int) -> None:
+    with pytest.raises(Invalid):
+        place(0, 8, names, copies)

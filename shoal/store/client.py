@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyValues, add_up, as_keys, as_range, as_values, tidy
+from shoal.keys import KeyRange, KeyValues, add_up, as_keys, as_range, as_values, tidy
 from shoal.store.dispatch import Dispatch
 from shoal.store.hashed import mixed
 from shoal.store.operation import Admin, Asking, Parking, Pulling, Pushing
@@ -185,7 +185,7 @@ class Client(Dispatch):
         span = as_range(keys)
         spec = layout.spec
         if span is not None:
-            if spec.hashed and len(span) < limits.KEY_LIMIT:
+            if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
                 raise BadKeys(
                     f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all"
                 )

@@ -17,6 +17,7 @@ import pytest
 from shoal.errors import Invalid
 from shoal.store import generate
 from shoal.store.generate import DenseKernels, dense_kernels
+from shoal.store.source import Source, _tree
 from shoal.store.update import Rule, rule_named
 
 Answer = tuple[float, tuple[float, ...]]
@@ -53,7 +54,7 @@ def test_a_rule_may_use_helpers_constants_and_math() -> None:
 
 
 def test_the_text_holds_all_that_the_function_refers_to() -> None:
-    source = generate._Source("uses_much")
+    source = Source("uses_much")
     assert source.add(uses_much)
     text = source.text()
     for line in (
@@ -76,7 +77,7 @@ def test_a_closure_is_written_out_with_its_values() -> None:
 
     texts = []
     for factor in (2.0, 3.0):
-        source = generate._Source("scaled")
+        source = Source("scaled")
         assert source.add(make(factor).function)
         texts.append(source.text())
     assert "factor = 2.0" in texts[0]
@@ -198,10 +199,10 @@ def test_a_file_edited_after_its_import_is_not_taken_for_the_source(tmp_path: Pa
     path.write_text("def mine(weight, state, gradient, settings):\n    return weight + gradient, state\n")
     names: dict[str, Any] = {}
     exec(compile(path.read_text(), str(path), "exec"), names)
-    assert generate._tree(names["mine"]) is not None
-    generate._tree.cache_clear()
+    assert _tree(names["mine"]) is not None
+    _tree.cache_clear()
     path.write_text("def mine(weight, state, gradient, settings):\n    return weight - gradient, state\n")
-    assert generate._tree(names["mine"]) is None
+    assert _tree(names["mine"]) is None
 
 
 RULES = """

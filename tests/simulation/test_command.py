@@ -1,0 +1,46 @@
+"""``shoal simulate``, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from shoal.cli import main
+from shoal.events import Begin, End, read
+
+
+def test_one_seed_can_be_traced_and_its_history_kept(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    result = CliRunner().invoke(main, ["simulate", "--seed", "5", "--trace", "--history", str(history)])
+    assert result.exit_code == 0, result.output
+    assert "every promise held" in result.output
+    assert " -> server-0" in result.output
+    records = read(history)
+    begun = {record.call for record in records if isinstance(record, Begin)}
+    assert begun
+    assert {record.call for record in records if isinstance(record, End)} <= begun
+
+
+def test_many_seeds_are_added_up() -> None:
+    result = CliRunner().invoke(main, ["simulate", "--seeds", "30", "--jobs", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["schedules"] == 30
+    assert facts["broken"] == []
+    assert facts["events"] > 1_000
+
+
+def test_a_caught_mutant_ends_with_code_one_and_says_how_to_see_it_again() -> None:
+    result = CliRunner().invoke(main, ["simulate", "--seeds", "25", "--jobs", "1", "--mutant", "no ledger"])
+    assert result.exit_code == 1
+    assert "shoal simulate --seed" in result.output
+
+
+def test_an_unknown_mutant_is_refused_with_the_way_to_the_list() -> None:
+    result = CliRunner().invoke(main, ["simulate", "--mutant", "nonsense"])
+    assert result.exit_code == 2
+    assert "--mutant list" in result.output
+    listed = CliRunner().invoke(main, ["simulate", "--mutant", "list"])
+    assert "no ledger" in listed.output

@@ -1,0 +1,38 @@
+"""A checker that never complains is worth nothing: each broken variant must be caught within the seeds of the suite."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.simulation.mutants import MUTANTS, mutated
+from shoal.simulation.run import simulate
+
+SEEDS = 2_200
+
+
+def test_there_are_the_ten_mutants_that_were_asked_for() -> None:
+    assert set(MUTANTS) >= {
+        "no ledger",
+        "pending not checked",
+        "ledger expired by time",
+        "incarnation not bumped",
+        "delay off by one",
+        "clock by count",
+        "duplicate does not tick",
+        "step closed without a slot",
+        "slots added in arrival order",
+        "parked worker waited for",
+    }
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name: str) -> None:
+    with mutated(name):
+        for seed in range(SEEDS):
+            verdict = simulate(seed)
+            if not verdict.ok:
+                print(f"\n{name}: caught by seed {seed}: {verdict.violations[0]}")
+                break
+        else:
+            pytest.fail(f"{name}: not caught by {SEEDS} seeds")
+    assert simulate(seed).ok, "the same seed without the mutant keeps every promise"

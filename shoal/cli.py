@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-import shoal
-
 if TYPE_CHECKING:
     from shoal.simulation.many import Tally
     from shoal.simulation.run import Verdict
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(shoal.__version__, prog_name="shoal")
+@click.version_option(package_name="shoal", prog_name="shoal")
 def main() -> None:
     """Many workers, one model: a parameter server that keeps training when any part of it is killed."""
 
@@ -131,3 +129,38 @@ def limits() -> None:
     for name, value in vars(bounds).items():
         if name.isupper():
             click.echo(f"{name:24} {value:,}" if isinstance(value, int) else f"{name:24} {value}")
+
+
+@main.group()
+def bench() -> None:
+    """Measure, with the rivals in the same run."""
+
+
+@bench.command()
+@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: under a minute.")
+@click.option(
+    "--transport",
+    "transports",
+    multiple=True,
+    type=click.Choice(["threads", "ipc", "tcp"]),
+    help="Measure this one; may be given several times.  [default: all]",
+)
+@click.option("--repeat", type=click.IntRange(1), help="Batches of each contestant in each case.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def store(quick: bool, transports: tuple[str, ...], repeat: int | None, json_file: Path | None) -> None:
+    """Push and pull of the store against a bare ZeroMQ store, an echo of the same bytes and a memory copy."""
+    import msgspec
+    from rich.console import Console
+
+    from shoal.benchmarks.store import FULL, QUICK, measure, table
+
+    settings = QUICK if quick else FULL
+    changes = {"transports": transports or None, "repeat": repeat}
+    settings = msgspec.structs.replace(
+        settings, **{name: value for name, value in changes.items() if value is not None}
+    )
+    results = measure(settings, lambda line: click.echo(line, err=True))
+    Console(width=None if Console().is_terminal else 140).print(table(results))
+    if json_file:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+        click.echo(f"all figures: {json_file}")

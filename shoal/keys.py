@@ -90,19 +90,14 @@ def as_values(values: Any, rows: int, width: int) -> Values:
     if array.size != rows * width or (array.ndim > 1 and array.shape != (rows, width)):
         shape = f"({rows},)" if width == 1 else f"({rows}, {width})"
         raise BadValues(f"values have shape {array.shape}: these keys need {shape}")
-    with np.errstate(over="ignore"):  # what does not fit float32 becomes infinite, and is refused below
-        flat: Values = np.ascontiguousarray(array, dtype=np.float32).reshape(rows, width)
-    if not all_finite(flat):
+    if array.dtype != np.float32:
+        with np.errstate(over="ignore"):  # what does not fit float32 becomes infinite, and is refused below
+            array = array.astype(np.float32)
+    flat: Values = np.ascontiguousarray(array).reshape(rows, width)
+    if not np.isfinite(flat).all():
         bad = int(np.flatnonzero(~np.isfinite(flat).all(axis=1))[0])
         raise BadValues(f"values of row {bad} are not finite (NaN or infinite): nothing was sent")
     return flat
-
-
-def all_finite(values: Values) -> bool:
-    # A sum is finite only if every term is, and costs no second array; terms that overflow it are looked at one by one.
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.add.reduce(values, axis=None)
-    return bool(np.isfinite(total)) or bool(np.isfinite(values).all())
 
 
 def is_sorted(keys: Keys) -> bool:
@@ -121,5 +116,6 @@ def add_up(values: Values, places: npt.NDArray[np.intp], rows: int) -> Values:
     """Rows that go to the same place are added in the order given."""
     total = np.zeros((rows, values.shape[1]), np.float64)
     np.add.at(total, places, values)
-    summed: Values = total.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and the caller refuses it
+        summed: Values = total.astype(np.float32)
     return summed

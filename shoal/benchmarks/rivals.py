@@ -4,9 +4,9 @@
     echo            answers a message of the same size with one of the same size: what the sockets alone cost
     memory copy     moves the same bytes within one thread: what the memory alone costs (see ``copier``)
 
-The plain store is the mark to beat. It is as fast as a plain one can be made in an evening: one open-addressing index
-twice as large as it need be, weights apart from squares, AdaGrad with fast maths, one socket, one request in flight. It
-believes every byte it gets, so it listens on this machine only and is never more than a rival.
+The plain store is the mark to beat: one open-addressing index with room to spare, weights apart from squares, AdaGrad
+with fast maths, one socket, one request in flight. It believes every byte it gets, so it listens on this machine only
+and is never more than a rival.
 """
 
 from __future__ import annotations

@@ -138,10 +138,12 @@ def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
 
 def table(results: Results) -> Table:
     """The figures to look at: times with their quartiles, rates, and how we compare."""
+    from rich import box
     from rich.table import Table
 
     machine = results.machine
     shown = Table(
+        box=box.SIMPLE_HEAD,
         title=f"push and pull, {machine.cores} cores of {machine.cpu}",
         caption="us: microseconds, median (quartiles). x: our throughput over theirs, above 1 we are faster.",
     )

@@ -112,7 +112,8 @@ class Roster:
 
     # ------------------------------------------------------------ tables
 
-    def create(self, name: str, spec: Table) -> Placed:
+    def check_create(self, name: str, spec: Table) -> None:
+        """Raises what is wrong with it."""
         checked(spec)
         if not name or len(name) > limits.NAME_CHARS or not name.isprintable():
             raise Invalid(f"a table's name has 1 to {limits.NAME_CHARS} printable characters")
@@ -120,14 +121,23 @@ class Roster:
             raise Invalid(f"table {name!r} exists already ({known.spec}): drop it first, or take another name")
         if len(self.tables) >= limits.TABLES:
             raise Invalid(f"there are {limits.TABLES} tables already: drop one")
-        servers = self.servers()
-        if not servers:
+        if not self.servers():
             raise Invalid("no server has joined yet: start one, then create the table")
-        ranges = segments_of(spec, len(servers))
+
+    def number_table(self) -> int:
+        """A number that no table ever had."""
         self.tables_made += 1
-        holders = place(self.tables_made, len(ranges), servers, self.copies)
+        return self.tables_made
+
+    def create(self, name: str, spec: Table, number: int | None = None) -> Placed:
+        """Place a table's segments on the servers there are."""
+        self.check_create(name, spec)
+        servers = self.servers()
+        ranges = segments_of(spec, len(servers))
+        number = self.number_table() if number is None else number
+        holders = place(number, len(ranges), servers, self.copies)
         placed = Placed(
-            self.tables_made,
+            number,
             name,
             spec,
             [keys.start for keys in ranges],

@@ -28,7 +28,7 @@ from shoal.nodes.loop import Loop
 from shoal.nodes.storage import Journal
 from shoal.nodes.worker import Worker
 from shoal.wire import Transport
-from shoal.wire.messages import Gone
+from shoal.wire.effects import Ended
 
 _START_WITHIN = 120.0  # seconds: the first start on a machine compiles the kernels
 _numbers = itertools.count(1)
@@ -165,7 +165,7 @@ class Cluster:
         if name == "coordinator":
             self._ended = f"the coordinator broke: {reason}"
         elif self._coordinator is not None:
-            self._coordinator.tell(name, Gone(name, reason))
+            self._coordinator.tell(Ended(name, reason))
 
     def _wait_for_servers(self, names: Sequence[str]) -> None:
         """Until all are in the view."""

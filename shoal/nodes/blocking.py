@@ -138,7 +138,8 @@ class KV:
         task._waiter = self._wait
         if self._turning.acquire(blocking=False):
             try:
-                self._loop.poke()
+                if not self._closed.is_set():
+                    self._loop.poke()
             finally:
                 self._release()
         else:
@@ -159,7 +160,8 @@ class KV:
                     task.finish(error=Closed(ended))
                 elif self._turning.acquire(blocking=False):
                     try:
-                        self._loop.turn(left)
+                        if not self._closed.is_set():
+                            self._loop.turn(left)
                     finally:
                         self._release()
                 else:

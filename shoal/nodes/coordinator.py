@@ -15,7 +15,7 @@ from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
 from shoal.wire import messages as m
-from shoal.wire.effects import Durable, Effect, Event, Persist, Received, Send, Wake
+from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Wake
 
 
 class Journalled(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +32,15 @@ class Joining:
 
     hello: m.Hello
     incarnation: int
+
+
+@dataclass(slots=True)
+class Creating:
+    """A table whose number is on its way to the disk."""
+
+    sender: str
+    create: m.Create
+    number: int
 
 
 @dataclass(slots=True)
@@ -54,6 +63,7 @@ class Coordinator:
         self.counts: Counter[str] = Counter()
         self._replay(journal or [])
         self._joining: dict[int, Joining] = {}  # by token of the Persist
+        self._creating: dict[int, Creating] = {}
         self._settling: list[Settling] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # changes of tables: a resent one is not done twice
         self._last = 0
@@ -76,6 +86,10 @@ class Coordinator:
                 effects += self._received(now, sender, message)
             case Durable(token, error) if token in self._joining:
                 effects += self._durable(now, self._joining.pop(token), error)
+            case Durable(token, error) if token in self._creating:
+                effects += self._reserved(self._creating.pop(token), error)
+            case Ended(name, reason) if name in self.roster.people:
+                self.roster.remove(name, reason)
             case _:
                 pass
         for name in self.roster.silent(now):
@@ -102,9 +116,6 @@ class Coordinator:
                 person = self.roster.people.get(sender)
                 if person is not None and person.member.incarnation == incarnation:
                     self.roster.remove(sender, "it left")
-            case m.Gone(name, reason):
-                if name in self.roster.people:
-                    self.roster.remove(name, reason)
             case m.Refresh(request):
                 return [Send(sender, self.roster.view()), Send(sender, m.Done(request))]
             case m.Create() | m.Drop() | m.Delay():
@@ -165,28 +176,47 @@ class Coordinator:
 
     def _change(self, sender: str, change: m.Create | m.Drop | m.Delay) -> list[Effect]:
         asked = (sender, change.request)
+        if sender not in self.roster.people:
+            return [Send(sender, m.No(change.request, "setting", "only a member may change tables: say hello first"))]
         if asked in self._answered:
             return [Send(sender, self._answered[asked])]
         if any((one.asker, one.request) == asked for one in self._settling):
             return [Send(sender, m.Held(change.request, self._waits_for()))]
+        if asked in [(one.sender, one.create.request) for one in self._creating.values()]:
+            return []  # a repeat: the first is still on its way to the disk
         try:
-            made = self._carry_out(change)
+            if isinstance(change, m.Create):
+                return self._reserve(sender, change)
+            self._carry_out(change)
         except Invalid as error:
             return self._answer(sender, change.request, m.No(change.request, "table", str(error)))
-        table = change.name if made else ""
-        self._settling.append(Settling(sender, change.request, self.roster.number, table, made))
+        self._settling.append(Settling(sender, change.request, self.roster.number, ""))
         return []
 
-    def _carry_out(self, change: m.Create | m.Drop | m.Delay) -> int:
-        """Make the change; the number of a new table, else 0."""
+    def _reserve(self, sender: str, create: m.Create) -> list[Effect]:
+        """A table's number, like an incarnation, is on disk before anybody hears of it."""
+        self.roster.check_create(create.name, create.spec)
+        self._token += 1
+        self._creating[self._token] = Creating(sender, create, self.roster.number_table())
+        return [Persist(self._token, self._journal_line())]
+
+    def _reserved(self, creating: Creating, error: str) -> list[Effect]:
+        sender, create = creating.sender, creating.create
+        if error:
+            return [Send(sender, m.No(create.request, "full", f"the journal cannot be written: {error}"))]
+        try:
+            self.roster.create(create.name, create.spec, creating.number)
+        except Invalid as wrong:  # somebody else took the name meanwhile
+            return self._answer(sender, create.request, m.No(create.request, "table", str(wrong)))
+        self._settling.append(Settling(sender, create.request, self.roster.number, create.name, creating.number))
+        return []
+
+    def _carry_out(self, change: m.Drop | m.Delay) -> None:
         match change:
-            case m.Create(_, name, spec):
-                return self.roster.create(name, spec).number
             case m.Drop(_, name):
                 self.roster.drop(name)
             case m.Delay(_, name, max_delay):
                 self.roster.delay(name, max_delay)
-        return 0
 
     def _settle(self) -> list[Effect]:
         """Answer the changes that every server has seen."""

@@ -26,12 +26,10 @@ from shoal.wire.effects import (
     Event,
     Node,
     Persist,
-    Received,
     Send,
     Tick,
     Wake,
 )
-from shoal.wire.messages import Message
 
 _LONGEST_WAIT = limits.SECOND
 
@@ -73,12 +71,11 @@ class Loop:
 
     def poke_soon(self) -> None:
         """The same, from any thread: whoever turns the loop sees to it."""
-        self._events.append(Tick())
-        self.transport.wake()
+        self.tell(Tick())
 
-    def tell(self, sender: str, message: Message) -> None:
-        """Hand a message in, from any thread, as if ``sender`` had sent it."""
-        self._events.append(Received(sender, message))
+    def tell(self, event: Event) -> None:
+        """Hand an event in, from any thread."""
+        self._events.append(event)
         self.transport.wake()
 
     def carry_out(self, effects: list[Effect]) -> None:

@@ -40,10 +40,13 @@ class Server:
         match event:
             case Received(_, m.Push() | m.Pull() | m.Park() | m.Ask()):
                 effects = self._queue(now, event)
-            case Received(_, message):
+            case Received(sender, message) if sender == self.member.coordinator:
                 effects = self._greeting(now, message)
             case Computed(token, _, error) if token == self._token and self._works:
                 effects = self._computed(now, self._works.popleft(), error)
+            case Received():
+                self.counts["not from the coordinator"] += 1
+                effects = []
             case _:
                 effects = []
         effects += self.member.tick(now)

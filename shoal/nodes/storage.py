@@ -37,6 +37,10 @@ class Journal:
             at += _HEAD + len(record)
         if at < len(whole):
             os.ftruncate(self._file, at)
+            os.fsync(self._file)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # the file's name, too, must survive
+        os.fsync(folder)
+        os.close(folder)
 
     def append(self, record: bytes) -> str:
         """Empty when it would survive a crash; otherwise why not."""
@@ -64,6 +68,8 @@ def _record_at(whole: bytes, at: int) -> bytes | None:
     if at + _HEAD > len(whole):
         return None
     size = int.from_bytes(whole[at : at + 4], "little")
+    if size == 0:  # a tail of zeros, as after a power cut: eight of them would pass for an empty record
+        return None
     record = whole[at + _HEAD : at + _HEAD + size]
     if len(record) != size or zlib.crc32(record) != int.from_bytes(whole[at + 4 : at + _HEAD], "little"):
         return None

@@ -76,8 +76,10 @@ class Worker:
 
     def _received(self, now: int, event: Received) -> list[Effect]:
         message = event.message
-        if not isinstance(message, m.View | m.Welcome | m.Over | m.Fence | m.Alive) and not self._is_refusal(message):
-            return self.client.handle(now, event.sender, message, event.arrays)
+        if event.sender != self.member.coordinator or getattr(message, "request", 0) != 0:
+            fence = isinstance(message, m.Fence) and self.client.awaits(event.sender, message.request)
+            if not fence:
+                return self.client.handle(now, event.sender, message, event.arrays)
         change, effects = self.member.handle(now, message)
         if change.fenced:
             self.client.counts["fenced"] += 1
@@ -92,9 +94,6 @@ class Worker:
             effects += self.client.take_view(now, self.member.view, self.member.incarnation)
             self.joined.finish()
         return effects
-
-    def _is_refusal(self, message: m.Message) -> bool:
-        return isinstance(message, m.No) and message.request == 0
 
     def _check_hello(self, now: int) -> None:
         """Tasks that wait for us to be a member do not wait for ever."""

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-import numpy as np
-
 from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.keys import KeyRange, Keys, KeyValues
@@ -41,7 +39,7 @@ def mutated(name: str) -> Iterator[None]:
 @mutant
 def no_ledger() -> Any:
     """Nobody remembers what was counted."""
-    return mock.patch.object(Stream, "has", lambda self, number: np.zeros(len(self.mark), np.bool_))
+    return mock.patch.object(Stream, "fresh", lambda self, number, among: among)
 
 
 @mutant
@@ -105,9 +103,9 @@ def clock_by_count() -> Any:
     def tick(self: Clocks, incarnation: int, step: int, segments: Mask) -> None:
         if incarnation in self._workers and step > 0:
             stream = self._clock(incarnation)
-            fresh = segments & ~stream.has(step - 1)
-            stream.mark[fresh] += 1
-            self._slowest = None
+            if stream.fresh(step - 1, segments) is not None:
+                stream.raise_to(stream.mark + segments)
+                self._slowest = None
 
     return mock.patch.object(Clocks, "tick", tick)
 

@@ -79,10 +79,10 @@ class Clocks:
 
     def tick(self, incarnation: int, step: int, segments: Mask) -> None:
         """Steps are counted from 1; a step that was counted before changes nothing."""
-        if incarnation in self._workers and step > 0:
+        if incarnation in self._workers and step > 0 and self.fits(incarnation, step):
             stream = self._clock(incarnation)
-            fresh = segments & ~stream.has(step - 1)
-            if fresh.any():
+            fresh = stream.fresh(step - 1, segments)
+            if fresh is not None:
                 stream.add(step - 1, fresh)
                 self._slowest = None
 
@@ -93,7 +93,7 @@ class Clocks:
 
     def is_ahead(self, incarnation: int, step: int) -> bool:
         """A step before this one is still missing somewhere."""
-        return incarnation in self._workers and bool((self._clock(incarnation).mark < step - 1).any())
+        return incarnation in self._workers and self._clock(incarnation).lowest < step - 1
 
     def fits(self, incarnation: int, step: int) -> bool:
         return step <= 0 or incarnation not in self._workers or self._clock(incarnation).fits(step - 1)
@@ -108,7 +108,7 @@ class Clocks:
         if self.max_delay is None:
             return []
         return [
-            f"{worker.name} at step {int(self._clock(incarnation).mark.min())}"
+            f"{worker.name} at step {self._clock(incarnation).lowest}"
             for incarnation, worker in self._workers.items()
             if not worker.parked and (self._clock(incarnation).mark < clock - self.max_delay).any()
         ]

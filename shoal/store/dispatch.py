@@ -23,7 +23,7 @@ from shoal.errors import (
     UnknownTable,
 )
 from shoal.store.flight import Flight, Letter
-from shoal.store.operation import Admin, Asking, Operation, Pulling, Pushing
+from shoal.store.operation import Admin, Asking, Operation, Parking, Pulling, Pushing
 from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.wire import messages as m
@@ -73,7 +73,7 @@ class Dispatch:
             op = self._new.popleft()
             if op.task.done:
                 continue
-            failed = next((task for task in op.task.after if task.done and task.error is not None), None)
+            failed = None if isinstance(op, Parking) else next((t for t in op.task.after if t.done and t.error), None)
             if failed is not None:
                 op.task.finish(error=DependencyFailed(op.task.what, str(failed.error)))
             elif not all(task.done for task in op.task.after):
@@ -126,7 +126,7 @@ class Dispatch:
     def handle(self, now: int, sender: str, message: m.Message, arrays: m.Arrays) -> list[Effect]:
         request = getattr(message, "request", 0)
         op = self._running.get(request)
-        if op is None:
+        if op is None or not self.awaits(sender, request):
             self.counts["late answers"] += 1
             return []
         effects: list[Effect] = []
@@ -146,6 +146,8 @@ class Dispatch:
                 self._end(op, error=Refused(sender, "the cluster went back to a checkpoint while this was under way"))
             case m.No(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
+            case _ if not op.accepts(request, message, arrays):
+                self.counts["strange answers"] += 1  # dropped: the question is asked again, or ends as unanswered
             case _:
                 letter = self._close(op, request)
                 for to, question, data in op.answered(self, letter, message, arrays):
@@ -153,6 +155,11 @@ class Dispatch:
                 if not op.waiting:
                     self._finish(op)
         return effects + self.submit(now)
+
+    def awaits(self, sender: str, request: int) -> bool:
+        """Is this the answer to something that was asked of that node?"""
+        letter = self.flight.letters.get(request)
+        return letter is not None and letter.to == sender
 
     def _close(self, op: Operation, request: int) -> Letter:
         del self._running[request]
@@ -222,6 +229,11 @@ class Dispatch:
                     self._end(op, error=UnknownTable(f"number {op.table}", sorted(self.layouts)))
                 elif lost is not None:
                     self._end(op, error=op.lost(known[op.table].name, lost))
+            elif isinstance(op, Parking):  # nobody waits at a server that is gone
+                for request in [r for r in op.waiting if self.flight.letters[r].to not in alive]:
+                    self._close(op, request)
+                if not op.waiting:
+                    self._finish(op)
         return self.submit(now)
 
     def of_number(self, number: int) -> Layout:

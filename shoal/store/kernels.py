@@ -277,18 +277,41 @@ def gather_rows(slab, rows, word, out):
             out[i, c] = slab[rows[i], word + c]
 
 
+@compiled(int64(keys_in, int64, uint64))
+def lower(keys, low, key):
+    """How many of the ascending keys are smaller, the first ``low`` of them being so."""
+    high = len(keys)
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @compiled(types.UniTuple(int64, 2)(keys_in, keys_in, keys_in))
 def check_keys(keys, starts, stops):
     """(code, position): strictly ascending, and each inside one of the sorted segments?"""
-    part, parts = 0, len(starts)
-    for i in range(len(keys)):
-        if i > 0 and keys[i] <= keys[i - 1]:
-            return DISORDER, i
-        while part < parts and keys[i] >= stops[part]:
-            part += 1
-        if part == parts or keys[i] < starts[part]:
-            return ELSEWHERE, i
-    return FINE, 0
+    for start in range(0, len(keys) - 1, 4096):
+        # Slices, not offsets, and no early end: that is what makes it a vector loop.
+        these, those = keys[start : start + 4096], keys[start + 1 : start + 4097]
+        bad = 0
+        for i in range(len(those)):
+            bad += these[i] >= those[i]
+        if bad:
+            for i in range(len(those)):
+                if these[i] >= those[i]:
+                    return DISORDER, start + i + 1
+    at, part = 0, 0
+    while at < len(keys) and part < len(starts):
+        if keys[at] < starts[part]:
+            return ELSEWHERE, at
+        while part + 1 < len(starts) and stops[part] == starts[part + 1]:
+            part += 1  # segments side by side are one
+        at = len(keys) if keys[len(keys) - 1] < stops[part] else lower(keys, at, stops[part])
+        part += 1
+    return (FINE, 0) if at == len(keys) else (ELSEWHERE, at)
 
 
 @compiled(types.UniTuple(int64, 2)(keys_in, keys_in, keys_in, rows_in, rows_out))
@@ -310,14 +333,14 @@ def dense_rows(keys, starts, stops, offsets, rows):
 def first_not_finite(words):
     """Position of the first float32, given by its bits, that is infinite or no number; -1 if there is none."""
     for start in range(0, len(words), 4096):
-        stop = min(start + 4096, len(words))
-        bad = 0
-        for i in range(start, stop):  # no early end, so that this is a vector loop
-            bad += int64((words[i] & EXPONENT) == EXPONENT)
-        if bad:
-            for i in range(start, stop):
-                if (words[i] & EXPONENT) == EXPONENT:
-                    return i
+        some = words[start : start + 4096]  # a slice, and no early end, so that this is a vector loop
+        worst = uint32(0)
+        for i in range(len(some)):
+            worst = max(worst, some[i] & EXPONENT)
+        if worst == EXPONENT:
+            for i in range(len(some)):
+                if some[i] & EXPONENT == EXPONENT:
+                    return start + i
     return -1
 
 

@@ -20,63 +20,89 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Stream:
-    """One stream's numbers: all below ``mark[s]`` are counted in segment s, and those whose bit is set above it."""
+    """One stream's numbers: all below ``mark[s]`` are counted in segment s, and those whose bit is set above it.
 
-    __slots__ = ("bits", "mark", "most")
+    While all segments agree and nothing is ahead, which is nearly always, ``even`` is the one mark and no array is touched.
+    """
+
+    __slots__ = ("_mark", "_segments", "bits", "even")
 
     def __init__(self, segments: int) -> None:
-        self.mark: Numbers = np.zeros(segments, np.int64)
-        self.most = 0  # one above the highest number that was ever counted: no bits, no search
+        self._segments = segments
+        self.even = 0  # the mark of all segments; -1: they differ, or some number is ahead
+        self._mark: Numbers = np.zeros(segments, np.int64)
         self.bits: Mask = np.zeros((segments, 64), np.bool_)  # ring: number n is at n modulo the width
 
+    @property
+    def mark(self) -> Numbers:
+        if self.even >= 0:
+            self._mark[:] = self.even
+        return self._mark
+
+    @property
+    def lowest(self) -> int:
+        return self.even if self.even >= 0 else int(self._mark.min())
+
     def has(self, number: int) -> Mask:
+        """The segments in which this number is counted."""
         counted: Mask = self.mark > number
-        if number < self.most:
-            ahead = (number >= self.mark) & (number - self.mark < self.bits.shape[1])
-            counted |= ahead & self.bits[:, number % self.bits.shape[1]]
+        if self.even < 0:
+            width = self.bits.shape[1]
+            counted |= (number - self._mark < width) & self.bits[:, number % width]
         return counted
 
+    def fresh(self, number: int, among: Mask) -> Mask | None:
+        """Those of these segments in which the number is not counted yet; None if there are none."""
+        if self.even >= 0:
+            return None if number < self.even else among
+        missing = among & ~self.has(number)
+        return missing if missing.any() else None
+
     def fits(self, number: int) -> bool:
-        return bool(number - int(self.mark.min()) < LEDGER_WINDOW)
+        return number - self.lowest < LEDGER_WINDOW
 
     def add(self, number: int, segments: Mask) -> None:
-        """Count ``number`` in these segments. In order, which is nearly always, no bit is touched."""
-        if self.most <= number and (self.mark[segments] == number).all():
-            self.mark[segments] += 1
-            self.most = number + 1
+        """Count ``number`` in these segments."""
+        if number == self.even and segments.all():
+            self.even += 1
             return
-        self.most = max(self.most, number + 1)
-        while number - int(self.mark.min()) >= self.bits.shape[1]:
+        mark = self.mark
+        self.even = -1
+        while number - int(mark.min()) >= self.bits.shape[1]:
             self._widen()
-        self.bits[segments & (self.mark <= number), number % self.bits.shape[1]] = True
+        self.bits[segments & (mark <= number), number % self.bits.shape[1]] = True
         self._advance()
 
     def raise_to(self, floor: int | Numbers) -> bool:
         """All numbers below ``floor`` are over: those that were never counted will not come any more."""
-        behind = self.mark < floor
-        if not behind.any():
+        if self.even >= 0 and isinstance(floor, int):
+            raised = floor > self.even
+            self.even = max(self.even, floor)
+            return raised
+        mark = self.mark
+        if not (mark < floor).any():
             return False
-        if self.most > int(self.mark.min()):  # some bits may be set: those that are passed must not be met again
+        if self.even < 0:  # bits that are passed must not be met again
             width = self.bits.shape[1]
-            numbers = self.mark[:, None] + (np.arange(width) - self.mark[:, None]) % width
+            numbers = mark[:, None] + (np.arange(width) - mark[:, None]) % width
             self.bits &= numbers >= np.reshape(floor, (-1, 1))
-        np.maximum(self.mark, floor, out=self.mark)
-        self.most = max(self.most, int(self.mark.max()))
+        np.maximum(mark, floor, out=self._mark)
         self._advance()
         return True
 
     def _advance(self) -> None:
-        rows = np.arange(len(self.mark))
-        width = self.bits.shape[1]
-        while (on := self.bits[rows, self.mark % width]).any():
-            self.bits[rows[on], self.mark[on] % width] = False
-            self.mark[on] += 1
+        rows, width = np.arange(self._segments), self.bits.shape[1]
+        while (on := self.bits[rows, self._mark % width]).any():
+            self.bits[rows[on], self._mark[on] % width] = False
+            self._mark[on] += 1
+        agree = bool((self._mark == self._mark[0]).all()) and not self.bits.any()
+        self.even = int(self._mark[0]) if agree else -1
 
     def _widen(self) -> None:
         old = self.bits.shape[1]
-        bits = np.zeros((len(self.mark), old * 2), np.bool_)
+        bits = np.zeros((self._segments, old * 2), np.bool_)
         rows, places = np.nonzero(self.bits)
-        numbers = self.mark[rows] + (places - self.mark[rows]) % old
+        numbers = self._mark[rows] + (places - self._mark[rows]) % old
         bits[rows, numbers % (old * 2)] = True
         self.bits = bits
 

@@ -45,6 +45,10 @@ class Operation:
     def value(self, client: Dispatch) -> Any:
         return None
 
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        """Is this an answer to what was asked, and whole?"""
+        return isinstance(answer, m.Done)
+
     def expects(self, request: int) -> int:
         return 0
 
@@ -72,15 +76,15 @@ class Parking(Operation):
     def letters(self, client: Dispatch) -> list[Outgoing]:
         if not client.working:
             return []
+        spell = client.spell
+        # The spell is over, however this ends: a server that heard it may have parked us.
+        client.spell += 1
+        client.working = False
         return [
-            (member.name, m.Park(client.request(), client.incarnation, client.view.number, client.spell), ())
+            (member.name, m.Park(client.request(), client.incarnation, client.view.number, spell), ())
             for member in client.view.members
             if member.role == "server"
         ]
-
-    def value(self, client: Dispatch) -> None:
-        client.spell += 1
-        client.working = False
 
 
 class Asking(Operation):
@@ -99,6 +103,9 @@ class Asking(Operation):
         assert isinstance(answer, m.Told)
         self._told[letter.to] = answer
         return []
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        return isinstance(answer, m.Told)
 
     def restart(self) -> None:
         self._told.clear()
@@ -135,6 +142,13 @@ class _Rows(Operation):
 
     def expects(self, request: int) -> int:
         return self._shares[request].rows * self.width * 4 if request in self._shares else 0
+
+    def are_rows(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        if not isinstance(answer, m.Values) or request not in self._shares:
+            return False
+        if len(arrays) != 1 + self.live or len(arrays[-1]) != answer.count * self.width:
+            return False
+        return len(arrays[0]) == answer.count if self.live else answer.count == self._shares[request].rows
 
     def put(self, request: int, answer: m.Values, arrays: m.Arrays) -> None:
         share = self._shares.pop(request)
@@ -248,6 +262,9 @@ class Pushing(_Rows):
             client.counts["counted before"] += 1
         return []
 
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        return self.are_rows(request, answer, arrays) if self.pull else isinstance(answer, m.Counted)
+
     def value(self, client: Dispatch) -> Any:
         return self.rows() if self.pull else None
 
@@ -311,6 +328,9 @@ class Pulling(_Rows):
         self._entered = max(self._entered, answer.entered)
         self.put(letter.request, answer, arrays)
         return [self._letter(client, share, answer.resume)] if answer.resume >= 0 else []
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        return self.are_rows(request, answer, arrays)
 
     def value(self, client: Dispatch) -> Any:
         if self.enter and not client.working:

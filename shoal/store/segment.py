@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shoal import limits
-from shoal.errors import Invalid
-from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.errors import BadKeys, BadValues, Invalid
+from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.clock import Clocks
+from shoal.store.extent import Extent
 from shoal.store.ledger import Marks, Mask, Numbers
-from shoal.store.table import Table
-from shoal.tables import Sparse, Step
+from shoal.tables import Step
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
@@ -73,9 +73,8 @@ class Segments:
 
     def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int) -> None:
         self.number, self.spec, self.inline = number, spec, inline
-        self.ids: Numbers = np.array([segment for segment, _ in held], np.int64)
-        self.ranges = [keys for _, keys in held]
-        self.table = Table(spec, self.ranges)
+        self.extent = Extent(spec, held)
+        self.table = self.extent.table
         self.version: Numbers = np.zeros(len(held), np.int64)
         self.ledger = Marks(len(held))
         self.clocks = Clocks(len(held), spec.max_delay)
@@ -84,9 +83,6 @@ class Segments:
         self._open: dict[int, OpenStep] = {}  # by step
         self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
         self._waiting: dict[tuple[str, int], Asker] = {}  # pulls
-        self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)
-        self._stops: Keys = np.array([keys.stop for keys in self.ranges], np.uint64)
-        self._whole: Mask = np.ones(len(held), np.bool_)
 
     # ------------------------------------------------------------ what the view says
 
@@ -110,14 +106,12 @@ class Segments:
     # ------------------------------------------------------------ push
 
     def push(self, now: int, sender: str, push: m.Push, arrays: m.Arrays) -> Outcome:
-        covered = self._covered(push.first, push.last)
         try:
-            given = self._given(push, arrays, covered)
-            slot = self._slot(push)
+            covered = self.extent.covered(push.first, push.last)
+            given = self.extent.given(push, arrays, covered)
+            slot = self.extent.slot(push)
         except Invalid as error:
-            self.counts["refused"] += 1
-            kind = "keys" if "key" in str(error) else "values"
-            return Outcome([Send(sender, m.No(push.request, kind, str(error)))])
+            return self._refuse(sender, push.request, error)
         asker = Asker(sender, push, _asked(given), now, covered)
         self.clocks.heard(push.incarnation, push.spell, push.entered)
         if slot is not None:
@@ -132,17 +126,18 @@ class Segments:
             stream.raise_to(push.floor)
         if not stream.fits(push.number) or not self.clocks.fits(push.incarnation, push.step):
             return self._busy(asker)
-        fresh = asker.covered & ~stream.has(push.number)
-        if not fresh.any():
+        fresh = stream.fresh(push.number, asker.covered)
+        if fresh is None:
             return self._counted_before(now, asker)
-        given = self._only(given, fresh, asker.covered)
+        given = self.extent.only(given, fresh, asker.covered)
 
         def counted(now: int) -> Outcome:
             if push.step > 0 and self.clocks.is_ahead(push.incarnation, push.step):
                 self.counts["out of order"] += 1
             stream.add(push.number, fresh)
             self.clocks.tick(push.incarnation, push.step, asker.covered)
-            self._record_staleness(self.version[fresh], push.read, fresh)
+            if push.read:
+                self._record_staleness(self.version[fresh], push.read, fresh)
             self.version[fresh] += 1
             self.counts["counted"] += 1
             return self._answer_push(now, asker, new=True) + self._release()
@@ -173,11 +168,12 @@ class Segments:
             return self._busy(asker)
         opened = self._open.get(step)
         if opened is None:
-            opened = self._open[step] = OpenStep.of(step, self.spec.apply.slots_in(step), len(self.ids))
+            opened = self._open[step] = OpenStep.of(step, self.spec.apply.slots_in(step), len(self.extent))
         fresh = asker.covered & (self.version <= step) & ~opened.have[:, place]
         if fresh.any():
-            opened.add(place, Piece(fresh, self._only(given, fresh, asker.covered), push.void))
-            self._record_staleness(step, push.read, fresh)
+            opened.add(place, Piece(fresh, self.extent.only(given, fresh, asker.covered), push.void))
+            if push.read:
+                self._record_staleness(step, push.read, fresh)
             if push.void:
                 self.counts["void"] += 1
         else:
@@ -201,7 +197,7 @@ class Segments:
             return Outcome()
         total = opened.total(apply.combine == "mean", self.table.held)
         if total is not None and not ready.all():
-            total = self._only(total, ready, self._whole)
+            total = self.extent.only(total, ready, self.extent.whole)
 
         def closed(now: int) -> Outcome:
             self.version[ready] += 1
@@ -211,7 +207,12 @@ class Segments:
             outcome = Outcome()
             for asker in self._taken(step):
                 outcome += self._answer_push(now, asker, new=True)
-            return outcome + self._release() + self._close_steps(now)
+            outcome += self._release()
+            if not outcome.works:
+                return outcome + self._close_steps(now)
+            # Long pulls read this version: the next step must not be taken before they have.
+            outcome.works.append(Work(lambda: None, self._close_steps, None))
+            return outcome
 
         return self._apply(now, total, closed)
 
@@ -253,12 +254,13 @@ class Segments:
     # ------------------------------------------------------------ pull
 
     def pull(self, now: int, sender: str, pull: m.Pull, arrays: m.Arrays) -> Outcome:
-        covered = self._covered(pull.first, pull.last)
         try:
-            keys = self._keys(pull.start, pull.stop, pull.count, arrays[0] if arrays else None, covered)
+            if pull.enter and isinstance(self.spec.apply, Step):
+                raise Invalid("a table that is updated in steps has no clocks to enter")
+            covered = self.extent.covered(pull.first, pull.last)
+            keys = self.extent.keys(pull, arrays[0] if arrays else None, covered)
         except Invalid as error:
-            self.counts["refused"] += 1
-            return Outcome([Send(sender, m.No(pull.request, "keys", str(error)))])
+            return self._refuse(sender, pull.request, error)
         asker = Asker(sender, pull, keys, now, covered)
         if pull.enter:
             self.counts["returned from parking"] += self.clocks.is_parked(pull.incarnation, pull.spell)
@@ -286,33 +288,26 @@ class Segments:
     def _read(self, asker: Asker) -> Outcome:
         """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
         if self.table.cost(asker.keys) <= self.inline:
-            return Outcome([self._values(asker, *self._rows(asker.keys))])
+            return Outcome([self._values(asker, *self.extent.read(asker.keys))])
         found: list[tuple[list[m.Array], int]] = []
         return Outcome(
             works=[
                 Work(
-                    lambda: found.append(self._rows(asker.keys)),
+                    lambda: found.append(self.extent.read(asker.keys)),
                     lambda now: Outcome([self._values(asker, *found[0])]),
                     lambda: Outcome([Send(asker.name, m.No(asker.ask.request, "full", "no memory for so many rows"))]),
                 )
             ]
         )
 
-    def _rows(self, keys: Keys | KeyRange) -> tuple[list[m.Array], int]:
-        """The arrays of an answer, and where the rest of a long range starts (-1: there is none)."""
-        if isinstance(keys, KeyRange) and isinstance(self.spec, Sparse):
-            most = max(1, limits.FRAME_BYTES // max(8, 4 * self.spec.width))
-            live, values, rest = self.table.pull_live(keys, most)
-            return [live, values.reshape(-1)], -1 if rest is None else rest
-        return [self.table.pull(keys).reshape(-1)], -1
-
     def _values(self, asker: Asker, arrays: list[m.Array], resume: int) -> Effect:
         ask = asker.ask
         entered = m.NO_CLOCK
         if isinstance(ask, m.Pull) and ask.enter:
             entered = self.clocks.enter(ask.incarnation, asker.name, ask.spell, ask.entered)
-        low, high = int(self.version.min()), int(self.version.max())
-        versions = [low] if low == high else [int(version) for version in self.version]
+        versions: list[int] = self.version.tolist()
+        if versions.count(versions[0]) == len(versions):
+            del versions[1:]
         count = len(arrays[-1]) // self.spec.width
         return Send(asker.name, m.Values(ask.request, count, versions, entered, resume), arrays)
 
@@ -346,7 +341,7 @@ class Segments:
             "rows": self.table.rows,
             "bytes": self.table.memory,
             "layout": self.table.layout,
-            "segments": len(self.ids),
+            "segments": len(self.extent),
             "version": int(self.version.min()),
             "waiting": len(self._waiting),
             "held": len(self._held),
@@ -374,76 +369,19 @@ class Segments:
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         return f"{lead}slots {names} of step {step}" if missing else f"{lead}step {step}"
 
+    def _refuse(self, sender: str, request: int, error: Invalid) -> Outcome:
+        self.counts["refused"] += 1
+        kind = "keys" if isinstance(error, BadKeys) else "values" if isinstance(error, BadValues) else "setting"
+        return Outcome([Send(sender, m.No(request, kind, str(error)))])
+
     def _busy(self, asker: Asker) -> Outcome:
         self.counts["busy"] += 1
         return Outcome([Send(asker.name, m.Busy(asker.ask.request, limits.BUSY_RETRY))])
-
-    # ------------------------------------------------------------ what a message names
-
-    def _covered(self, first: int, last: int) -> Mask:
-        if first <= 0 and last >= m.EVERYWHERE:
-            return self._whole
-        covered: Mask = (self.ids >= first) & (self.ids < last)
-        return covered
-
-    def _keys(self, start: int, stop: int, count: int, listed: m.Array | None, covered: Mask) -> Keys | KeyRange:
-        """The keys a message is about, inside the segments it covers; or Invalid."""
-        if not covered.any():
-            raise Invalid("no key of the segments that this message covers is held here")
-        low, high = int(self._starts[covered][0]), int(self._stops[covered][-1])
-        if start >= 0:
-            whole = KeyRange(start, stop)
-            if start < low or stop > high:
-                whole = KeyRange(min(max(start, low), high), max(low, min(stop, high)))
-            return whole
-        keys: Keys = np.empty(0, np.uint64) if listed is None else listed
-        if len(keys) != count:
-            raise Invalid(f"{len(keys)} keys came, the header says {count}")
-        reason = self.table.check_keys(keys)
-        if reason is None and len(keys) and not (low <= int(keys[0]) and int(keys[-1]) < high):
-            reason = "a key is outside the segments that this message covers"
-        if reason is not None:
-            raise Invalid(reason)
-        return keys
-
-    def _given(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> KeyValues | None:
-        """What a push brings, checked whole before anything is changed."""
-        if push.count == 0 and push.start < 0 and not any(len(array) for array in arrays):
-            return None
-        if not arrays or (push.start < 0) != (len(arrays) == 2):
-            raise Invalid(f"a push with {len(arrays)} arrays: keys and values, or a range and values, are needed")
-        width = self.spec.width
-        if len(arrays[-1]) != push.count * width:
-            raise Invalid(f"{len(arrays[-1])} values came, {push.count} rows of width {width} were announced")
-        values: Values = arrays[-1].reshape(push.count, width)
-        keys = self._keys(push.start, push.stop, push.count, arrays[0], covered)
-        if (reason := self.table.check_values(keys, values)) is not None:
-            raise Invalid(reason)
-        return KeyValues(keys, values)
-
-    def _slot(self, push: m.Push) -> tuple[int, int] | None:
-        """For a step table: the step and the place in it that this push fills."""
-        if not isinstance(self.spec.apply, Step):
-            return None
-        if push.stream < 0:
-            raise Invalid("values for this table are pushed as slots of a step: name the slot (pass, number)")
-        step = self.spec.apply.step_of((push.stream, push.number))
-        return step, push.number % self.spec.apply.slots
-
-    def _only(self, given: KeyValues | None, wanted: Mask, covered: Mask) -> KeyValues | None:
-        """The part of ``given`` that falls into these segments."""
-        if given is None or wanted[covered].all():
-            return given
-        keys = self.table.held(given.keys) if isinstance(given.keys, KeyRange) else given.keys
-        inside = wanted[np.searchsorted(self._starts, keys, side="right") - 1]
-        return KeyValues(keys[inside], np.ascontiguousarray(given.values[inside])) if inside.any() else None
 
     def _held_bytes(self) -> int:
         return sum(opened.size for opened in self._open.values())
 
     def _record_staleness(self, version: Numbers | int, read: list[int], fresh: Mask) -> None:
-        if not read:
-            return
         known = np.asarray(read, np.int64)
         if len(known) not in (1, len(fresh)):
             return  # read by another placement

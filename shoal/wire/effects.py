@@ -45,7 +45,15 @@ class Computed:
     error: BaseException | None = None
 
 
-Event = Received | Tick | Durable | Computed
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The launcher saw a process end. An event, not a message: nobody can say this over the wire."""
+
+    name: str
+    reason: str
+
+
+Event = Received | Tick | Durable | Computed | Ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,13 +122,6 @@ class Leave(Message, frozen=True):
     incarnation: Count
 
 
-class Gone(Message, frozen=True):
-    """A launcher to coordinator: "I saw this process end"."""
-
-    name: str
-    reason: str
-
-
 # ---------------------------------------------------------------- tables
 
 
@@ -306,13 +299,14 @@ class No(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Gone | Create | Drop | Delay | Refresh | Done | Push | Pull | Park
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Done | Push | Pull | Park
     | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
 _dtypes: dict[str, np.dtype[Any]] = {"k": np.dtype("<u8"), "v": np.dtype("<f4")}
+_dtypes |= {kind.upper(): dtype for kind, dtype in _dtypes.items()}
 
 
 def encode(message: Message) -> bytes:
@@ -329,9 +323,8 @@ def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()
     if not needed <= len(frames) <= len(kinds):
         raise WireError(f"a {name_of(message)} comes with {needed} to {len(kinds)} arrays, this one has {len(frames)}")
     # A message with one array where two are possible has no keys: the last ones are what is always there.
-    return message, tuple(
-        _array(frame, kind.lower()) for frame, kind in zip(frames, kinds[len(kinds) - len(frames) :], strict=True)
-    )
+    last = len(kinds) - len(frames)
+    return message, tuple([_array(frame, kinds[last + i]) for i, frame in enumerate(frames)])
 
 
 def decode_header(header: bytes | memoryview) -> Message:

@@ -22,6 +22,7 @@ from shoal.wire.effects import Received
 from shoal.wire.messages import Arrays, Message, No, decode, encode
 
 _BATCH = 64
+_COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
 _LINGER = 200  # milliseconds for the last words
 _LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://", "inproc://")
 
@@ -76,6 +77,7 @@ class ZmqTransport:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HELLO_WITHIN // limits.MILLISECOND)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+        socket.copy_threshold = _COPIED
         return socket
 
     @property
@@ -121,14 +123,18 @@ class ZmqTransport:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._alarm, 65_536)
                 continue
-            with contextlib.suppress(zmq.Again):
-                for _ in range(_BATCH):
-                    self._take(socket, socket.recv_multipart(zmq.DONTWAIT, copy=False), found)
+            for _ in range(_BATCH):
+                self._take(socket, socket.recv_multipart(zmq.DONTWAIT, copy=False), found)
+                if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                    break
         return found
 
     def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
         if socket is self._router:
             sender = frames.pop(0).bytes.decode(errors="replace")
+            if sender in self._dealers:  # that node we call ourselves: whoever comes in under its name is another
+                self._counts["impostor"] += 1
+                return
         else:
             sender = self._names[socket]
         try:

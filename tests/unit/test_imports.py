@@ -14,7 +14,8 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 
 # A module may import its own room and all that stands below. The last level is single modules that know each other.
 LEVELS = (
-    ("cli", "frontends", "views"),
+    ("cli",),
+    ("frontends", "views", "benchmarks"),
     ("launch", "simulation", "testing"),
     ("nodes",),
     ("job",),

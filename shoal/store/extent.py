@@ -1,0 +1,123 @@
+"""What a message means here: which of the held segments it covers, its keys and values, all checked before anything changes.
+
+A message covers the held segments of a range of numbers, and its keys must lie inside them. What cannot be is refused whole, as
+``BadKeys``, ``BadValues`` or ``Invalid``; whatever comes through can be applied without a further look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal import limits
+from shoal.errors import BadKeys, BadValues, Invalid
+from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.store.ledger import Mask, Numbers
+from shoal.store.table import Table
+from shoal.tables import Sparse, Step
+from shoal.tables import Table as Spec
+from shoal.wire import messages as m
+
+
+class Extent:
+    """The segments of one table that one server holds, in key order, and their rows."""
+
+    def __init__(self, spec: Spec, held: Sequence[tuple[int, KeyRange]]) -> None:
+        self.spec = spec
+        self.ids: Numbers = np.array([segment for segment, _ in held], np.int64)
+        self.ranges = [keys for _, keys in held]
+        self.table = Table(spec, self.ranges)
+        self.whole: Mask = np.ones(len(held), np.bool_)
+        self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)
+        self._stops: Keys = np.array([keys.stop for keys in self.ranges], np.uint64)
+        self._ends = int(self._starts[0]), int(self._stops[-1])
+
+    @property
+    def _most_rows(self) -> int:
+        """In one message."""
+        return max(1, limits.FRAME_BYTES // max(8, 4 * self.spec.width))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def covered(self, first: int, last: int) -> Mask:
+        """The segments that a message is for."""
+        if first <= 0 and last >= m.EVERYWHERE:
+            return self.whole
+        covered: Mask = (self.ids >= first) & (self.ids < last)
+        if not covered.any():
+            raise BadKeys("no key of the segments that this message covers is held here: refresh the placement")
+        return covered
+
+    def given(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> KeyValues | None:
+        """What a push brings; None if it brings nothing."""
+        if push.count == 0 and push.start < 0 and not any(len(array) for array in arrays):
+            return None
+        if not arrays or (push.start < 0) != (len(arrays) == 2):
+            raise BadValues(f"a push with {len(arrays)} arrays: keys and values, or a range and values, are needed")
+        width = self.spec.width
+        if len(arrays[-1]) != push.count * width:
+            raise BadValues(f"{len(arrays[-1])} values came, {push.count} rows of width {width} were announced")
+        values: Values = arrays[-1].reshape(push.count, width)
+        keys = self.keys(push, arrays[0], covered)
+        if (reason := self.table.check_values(keys, values)) is not None:
+            raise BadValues(reason)
+        return KeyValues(keys, values)
+
+    def keys(self, ask: m.Push | m.Pull, listed: m.Array | None, covered: Mask) -> Keys | KeyRange:
+        """The keys a message is about, inside the segments it covers. Of a range, the part that is."""
+        low, high = self._ends
+        if covered is not self.whole:
+            low, high = int(self._starts[covered][0]), int(self._stops[covered][-1])
+        if ask.start >= 0:
+            keys = KeyRange(ask.start, ask.stop)
+            if keys.start < low or keys.stop > high:
+                keys = KeyRange(min(max(keys.start, low), high), max(low, min(keys.stop, high)))
+            if not isinstance(self.spec, Sparse):  # a range of a sparse table is answered in pieces
+                self._check_size(self.table.cost(keys) // self.spec.width)
+            return keys
+        found: Keys = np.empty(0, np.uint64) if listed is None else listed
+        if len(found) != ask.count:
+            raise BadKeys(f"{len(found)} keys came, the header says {ask.count}")
+        self._check_size(len(found))
+        reason = self.table.check_keys(found)
+        if reason is None and len(found) and not (low <= int(found[0]) and int(found[-1]) < high):
+            reason = "a key is outside the segments that this message covers"
+        if reason is not None:
+            raise BadKeys(reason)
+        return found
+
+    def slot(self, push: m.Push) -> tuple[int, int] | None:
+        """For a step table: the step and the place in it that this push fills."""
+        apply = self.spec.apply
+        if push.stream < 0 and push.stream != -push.incarnation:
+            raise Invalid("a push in another client's stream")
+        if not isinstance(apply, Step):
+            return None
+        if push.stream < 0:
+            raise Invalid("values for this table are pushed as slots of a step: name the slot (pass, number)")
+        if push.step > 0:
+            raise Invalid("the steps of this table follow from its slots: a push names no other")
+        return apply.step_of((push.stream, push.number)), push.number % apply.slots
+
+    def only(self, given: KeyValues | None, wanted: Mask, covered: Mask) -> KeyValues | None:
+        """The part of ``given`` that falls into these segments."""
+        if given is None or wanted is covered or wanted[covered].all():
+            return given
+        keys = self.table.held(given.keys) if isinstance(given.keys, KeyRange) else given.keys
+        inside = wanted[np.searchsorted(self._starts, keys, side="right") - 1]
+        return KeyValues(keys[inside], np.ascontiguousarray(given.values[inside])) if inside.any() else None
+
+    def read(self, keys: Keys | KeyRange) -> tuple[list[m.Array], int]:
+        """The arrays that answer a pull, and where the rest of a long range starts (-1: there is none)."""
+        if isinstance(keys, KeyRange) and isinstance(self.spec, Sparse):
+            live, values, rest = self.table.pull_live(keys, self._most_rows)
+            return [live, values.reshape(-1)], -1 if rest is None else rest
+        return [self.table.pull(keys).reshape(-1)], -1
+
+    def _check_size(self, rows: int) -> None:
+        if rows > self._most_rows:
+            raise BadKeys(
+                f"{rows} rows in one message, at most {self._most_rows} of width {self.spec.width} are allowed"
+            )

@@ -1,0 +1,541 @@
+"""Bytes from strangers, sent by raw sockets to a real server process and a real coordinator (F24, F25, F34-F36, F38).
+
+Whatever comes: a clear answer where one is possible, nothing changed, counted, and an honest client beside it works on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import pytest
+import zmq
+
+import shoal
+from shoal import limits
+from shoal.launch.processes import ProcessCluster
+from shoal.wire import messages as m
+
+PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+ROWS = 100
+_numbers = itertools.count()
+
+
+@dataclass
+class Scene:
+    """A cluster of one server process, an honest client, and tables with something in them."""
+
+    cluster: ProcessCluster
+    kv: shoal.KV
+    sockets: zmq.Context[Any]
+    opened: list[Stranger] = field(default_factory=list)
+
+    @property
+    def view(self) -> m.View:
+        assert self.cluster._coordinator is not None
+        return self.cluster._coordinator.node.roster.view()  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def server(self) -> str:
+        return next(member.address for member in self.view.members if member.role == "server")
+
+    def table(self, name: str) -> int:
+        return next(placed.number for placed in self.view.tables if placed.name == name)
+
+    def counted(self, what: str) -> int:
+        """What the coordinator's sockets have dropped so far."""
+        assert self.cluster._coordinator is not None
+        return self.cluster._coordinator.transport.counters().get(what, 0)
+
+    def contents(self) -> list[bytes]:
+        """Everything in the tables."""
+        live = self.kv.pull("sparse", slice(0, ROWS)).result(PATIENCE)
+        dense = [self.kv.pull(table, slice(0, ROWS)).result(PATIENCE) for table in ("dense", "steps")]
+        return [live.keys.tobytes(), live.values.tobytes(), *(rows.tobytes() for rows in dense)]
+
+    def stranger(self, address: str, name: str | None = None) -> Stranger:
+        return Stranger(self, address, name or f"stranger-{next(_numbers)}")
+
+
+class Stranger:
+    """A raw socket that says what it likes."""
+
+    def __init__(self, scene: Scene, address: str, name: str) -> None:
+        self.name = name
+        self.socket = scene.sockets.socket(zmq.DEALER)
+        scene.opened.append(self)
+        self.socket.setsockopt(zmq.IDENTITY, name.encode())
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(address)
+
+    def send(self, *frames: Any) -> None:
+        self.socket.send_multipart(frames, copy=False)
+
+    def answer(self, seconds: float = PATIENCE) -> m.Message | None:
+        """The next message, or None if there is none in time."""
+        if not self.socket.poll(seconds * 1_000):
+            return None
+        header, *frames = self.socket.recv_multipart()
+        return m.decode(header, frames)[0]
+
+    def ask(self, *frames: Any) -> m.Message | None:
+        self.send(*frames)
+        return self.answer()
+
+    def refused(self, *frames: Any) -> m.No:
+        answer = self.ask(*frames)
+        assert isinstance(answer, m.No), answer
+        return answer
+
+
+class Member(Stranger):
+    """A stranger that has joined, as any process of this machine may, and speaks to the server."""
+
+    def __init__(self, scene: Scene, role: str = "client") -> None:
+        self.greeter = scene.stranger(scene.cluster.address)
+        welcome = self.greeter.ask(m.encode(m.Hello(self.greeter.name, role, "token")))
+        assert isinstance(welcome, m.Welcome)
+        self.incarnation, self.view, self.scene = welcome.incarnation, welcome.view, scene
+        super().__init__(scene, scene.server, self.greeter.name)
+        self.requests = itertools.count(1)
+
+    def push(self, table: str, count: int, **changes: Any) -> m.Push:
+        push = m.Push(
+            request=next(self.requests),
+            table=self.scene.table(table),
+            view=self.view.number,
+            generation=0,
+            incarnation=self.incarnation,
+            stream=-self.incarnation,
+            number=next(self.requests),
+            floor=0,
+            step=0,
+            entered=0,
+            spell=0,
+            first=0,
+            last=m.EVERYWHERE,
+            count=count,
+        )
+        return msgspec.structs.replace(push, **changes)
+
+    def pull(self, table: str, count: int, **changes: Any) -> m.Pull:
+        pull = m.Pull(
+            request=next(self.requests),
+            table=self.scene.table(table),
+            view=self.view.number,
+            generation=0,
+            incarnation=self.incarnation,
+            clock=m.NO_CLOCK,
+            entered=0,
+            spell=0,
+            first=0,
+            last=m.EVERYWHERE,
+            count=count,
+        )
+        return msgspec.structs.replace(pull, **changes)
+
+    def leave(self) -> None:
+        self.greeter.send(m.encode(m.Leave(self.incarnation)))
+
+
+@pytest.fixture(scope="module", params=["tcp", "ipc"])
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with shoal.local(servers=1, processes=True, transport=request.param) as cluster, zmq.Context() as sockets:
+        assert isinstance(cluster, ProcessCluster)
+        kv = cluster.client("honest")
+        kv.create("sparse", shoal.Sparse(keys=ROWS))
+        kv.create("dense", shoal.Dense(rows=ROWS))
+        kv.create("steps", shoal.Dense(rows=ROWS, apply=shoal.Step(slots=1), max_delay=0))
+        kv.create("honest", shoal.Dense(rows=1))
+        kv.push("sparse", [1, 50, 99], [1.0, 2.0, 3.0]).result(PATIENCE)
+        kv.push("dense", slice(0, ROWS), np.arange(ROWS)).result(PATIENCE)
+        kv.push("steps", [7], [7.0], slot=(0, 0)).result(PATIENCE)
+        yield Scene(cluster, kv, sockets)
+        sockets.destroy(0)
+
+
+@pytest.fixture(autouse=True)
+def unharmed(scene: Scene) -> Iterator[None]:
+    """After every test: nothing has changed, the honest client works, and the server is the process it was."""
+    before, pids = scene.contents(), scene.cluster.pids
+    count = scene.kv.pull("honest", [0]).result(PATIENCE)
+    yield
+    while scene.opened:
+        scene.opened.pop().socket.close(linger=100)
+    assert scene.contents() == before
+    assert scene.kv.push_pull("honest", [0], [1.0]).result(PATIENCE) == count + 1
+    with scene.cluster.client() as newcomer:
+        assert newcomer.pull("honest", [0]).result(PATIENCE) == count + 1
+    assert scene.cluster.pids == pids
+    assert all(psutil.pid_exists(pid) for pid in pids.values())
+
+
+@pytest.fixture
+def member(scene: Scene) -> Iterator[Member]:
+    member = Member(scene)
+    yield member
+    member.leave()
+
+
+@pytest.fixture(params=["server", "coordinator"])
+def stranger(scene: Scene, request: pytest.FixtureRequest) -> Stranger:
+    return scene.stranger(scene.server if request.param == "server" else scene.cluster.address)
+
+
+def keys(*which: int) -> np.ndarray:
+    return np.array(which, np.uint64)
+
+
+def values(*which: float) -> np.ndarray:
+    return np.array(which, np.float32)
+
+
+# ---------------------------------------------------------------- pushes and pulls that cannot be
+
+
+BAD_PUSHES: dict[str, tuple[str, int, dict[str, Any], tuple[np.ndarray, ...], str]] = {
+    # table, rows announced, other fields, arrays, reason
+    "fewer keys than announced": ("sparse", 2, {}, (keys(1), values(1, 2)), "1 keys came, the header says 2"),
+    "more keys than announced": ("sparse", 1, {}, (keys(1, 2), values(1)), "2 keys came, the header says 1"),
+    "too few values": ("sparse", 2, {}, (keys(1, 2), values(1)), "1 values came, 2 rows of width 1"),
+    "too many values": ("sparse", 1, {}, (keys(1), values(1, 2)), "2 values came, 1 rows of width 1"),
+    "values in double precision": ("sparse", 2, {}, (keys(1, 2), np.ones(2)), "4 values came, 2 rows"),
+    "huge announcement": ("sparse", 1 << 60, {}, (keys(1), values(1)), "rows of width 1 were announced"),
+    "unsorted keys": ("sparse", 2, {}, (keys(50, 1), values(1, 2)), "key 1 follows 50"),
+    "a key twice": ("dense", 2, {}, (keys(5, 5), values(1, 2)), "key 5 follows 5"),
+    "a key past the end": ("sparse", 2, {}, (keys(1, ROWS), values(1, 2)), "key 100 is past the limit"),
+    "a row past the end": ("dense", 1, {}, (keys(ROWS), values(1)), "key 100 is past the limit"),
+    "the largest key": ("sparse", 1, {}, (keys(2**64 - 1), values(1)), "past the limit"),
+    "not a number": ("sparse", 2, {}, (keys(1, 2), values(1, np.nan)), "row 1 are not finite"),
+    "infinity": ("dense", 2, {}, (keys(1, 2), values(np.inf, 1)), "row 0 are not finite"),
+    "minus infinity in a range": ("dense", 2, {"start": 0, "stop": 2}, (values(1, -np.inf),), "row 1 are not finite"),
+    "not a number in a slot": ("steps", 1, {"stream": 0, "number": 1}, (keys(1), values(np.nan)), "not finite"),
+    "values without keys": ("sparse", 1, {}, (values(1),), "a push with 1 arrays"),
+    "nothing but an announcement": ("sparse", 1, {}, (), "a push with 0 arrays"),
+    "a range and keys": ("dense", 2, {"start": 0, "stop": 2}, (keys(0, 1), values(1, 2)), "a push with 2 arrays"),
+    "a range of a sparse table": ("sparse", 2, {"start": 0, "stop": 2}, (values(1, 2),), "list the keys"),
+    "a range that ends before it starts": ("dense", 1, {"start": 5, "stop": 2}, (values(1),), "start <= stop"),
+    "a range past 2^63": ("dense", 1, {"start": 5, "stop": (1 << 64) - 1}, (values(1),), "start <= stop"),
+    "a range longer than its values": ("dense", 1, {"start": 0, "stop": 2}, (values(1),), "2 rows of width 1"),
+    "a range past the end": ("dense", 2, {"start": 99, "stop": 101}, (values(1, 2),), "1 rows of width 1"),
+    "segments that are not there": ("dense", 1, {"first": 900, "last": 901}, (keys(1), values(1)), "held here"),
+    "a step without a slot": ("steps", 1, {}, (keys(1), values(1)), "name the slot"),
+    "a second pass of one endless pass": ("steps", 1, {"stream": 1}, (keys(1), values(1)), "one endless pass"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_PUSHES)
+def test_a_push_that_cannot_be_is_answered_with_the_reason(scene: Scene, member: Member, case: str) -> None:
+    table, count, changes, arrays, reason = BAD_PUSHES[case]
+    refused = scene.kv.stats(table).get("refused", 0)
+    push = member.push(table, count, **changes)
+    answer = member.refused(m.encode(push), *arrays)
+    assert answer.request == push.request
+    assert answer.kind in ("keys", "values")
+    assert reason in answer.reason
+    assert scene.kv.stats(table)["refused"] == refused + 1
+
+
+BAD_PULLS: dict[str, tuple[str, int, dict[str, Any], tuple[np.ndarray, ...], str]] = {
+    "fewer keys than announced": ("sparse", 2, {}, (keys(1),), "1 keys came, the header says 2"),
+    "no keys at all": ("sparse", 2, {}, (), "0 keys came, the header says 2"),
+    "unsorted keys": ("sparse", 2, {}, (keys(50, 1),), "key 1 follows 50"),
+    "a key past the end": ("dense", 2, {}, (keys(1, ROWS),), "past the limit"),
+    "a range that ends before it starts": ("dense", 0, {"start": 5, "stop": 2}, (), "start <= stop"),
+    "a range past 2^63": ("sparse", 0, {"start": 0, "stop": (1 << 64) - 1}, (), "start <= stop"),
+    "segments that are not there": ("dense", 1, {"first": 900, "last": 901}, (keys(1),), "held here"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PULLS)
+def test_a_pull_that_cannot_be_is_answered_with_the_reason(scene: Scene, member: Member, case: str) -> None:
+    table, count, changes, arrays, reason = BAD_PULLS[case]
+    refused = scene.kv.stats(table).get("refused", 0)
+    pull = member.pull(table, count, **changes)
+    answer = member.refused(m.encode(pull), *arrays)
+    assert (answer.request, answer.kind) == (pull.request, "keys")
+    assert reason in answer.reason
+    assert scene.kv.stats(table)["refused"] == refused + 1
+
+
+def test_a_client_cannot_claim_a_clock(member: Member) -> None:
+    answer = member.refused(m.encode(member.pull("dense", 1, enter=True)), keys(1))
+    assert "only a worker has a clock" in answer.reason
+
+
+def test_numbers_far_ahead_are_put_off_and_take_no_memory(member: Member) -> None:
+    for changes in ({"number": 1 << 60}, {"stream": 0, "number": 1 << 60}):
+        answer = member.ask(m.encode(member.push("dense", 1, **changes)), keys(1), values(1))
+        assert isinstance(answer, m.Busy)
+    answer = member.ask(m.encode(member.push("steps", 1, stream=0, number=1 << 40)), keys(1), values(1))
+    assert isinstance(answer, m.Busy)
+
+
+def test_who_is_no_member_is_fenced(scene: Scene, member: Member) -> None:
+    never_joined = scene.stranger(scene.server)
+    honest = next(one.incarnation for one in scene.view.members if one.name == "honest")
+    for incarnation in (0, 1 << 60, honest, member.incarnation):
+        push = member.push("dense", 1, incarnation=incarnation, stream=-incarnation)
+        assert isinstance(never_joined.ask(m.encode(push), keys(1), values(1)), m.Fence)
+        pull = member.pull("dense", 1, incarnation=incarnation)
+        assert isinstance(never_joined.ask(m.encode(pull), keys(1)), m.Fence)
+
+
+def test_a_table_or_view_that_is_not_there_is_said_so(member: Member) -> None:
+    push = msgspec.structs.replace(member.push("dense", 1), table=1 << 40)
+    assert isinstance(member.ask(m.encode(push), keys(1), values(1)), m.Moved)
+    push = member.push("dense", 1, view=1 << 60)  # a view from the future: not before it is here
+    assert isinstance(member.ask(m.encode(push), keys(1), values(1)), m.Busy)
+    push = member.push("dense", 1, generation=3)
+    assert isinstance(member.ask(m.encode(push), keys(1), values(1)), m.Rollback)
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (("x", "overlord", "t"), "none of"),
+        (("", "client", "t"), "not ''"),
+        (("other", "client", "t"), "your name is"),
+        (("y" * 200, "client", "t"), "printable"),
+        (("new\nline", "client", "t"), "printable"),
+    ],
+)
+def test_who_cannot_join_is_told_why(scene: Scene, hello: tuple[str, str, str], reason: str) -> None:
+    name = hello[0] if hello[0] not in ("", "other") else "somebody"
+    members = scene.view.members
+    answer = scene.stranger(scene.cluster.address, name).refused(m.encode(m.Hello(*hello)))
+    assert reason in answer.reason
+    assert scene.view.members == members
+
+
+# ---------------------------------------------------------------- bytes that are no message
+
+
+GREETING = m.encode(m.Refresh(1))
+DEEP = b"\x91" * 100_000
+
+
+BAD_BYTES: dict[str, tuple[tuple[bytes, ...], str]] = {
+    "nothing": ((b"",), "0 bytes that do not start like a message"),
+    "two bytes": ((GREETING[:2],), "2 bytes that do not start like a message"),
+    "another mark": ((b"X" + GREETING[1:],), "do not start like a message"),
+    "text": ((b"GET / HTTP/1.1\r\n\r\n",), "do not start like a message"),
+    "a pickle": ((b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",), "do not start like a message"),
+    "no tag": ((GREETING[:2] + b"\x90",), "does not decode"),
+    "an unknown tag": ((GREETING[:2] + msgspec.msgpack.encode(["reboot", 1]),), "does not decode"),
+    "a map instead of an array": ((GREETING[:2] + msgspec.msgpack.encode({"type": "refresh"}),), "does not decode"),
+    "a missing field": ((GREETING[:2] + msgspec.msgpack.encode(["refresh"]),), "does not decode"),
+    "a field too many": ((GREETING[:2] + msgspec.msgpack.encode(["refresh", 1, 2]),), "does not decode"),
+    "a field of another type": ((GREETING[:2] + msgspec.msgpack.encode(["refresh", "1"]),), "does not decode"),
+    "something behind the end": ((GREETING + b"\x00",), "does not decode"),
+    "an extension type": ((GREETING[:2] + msgspec.msgpack.encode(["refresh", msgspec.msgpack.Ext(1, b"x")]),), "does not decode"),
+    "text that is no text": ((GREETING[:2] + b"\x92\xa2\xff\xfe\x01",), "does not decode"),
+    "deep nesting": ((GREETING[:2] + DEEP,), "does not decode"),
+    "a long array that is not there": ((GREETING[:2] + b"\xdd\xff\xff\xff\xff",), "does not decode"),
+    "a number out of bounds": ((m.encode(m.Leave(1 << 62)),), "does not decode"),
+    "a negative count": ((m.encode(m.Leave(-1)),), "does not decode"),
+    "a header of two megabytes": ((GREETING + bytes(2 << 20),), "at most 1,048,576"),
+    "an array where none belongs": ((GREETING, bytes(8)), "comes with 0 to 0 arrays, this one has 1"),
+    "five arrays": ((GREETING, *[bytes(8)] * 5), "5 arrays behind one header"),
+    "a thousand arrays": ((GREETING, *[b""] * 1_000), "1000 arrays behind one header"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_BYTES)
+def test_bytes_that_are_no_message_are_answered_with_the_reason(scene: Scene, stranger: Stranger, case: str) -> None:
+    frames, reason = BAD_BYTES[case]
+    answer = stranger.refused(*frames)
+    assert (answer.request, answer.kind) == (0, "wire")
+    assert reason in answer.reason
+    assert len(answer.reason) < 1_000  # it is not our own words that come back
+
+
+def test_arrays_that_are_not_whole_are_refused(member: Member) -> None:
+    push = m.encode(member.push("sparse", 1))
+    for arrays, reason in (
+        ((b"1234567", bytes(4)), "7 bytes, which is no whole number of 8-byte elements"),
+        ((bytes(8), b"123"), "3 bytes, which is no whole number of 4-byte elements"),
+        ((bytes(8), bytes(4), bytes(4)), "comes with 0 to 2 arrays, this one has 3"),
+    ):
+        answer = member.refused(push, *arrays)
+        assert answer.kind == "wire"
+        assert reason in answer.reason
+
+
+def test_a_message_of_another_version_is_told_both_versions(scene: Scene, stranger: Stranger) -> None:
+    for version in (0, limits.PROTOCOL + 1, 255):
+        answer = stranger.refused(bytes((m.MARK, version)) + GREETING[2:])
+        assert answer.kind == "version"
+        assert f"they speak protocol {version}, this side speaks {limits.PROTOCOL}" in answer.reason
+
+
+def test_every_way_to_cut_a_message_short_is_refused(scene: Scene, member: Member) -> None:
+    for message in (member.push("dense", 1), member.pull("dense", 1)):
+        whole = m.encode(message)
+        for length in range(len(whole)):
+            assert member.refused(whole[:length], keys(1)).kind == "wire"
+
+
+def test_every_flipped_bit_of_a_header_ends_in_an_answer(scene: Scene, member: Member) -> None:
+    """It may still be a message, if another one: so this one adds zero, and only its own stream is touched."""
+    answers = []
+    for message, arrays in (
+        (member.push("dense", 1, number=77_777), (keys(1), values(0))),
+        (member.pull("dense", 1), (keys(1),)),
+    ):
+        header = m.encode(message)
+        for bit in range(8 * len(header)):
+            flipped = bytearray(header)
+            flipped[bit // 8] ^= 1 << bit % 8
+            answer = member.ask(bytes(flipped), *arrays)
+            assert answer is not None, f"bit {bit} of {message}"
+            answers.append(answer)
+    refusals = [answer for answer in answers if isinstance(answer, m.No)]
+    assert len(refusals) > len(answers) // 2
+
+
+def test_thousands_of_messages_of_junk_are_dropped_and_counted(scene: Scene, stranger: Stranger) -> None:
+    many, noise = 4_000, random.Random(11)
+    before = scene.counted("not a message") + scene.counted("other version")
+    for number in range(many):
+        junk = noise.randbytes(noise.randrange(200))
+        stranger.send((GREETING[:2] + junk) if number % 2 else junk)
+        if number % 400 == 0:  # an honest client is served in between
+            scene.kv.pull("dense", [1]).result(PATIENCE)
+    heard = 0
+    while stranger.answer(0.5) is not None and heard < many:
+        heard += 1
+    assert heard > 0  # told as often as its own queue had room
+    if stranger.socket.getsockopt_string(zmq.LAST_ENDPOINT) == scene.cluster.address:
+        assert scene.counted("not a message") + scene.counted("other version") == before + many
+
+
+def test_messages_that_only_others_may_send_are_ignored_by_the_coordinator(scene: Scene) -> None:
+    assert scene.cluster._coordinator is not None
+    coordinator = scene.cluster._coordinator.node
+    stranger, view = scene.stranger(scene.cluster.address), scene.view
+    before = coordinator.counts["unexpected"]  # type: ignore[attr-defined]
+    lies = [
+        m.View(99, 1 << 60, 0, [], []),
+        m.Welcome("t", 5, view),
+        m.Alive(99, 99),
+        m.Counted(1, True),
+        m.Done(1),
+        m.Moved(1, 1 << 60),
+        m.Park(1, 1, 1, 1),
+        m.Fence(0, 1),
+        m.Over("t"),
+    ]
+    for lie in lies:
+        stranger.send(m.encode(lie))
+    assert isinstance(stranger.ask(GREETING), m.View)  # it has read them all
+    assert coordinator.counts["unexpected"] == before + len(lies)  # type: ignore[attr-defined]
+    assert scene.view.members == view.members
+    for member in view.members:  # somebody else's heartbeat and farewell
+        assert isinstance(
+            scene.stranger(scene.cluster.address).ask(m.encode(m.Heartbeat(member.incarnation, 1))), m.Fence
+        )
+        scene.stranger(scene.cluster.address).send(m.encode(m.Leave(member.incarnation)))
+    assert scene.view.members == view.members
+
+
+# ---------------------------------------------------------------- too much
+
+
+def test_an_array_just_above_the_limit_is_refused_and_the_next_message_is_served(member: Member) -> None:
+    large = bytes(limits.FRAME_BYTES + 8)
+    answer = member.refused(m.encode(member.push("dense", len(large) // 4, start=0, stop=1)), large)
+    assert answer.kind == "wire"
+    assert f"an array of {len(large):,} bytes, at most {limits.FRAME_BYTES:,}" in answer.reason
+    assert isinstance(member.ask(m.encode(member.pull("dense", 1)), keys(1)), m.Values)
+
+
+def test_a_frame_above_what_sockets_take_ends_the_connection_and_costs_no_memory(scene: Scene, member: Member) -> None:
+    server = psutil.Process(scene.cluster.pids["server-0"])
+    before = server.memory_info().rss
+    large = bytes(limits.FRAME_BYTES + limits.HEADER_BYTES + 1)
+    for _ in range(3):
+        member.send(m.encode(member.push("dense", 1, start=0, stop=1)), large)
+        assert member.answer(0.3) is None
+    assert server.memory_info().rss - before < limits.FRAME_BYTES
+    deadline = time.monotonic() + PATIENCE  # the socket connects again by itself; what it says then is heard
+    answer = None
+    while answer is None and time.monotonic() < deadline:
+        with contextlib.suppress(zmq.Again):
+            member.socket.send_multipart([m.encode(member.pull("dense", 1)), keys(1)], zmq.DONTWAIT)
+        answer = member.answer(1.0)
+    assert isinstance(answer, m.Values)
+
+
+def raw(address: str) -> socket.socket:
+    """A connection without any protocol on it."""
+    if address.startswith("ipc://"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address.removeprefix("ipc://"))
+    else:
+        host, port = address.removeprefix("tcp://").split(":")
+        connection = socket.create_connection((host, int(port)), PATIENCE)
+    connection.settimeout(PATIENCE)
+    return connection
+
+
+def closed_by_the_other_side(connection: socket.socket) -> bool:
+    try:
+        while connection.recv(4_096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_connections_that_are_opened_and_left_are_closed_again(scene: Scene) -> None:
+    """A hundred to each, silent or with a greeting that never ends: they have HELLO_WITHIN, then they are gone."""
+    server = psutil.Process(scene.cluster.pids["server-0"])
+    before = server.num_fds()
+    greetings = [b"", b"\xff", b"\xff" + bytes(8) + b"\x7f", b"\xff" + bytes(8) + b"\x7f\x03"]  # of ZeroMQ's, so far
+    with contextlib.ExitStack() as left:
+        connections = [
+            left.enter_context(raw(address)) for _ in range(100) for address in (scene.server, scene.cluster.address)
+        ]
+        for number, connection in enumerate(connections):
+            connection.sendall(greetings[number // 2 % len(greetings)])
+        for _ in range(20):  # an honest client is served meanwhile
+            scene.kv.push("honest", [0], [0.0]).result(PATIENCE)
+        assert all(closed_by_the_other_side(connection) for connection in connections)
+    assert settles(lambda: server.num_fds() <= before + 5)
+
+
+def test_other_protocols_get_nowhere(scene: Scene) -> None:
+    """ZeroMQ takes a first byte that is not its own for its own first version and stays, until the caller goes."""
+    server = psutil.Process(scene.cluster.pids["server-0"])
+    before = server.num_fds()
+    with contextlib.ExitStack() as left:
+        for words in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00", bytes(100), b"SSH-2.0-x\r\n"):
+            for address in (scene.server, scene.cluster.address):
+                left.enter_context(raw(address)).sendall(words)
+        for _ in range(20):
+            scene.kv.push("honest", [0], [0.0]).result(PATIENCE)
+    assert settles(lambda: server.num_fds() <= before + 2)
+
+
+def settles(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_two_hundred_sockets_that_say_nothing_hurt_nobody(scene: Scene) -> None:
+    strangers = [scene.stranger(scene.server if number % 2 else scene.cluster.address) for number in range(200)]
+    for _ in range(20):
+        scene.kv.push("honest", [0], [0.0]).result(PATIENCE)
+    assert isinstance(strangers[0].ask(GREETING), m.View)

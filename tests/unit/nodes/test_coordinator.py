@@ -1,0 +1,361 @@
+"""The coordinator, driven by hand: hello, silence, tables, and a journal that outlives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal import limits
+from shoal.limits import MILLISECOND, SECOND
+from shoal.nodes.coordinator import Coordinator
+from shoal.tables import Dense, Table, Update
+from shoal.wire import messages as m
+from shoal.wire.effects import Durable, Effect, Ended, Persist, Received, Send, Tick, Wake
+
+
+@dataclass
+class Office:
+    """A coordinator with a disk that writes at once (or not at all), and what it said."""
+
+    coordinator: Coordinator = field(default_factory=Coordinator)
+    now: int = 100 * SECOND
+    journal: list[bytes] = field(default_factory=list)
+    disk_error: str | None = ""  # None: the disk never answers
+
+    def feed(self, *events: object) -> list[tuple[str, m.Message]]:
+        said: list[tuple[str, m.Message]] = []
+        queue = list(events)
+        while queue:
+            for effect in self.coordinator.handle(self.now, queue.pop(0)):
+                said += self._carry_out(effect, queue)
+        return said
+
+    def _carry_out(self, effect: Effect, queue: list[object]) -> list[tuple[str, m.Message]]:
+        match effect:
+            case Send(to, message):
+                return [(to, message)]
+            case Persist(token, record) if self.disk_error is not None:
+                if not self.disk_error:
+                    self.journal.append(record)
+                queue.append(Durable(token, self.disk_error))
+            case Wake(at):
+                assert at == self.now + limits.HEARTBEAT
+        return []
+
+    def say(self, sender: str, message: m.Message) -> list[tuple[str, m.Message]]:
+        return self.feed(Received(sender, message))
+
+    def join(self, name: str, role: str = "server", token: str = "") -> m.Welcome:
+        said = self.say(name, m.Hello(name, role, token or f"{name}.0", f"at {name}"))
+        return next(message for to, message in said if to == name and isinstance(message, m.Welcome))
+
+    def beat(self, name: str, incarnation: int, view: int | None = None) -> list[tuple[str, m.Message]]:
+        shown = self.coordinator.roster.number if view is None else view
+        return self.say(name, m.Heartbeat(incarnation, shown))
+
+    def wait(self, nanoseconds: int, *beating: tuple[str, int]) -> list[tuple[str, m.Message]]:
+        """Let time pass as a loop would, these members being well."""
+        said = []
+        until = self.now + nanoseconds
+        while self.now < until:
+            self.now = min(until, self.now + limits.HEARTBEAT)
+            for name, incarnation in beating:
+                said += self.beat(name, incarnation)
+            said += self.feed(Tick())
+        return said
+
+    def create(self, request: int, name: str = "w", spec: Table | None = None) -> list[tuple[str, m.Message]]:
+        return self.say("ann", m.Create(request, name, spec or Dense(rows=8)))
+
+    @property
+    def members(self) -> list[str]:
+        return [member.name for member in self.coordinator.roster.view().members]
+
+
+def answers(said: list[tuple[str, m.Message]], to: str = "ann") -> list[m.Message]:
+    """What this one was told, without the views and the signs of life."""
+    return [message for name, message in said if name == to and not isinstance(message, m.View | m.Alive)]
+
+
+# ---------------------------------------------------------------- members
+
+
+def test_hello_is_answered_with_an_incarnation_and_the_view() -> None:
+    office = Office()
+    welcome = office.join("ann")
+    assert (welcome.token, welcome.incarnation) == ("ann.0", 1)
+    assert [member.name for member in welcome.view.members] == ["ann"]
+    assert office.join("bob", "worker").incarnation == 2
+    assert office.members == ["ann", "bob"]
+
+
+def test_a_hello_that_is_sent_again_has_the_same_answer() -> None:
+    office = Office()
+    first = office.join("ann")
+    again = office.join("ann")
+    assert again.incarnation == first.incarnation
+    assert len(office.journal) == 1
+    assert office.coordinator.roster.number == 1
+
+
+def test_nobody_is_welcome_before_the_incarnation_is_on_disk() -> None:
+    office = Office(disk_error=None)
+    hello = m.Hello("ann", "server", "ann.0")
+    (persist,) = [
+        one for one in office.coordinator.handle(office.now, Received("ann", hello)) if isinstance(one, Persist)
+    ]
+    assert office.say("ann", hello) == []  # a repeat: the first is on its way
+    assert office.members == []
+    ((to, message), *_) = office.feed(Durable(persist.token))
+    assert to == "ann" and isinstance(message, m.Welcome)
+    assert office.feed(Durable(persist.token)) == []  # told twice
+
+
+def test_a_disk_that_is_full_refuses_newcomers_and_nobody_else() -> None:
+    office = Office()
+    office.join("ann")
+    office.disk_error = "no space left on device"
+    ((to, message),) = office.say("bob", m.Hello("bob", "worker", "bob.0"))
+    assert to == "bob" and isinstance(message, m.No) and "no space left" in message.reason
+    assert office.members == ["ann"]
+    office.disk_error = ""
+    assert office.join("bob", "worker").incarnation == 3  # 2 may be on disk, who knows
+
+
+def test_incarnations_never_repeat_not_even_after_a_restart() -> None:
+    office, seen = Office(), []
+    for life in range(4):
+        seen += [office.join(name, token=f"{life}").incarnation for name in ("ann", "bob", "ann")]
+        seen.append(office.join("ann", token=f"{life} again").incarnation)
+        office = Office(Coordinator(journal=office.journal), journal=office.journal)
+    assert len(set(seen)) == 4 * 3  # ann's second hello of each life was a repeat
+    assert sorted(set(seen)) == list(dict.fromkeys(seen))
+
+
+def test_every_life_of_the_coordinator_has_its_own_term() -> None:
+    office = Office()
+    assert office.join("ann").view.term == 1
+    office = Office(Coordinator(journal=office.journal), journal=office.journal)
+    assert office.members == []
+    assert office.join("ann", token="ann.1").view.term == 2
+
+
+def test_a_name_that_is_not_the_senders_is_refused() -> None:
+    ((to, message),) = Office().say("mallory", m.Hello("ann", "server", "t"))
+    assert to == "mallory" and isinstance(message, m.No) and "your name is 'mallory'" in message.reason
+
+
+def test_a_role_that_is_none_is_refused() -> None:
+    ((_, message),) = Office().say("ann", m.Hello("ann", "king", "t"))
+    assert isinstance(message, m.No) and message.request == 0
+
+
+def test_every_member_is_told_of_every_change() -> None:
+    office = Office()
+    office.join("ann")
+    said = office.say("bob", m.Hello("bob", "worker", "bob.0"))
+    views = [(to, message.number) for to, message in said if isinstance(message, m.View)]
+    assert views == [("ann", 2), ("bob", 2)]
+
+
+def test_a_second_process_of_the_same_name_fences_the_first() -> None:
+    office = Office()
+    first = office.join("ann", token="one")
+    second = office.join("ann", token="two")
+    assert second.incarnation > first.incarnation
+    assert office.beat("ann", first.incarnation) == [("ann", m.Fence(0, first.incarnation))]
+    assert office.say("ann", m.Hello("ann", "server", "one")) == [("ann", m.Over("one"))]
+    assert office.coordinator.roster.people["ann"].member.incarnation == second.incarnation
+
+
+def test_a_heartbeat_is_answered_with_what_the_sender_lacks() -> None:
+    office = Office()
+    office.join("ann")
+    assert office.beat("ann", 1, view=1) == [("ann", m.Alive(1, 1))]
+    ((_, message),) = office.beat("ann", 1, view=0)
+    assert isinstance(message, m.View) and message.number == 1
+
+
+def test_a_stranger_that_sends_heartbeats_is_fenced() -> None:
+    assert Office().beat("ann", 9) == [("ann", m.Fence(0, 9))]
+
+
+def test_the_silent_are_removed_and_the_others_told() -> None:
+    office = Office()
+    office.join("ann")
+    office.join("eve", "worker")
+    office.wait(limits.DEAD_AFTER - MILLISECOND, ("ann", 1))
+    assert office.members == ["ann", "eve"]
+    said = office.wait(MILLISECOND, ("ann", 1))
+    assert office.members == ["ann"]
+    assert [message.number for to, message in said if to == "ann" and isinstance(message, m.View)] == [3]
+    assert office.beat("eve", 2) == [("eve", m.Fence(0, 2))]
+
+
+def test_a_server_that_alone_holds_segments_is_kept_however_long_it_is_silent() -> None:
+    office = Office()
+    office.join("ann")
+    office.join("bob")
+    office.create(1, spec=Dense(rows=64))
+    office.wait(60 * SECOND)
+    assert office.members == ["ann", "bob"]
+    office.beat("ann", 1)
+    office.beat("bob", 2)
+    office.say("ann", m.Drop(2, "w"))
+    office.wait(60 * SECOND, ("ann", 1))
+    assert office.members == ["ann"]
+
+
+def test_a_coordinator_that_slept_blames_nobody() -> None:
+    office = Office()
+    office.join("ann")
+    office.join("eve", "worker")
+    office.wait(2 * SECOND)  # eve has been silent for two seconds
+    office.now += 3_600 * SECOND
+    office.feed(Tick())
+    assert office.members == ["ann", "eve"]
+    office.wait(limits.DEAD_AFTER - 2 * SECOND - MILLISECOND)
+    assert office.members == ["ann", "eve"]
+    office.wait(MILLISECOND)  # but what was heard missing before and after counts
+    assert office.members == []
+
+
+def test_who_leaves_is_gone_at_once_and_only_in_its_own_name() -> None:
+    office = Office()
+    office.join("ann")
+    office.join("eve", "worker")
+    office.say("ann", m.Leave(2))
+    office.say("eve", m.Leave(1))
+    assert office.members == ["ann", "eve"]
+    office.say("eve", m.Leave(2))
+    assert office.members == ["ann"]
+
+
+def test_a_process_that_was_seen_to_end_is_removed_even_if_it_held_segments() -> None:
+    office = Office()
+    office.join("ann")
+    office.create(1)
+    office.feed(Ended("nobody", "who?"))
+    office.feed(Ended("ann", "killed by signal 9"))
+    assert office.members == []
+    assert office.coordinator.roster.lost == {"ann": "killed by signal 9"}
+    assert all(place.servers == [] for place in office.coordinator.roster.tables["w"].places)
+
+
+def test_a_refresh_is_answered_with_the_view_first() -> None:
+    office = Office()
+    office.join("ann")
+    (_, view), (_, done) = office.say("ann", m.Refresh(4))
+    assert isinstance(view, m.View) and done == m.Done(4)
+
+
+def test_a_message_that_makes_no_sense_here_is_counted() -> None:
+    office = Office()
+    assert office.say("ann", m.Counted(1, new=True)) == []
+    assert office.coordinator.counts["unexpected"] == 1
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_create_is_answered_when_every_server_has_shown_the_view() -> None:
+    office = Office()
+    office.join("ann")
+    office.join("bob")
+    office.join("eve", "worker")
+    assert answers(office.create(1)) == []
+    view = office.coordinator.roster.number
+    assert answers(office.beat("ann", 1)) == []
+    assert answers(office.beat("bob", 2, view=view - 1)) == []
+    said = office.beat("bob", 2)  # eve is not waited for
+    assert answers(said) == [m.Done(1)]
+    views = [message for to, message in said if to == "ann" and isinstance(message, m.View)]
+    assert [table.name for table in views[0].tables] == ["w"]
+
+
+def test_a_create_that_is_sent_again_is_not_done_twice() -> None:
+    office = Office()
+    office.join("ann")
+    office.create(1)
+    assert answers(office.create(1)) == [m.Held(1, "ann")]  # whom it waits for
+    office.beat("ann", 1)
+    assert answers(office.create(1)) == [m.Done(1)]
+    assert office.coordinator.roster.tables_made == 1
+    (answer,) = answers(office.create(2))
+    assert isinstance(answer, m.No) and "exists already" in answer.reason
+
+
+def test_a_create_that_cannot_be_is_answered_at_once() -> None:
+    office = Office()
+    (answer,) = answers(office.create(1))
+    assert isinstance(answer, m.No) and "only a member" in answer.reason
+    office.join("ann", "client")
+    (answer,) = answers(office.create(1))
+    assert isinstance(answer, m.No) and "no server has joined" in answer.reason
+    office.join("bob")
+    assert answers(office.create(1)) == [answer]  # asked again: the same answer
+    assert answers(office.create(2)) == []
+
+
+def test_a_server_that_dies_is_not_waited_for() -> None:
+    office = Office()
+    office.join("ann")
+    office.join("bob")
+    office.create(1)
+    office.beat("ann", 1)
+    assert answers(office.feed(Ended("bob", "killed"))) == [m.Done(1)]
+
+
+def test_a_table_that_a_server_cannot_set_up_is_dropped_and_the_reason_told() -> None:
+    office = Office()
+    office.join("ann")
+    office.join("bob")
+    office.create(1, spec=Dense(rows=64, update=Update("mine")))
+    number = office.coordinator.roster.tables["w"].number
+    office.beat("bob", 2)
+    shown = office.coordinator.roster.number
+    said = office.say("ann", m.Heartbeat(1, shown, {number: "ann: no update 'mine' here"}))
+    assert office.coordinator.roster.tables == {}
+    assert answers(said) == []  # until every server has forgotten it
+    office.beat("bob", 2)
+    assert answers(office.beat("ann", 1)) == [m.No(1, "table", "ann: no update 'mine' here")]
+    assert answers(office.create(2)) == []  # the name is free again
+
+
+def test_a_failure_of_a_table_that_is_settled_undoes_nothing() -> None:
+    office = Office()
+    office.join("ann")
+    office.create(1)
+    office.beat("ann", 1)
+    office.say("ann", m.Heartbeat(1, office.coordinator.roster.number, {1: "late", 77: "who?"}))
+    assert list(office.coordinator.roster.tables) == ["w"]
+
+
+def test_drop_and_delay_are_settled_like_create() -> None:
+    office = Office()
+    office.join("ann")
+    office.create(1)
+    office.beat("ann", 1)
+    assert answers(office.say("ann", m.Delay(2, "w", 4))) == []
+    assert answers(office.beat("ann", 1)) == [m.Done(2)]
+    assert office.coordinator.roster.tables["w"].spec.max_delay == 4
+    assert answers(office.say("ann", m.Drop(3, "w"))) == []
+    assert answers(office.beat("ann", 1)) == [m.Done(3)]
+    (answer,) = answers(office.say("ann", m.Drop(4, "w")))
+    assert isinstance(answer, m.No)
+
+
+def test_answers_are_remembered_but_not_for_ever() -> None:
+    office = Office()
+    for request in range(limits.MEMBERS + 50):
+        office.say("ann", m.Drop(request, "w"))
+    assert len(office.coordinator._answered) <= limits.MEMBERS
+
+
+def test_what_the_journal_says_can_be_read_back() -> None:
+    office = Office()
+    office.join("ann")
+    office.create(1)
+    office.join("bob")
+    assert [msgspec.msgpack.decode(record) for record in office.journal] == [[1, 1, 0], [1, 1, 1], [1, 2, 1]]

@@ -1,0 +1,176 @@
+"""Messages that await an answer: again with back-off, within a budget, not for ever."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from shoal import limits
+from shoal.limits import MILLISECOND, SECOND
+from shoal.store.flight import Flight
+from shoal.wire.effects import Send
+from shoal.wire.messages import Refresh
+
+START = 1_000 * SECOND
+
+
+def resends(flight: Flight, since: int, until: int, every: int = 10 * MILLISECOND) -> list[int]:
+    """When something was sent again, in nanoseconds since ``since``, looking often."""
+    times = []
+    for now in range(since, until + 1, every):
+        sent, _ = flight.tick(now)
+        times += [now - since] * len(sent)
+    return times
+
+
+def one_letter(seed: int = 0) -> Flight:
+    flight = Flight(seed)
+    assert flight.send(START, "ann", 1, Refresh(1)) == Send("ann", Refresh(1))
+    return flight
+
+
+def test_an_unanswered_message_is_sent_again_with_back_off() -> None:
+    times = resends(one_letter(), START, START + 9 * SECOND)
+    gaps = [after - before for before, after in pairwise([0, *times])]
+    first = gaps[0]
+    assert 0.75 * limits.RESEND_FIRST <= first <= 1.25 * limits.RESEND_FIRST + 10 * MILLISECOND
+    for shorter, longer in pairwise(gaps):
+        assert longer >= 1.7 * shorter or longer >= 0.75 * limits.RESEND_MOST
+    assert len(times) == 4  # after about 0.5, 1.5, 3.5 and 7.5 seconds
+
+
+def test_the_gaps_grow_no_further_than_the_most() -> None:
+    flight = one_letter()
+    letter = flight.letters[1]
+    for _ in range(10):
+        flight.tick(letter.again)
+        letter.heard = letter.again  # keeps it from being given up
+    assert letter.wait <= 1.25 * limits.RESEND_MOST
+
+
+def test_what_is_sent_again_is_the_same_message() -> None:
+    flight = one_letter()
+    sent, silent = flight.tick(flight.letters[1].again)
+    assert (sent, silent) == ([Send("ann", Refresh(1))], [])
+    assert flight.resent == 1
+
+
+def test_nothing_is_sent_again_once_it_is_answered() -> None:
+    flight = one_letter()
+    assert flight.done(1).to == "ann"
+    assert resends(flight, START, START + 20 * SECOND) == []
+
+
+def test_many_clients_do_not_knock_at_once() -> None:
+    firsts = {one_letter(seed).letters[1].again for seed in range(20)}
+    assert len(firsts) == 20
+    assert one_letter(3).letters[1].again == one_letter(3).letters[1].again  # but each always at the same time
+
+
+def test_what_is_held_is_not_sent_again_as_long_as_it_is_told_so() -> None:
+    flight = one_letter()
+    assert flight.held(START, 1)
+    for second in range(1, 60):
+        now = START + second * SECOND
+        assert flight.tick(now) == ([], [])
+        assert not flight.held(now, 1)  # no news
+
+
+def test_what_is_held_is_asked_again_after_three_missed_notices() -> None:
+    flight = one_letter()
+    flight.held(START, 1)
+    times = resends(flight, START, START + 4 * SECOND)
+    assert times[0] == 3 * limits.NOTICE
+
+
+def test_busy_is_sent_again_when_it_said() -> None:
+    flight = one_letter()
+    flight.busy(START, 1, 70 * MILLISECOND)
+    assert flight.tick(START + 69 * MILLISECOND) == ([], [])
+    assert flight.tick(START + 70 * MILLISECOND)[0] == [Send("ann", Refresh(1))]
+
+
+def test_busy_cannot_ask_for_the_impossible() -> None:
+    flight = one_letter()
+    flight.busy(START, 1, -5)
+    assert flight.letters[1].again == START + MILLISECOND
+    flight.busy(START, 1, 1 << 60)
+    assert flight.letters[1].again == START + limits.RESEND_MOST
+
+
+def test_busy_after_held_is_news_again() -> None:
+    flight = one_letter()
+    assert flight.held(START, 1)
+    flight.busy(START, 1, limits.BUSY_RETRY)
+    assert flight.held(START, 1)
+
+
+def test_answers_to_nothing_are_ignored() -> None:
+    flight = Flight(0)
+    assert not flight.held(START, 5)
+    flight.busy(START, 5, SECOND)
+    assert flight.tick(START + SECOND) == ([], [])
+
+
+def test_resends_are_one_in_ten_beyond_the_first_ten() -> None:
+    flight = Flight(0)
+    for request in range(1, 201):
+        flight.send(START, "ann", request, Refresh(request))
+    sent, _ = flight.tick(START + SECOND)
+    assert len(sent) == 10  # of two hundred that wait
+    assert flight.tick(START + SECOND + limits.RESEND_FIRST)[0] == []
+
+
+def test_one_a_second_is_always_allowed() -> None:
+    flight = Flight(0)
+    for request in range(1, 101):
+        flight.send(START, "ann", request, Refresh(request))
+    flight.tick(START + SECOND)
+    times = resends(flight, START + SECOND, START + 9 * SECOND)
+    assert 6 <= len(times) <= 8
+    assert all(after - before >= SECOND for before, after in pairwise(times))
+
+
+def test_sending_earns_resends() -> None:
+    flight = Flight(0)
+    for request in range(1, 101):
+        flight.send(START, "ann", request, Refresh(request))
+    assert len(flight.tick(START + SECOND)[0]) == 10
+    for request in range(101, 131):
+        flight.send(START + SECOND, "ann", request, Refresh(request))
+        flight.done(request)
+    later = START + SECOND + limits.RESEND_FIRST
+    assert len(flight.tick(later)[0]) in (2, 3)  # thirty first sends, one in ten
+
+
+def test_silence_is_reported_and_not_asked_again() -> None:
+    flight = one_letter()
+    resends(flight, START, START + limits.SILENCE - 10 * MILLISECOND)
+    sent, silent = flight.tick(START + limits.SILENCE)
+    assert sent == []
+    assert [letter.request for letter in silent] == [1]
+
+
+def test_any_sign_of_life_ends_the_silence() -> None:
+    flight = one_letter()
+    flight.busy(START + limits.SILENCE - 1, 1, limits.BUSY_RETRY)
+    assert flight.tick(START + limits.SILENCE)[1] == []
+    flight.held(START + limits.SILENCE, 1)
+    assert flight.tick(START + 2 * limits.SILENCE - 1)[1] == []
+    assert len(flight.tick(START + 2 * limits.SILENCE)[1]) == 1
+
+
+def test_the_time_to_look_next_is_never_too_late() -> None:
+    flight = Flight(0)
+    for request in range(1, 6):
+        flight.send(START + request * MILLISECOND, "ann", request, Refresh(request))
+        due = min(letter.again for letter in flight.letters.values())
+        assert flight.next <= due
+    flight.busy(START, 3, MILLISECOND)
+    assert flight.next <= START + MILLISECOND
+    assert len(flight.tick(flight.next)[0]) == 1
+
+
+def test_a_cleared_flight_has_nothing_to_send() -> None:
+    flight = one_letter()
+    flight.clear()
+    assert flight.tick(START + limits.SILENCE) == ([], [])

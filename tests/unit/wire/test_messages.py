@@ -1,0 +1,219 @@
+"""Everything one node can say to another: there and back, and what is no message."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.errors import OtherVersion, WireError
+from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
+from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update
+from shoal.wire import messages as m
+
+KINDS = typing.get_args(m.AnyMessage)
+SPECS = [
+    Dense(rows=8),
+    Dense(rows=1 << 62, width=3, update=Update("sgd", {"step": 0.5}), initial=Uniform(seed=4), max_delay=0),
+    Sparse(keys=9, initial=Normal(), apply=Step(slots=2, combine="mean", slots_per_pass=7)),
+    Sparse(hashed=True, initial=Constant(1.5), apply=Each(), max_delay=3),
+]
+VIEW = m.View(
+    2,
+    9,
+    1,
+    [m.Member("ann", 1, "server", "tcp://here"), m.Member("bob", 2, "worker", "")],
+    [m.Placed(i, f"t{i}", spec, [0, 4], [m.Place(3, ["ann", "bob"]), m.Place(4, [])]) for i, spec in enumerate(SPECS)],
+)
+PUSH = m.Push(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 0, m.EVERYWHERE, 12)
+PULL = m.Pull(1, 2, 3, 4, 5, -1, 7, 8, 9, 10, 11)
+EXAMPLES: list[m.Message] = [
+    VIEW,
+    m.Hello("ann", "server", "token.0", "tcp://here", "build"),
+    m.Hello("ann", "server", "token.0"),
+    m.Welcome("token.0", 5, VIEW),
+    m.Over("token.0"),
+    m.Heartbeat(5, 9),
+    m.Heartbeat(5, 9, {3: "no memory"}),
+    m.Alive(2, 9),
+    m.Leave(5),
+    *(m.Create(1, "näme", spec) for spec in SPECS),
+    m.Drop(1, "w"),
+    m.Delay(1, "w", None),
+    m.Delay(1, "w", 4),
+    m.Refresh(7 << 32 | 1),
+    m.Done(1),
+    PUSH,
+    m.Push(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 3, 12, 0, 1 << 63, [1, 2], True, True, 1 << 61),
+    PULL,
+    m.Pull(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1 << 63, True),
+    m.Park(1, 2, 3, 4),
+    m.Ask(1, 2, 3),
+    m.Values(1, 2, [3, 4]),
+    m.Values(1, 2, [], 5, (1 << 63) - 1),
+    m.Counted(1, True),
+    m.Held(1, "bob at step 3"),
+    m.Told(1, {"rows": 1 << 40}, [0, 1]),
+    m.Fence(0, 1),
+    m.Moved(1, 2),
+    m.Rollback(1, 2),
+    m.Busy(1, 50_000_000),
+    m.No(1, "keys", "because"),
+]
+
+
+def frame(array: np.ndarray) -> memoryview:
+    return memoryview(np.ascontiguousarray(array)).cast("B")
+
+
+def packed(*values: object) -> bytes:
+    return bytes((m.MARK, PROTOCOL)) + msgspec.msgpack.encode(list(values))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=m.name_of)
+def test_every_message_comes_back_as_it_was(message: m.Message) -> None:
+    back, arrays = m.decode(m.encode(message))
+    assert back == message
+    assert type(back) is type(message)
+    assert not arrays
+    assert m.decode(memoryview(m.encode(message)))[0] == message
+
+
+def test_no_kind_of_message_is_left_out_above() -> None:
+    assert {type(message) for message in EXAMPLES} == set(KINDS)
+    said = {kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)} - {m.Message}
+    assert said == set(KINDS)
+
+
+def test_every_kind_says_one_sentence() -> None:
+    for kind in KINDS:
+        assert kind.__doc__ and '"' in kind.__doc__, kind
+
+
+def test_arrays_travel_as_they_are() -> None:
+    keys, values = np.array([1, 2**63 - 1], np.uint64), np.array([1.5, -2], np.float32)
+    push = m.encode(PUSH)
+    _, arrays = m.decode(push, [frame(keys), frame(values)])
+    assert [(array.dtype.str, array.tolist()) for array in arrays] == [
+        ("<u8", keys.tolist()),
+        ("<f4", values.tolist()),
+    ]
+    _, (alone,) = m.decode(push, [frame(values)])
+    assert alone.dtype.str == "<f4"  # one array where two are possible: the values
+    _, (pulled,) = m.decode(m.encode(PULL), [frame(keys)])
+    assert pulled.dtype.str == "<u8"
+
+
+def test_arrays_are_not_copied_and_empty_ones_are_fine() -> None:
+    values = np.array([1, 2, 3], np.float32)
+    _, (back,) = m.decode(m.encode(m.Values(1, 3, [])), [frame(values)])
+    assert np.shares_memory(back, values)
+    _, (keys, none) = m.decode(m.encode(m.Values(1, 0, [])), [b"", b""])
+    assert (len(keys), len(none)) == (0, 0)
+
+
+def test_an_array_that_begins_anywhere_is_aligned() -> None:
+    odd = memoryview(bytearray(17))[1:]
+    _, (array,) = m.decode(m.encode(PULL), [odd])
+    assert array.flags.aligned
+
+
+def test_another_protocol_version_is_told_from_junk() -> None:
+    header = bytearray(m.encode(m.Done(1)))
+    header[1] = PROTOCOL + 1
+    with pytest.raises(OtherVersion, match=f"they speak protocol {PROTOCOL + 1}"):
+        m.decode(bytes(header))
+    with pytest.raises(OtherVersion):  # also if the rest is Greek to us
+        m.decode(bytes((m.MARK, 200)) + b"\xc1\xc1\xc1")
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=m.name_of)
+def test_a_header_that_is_cut_off_is_no_message(message: m.Message) -> None:
+    whole = m.encode(message)
+    for length in range(len(whole)):
+        with pytest.raises(WireError):
+            m.decode(whole[:length])
+    with pytest.raises(WireError):
+        m.decode(whole + b"\x00")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"S",
+        b"S\x01",
+        b"HTTP/1.1 200 OK\r\n",
+        packed(),
+        packed("gone", 1),
+        packed(1, 2, 3),
+        packed("done"),
+        packed("done", 1, 2),
+        packed("done", "one"),
+        packed("done", 1.5),
+        packed("done", None),
+        packed("counted", 1, 1),
+        packed("leave", -1),
+        packed("leave", (1 << 61) + 1),
+        packed("create", 1, "w", {"type": "ring"}),
+        packed("create", 1, "w", {"type": "dense", "rows": 8, "more": 1}),
+        bytes((m.MARK, PROTOCOL)) + b"\x92\xa4drop\xa2\xff\xfe",
+        bytes((m.MARK, PROTOCOL)) + b"\xdd\xff\xff\xff\xff\xa4told",
+        bytes((m.MARK, PROTOCOL)) + b"\x94\xa4told\x01\x80\xdd\xff\xff\xff\xff",
+        bytes((m.MARK, PROTOCOL)) + b"\x94\xa4told\x01\xdf\xff\xff\xff\xff",
+        bytes((m.MARK, PROTOCOL)) + b"\xc1",
+    ],
+)
+def test_junk_is_no_message(header: bytes) -> None:
+    with pytest.raises(WireError):
+        m.decode(header)
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\x01", b"\x92\xa4told\x91", b"\x93\xa9heartbeat\x01\x91"])
+def test_deep_nesting_is_no_message(opening: bytes) -> None:
+    with pytest.raises(WireError):
+        m.decode(bytes((m.MARK, PROTOCOL)) + opening * (200_000 // len(opening)))
+
+
+def test_a_header_that_is_too_long_is_not_even_looked_at() -> None:
+    fits = m.encode(m.Held(1, "x" * (HEADER_BYTES - 100)))
+    assert m.decode(fits)
+    with pytest.raises(WireError, match="a header of"):
+        m.decode(m.encode(m.Held(1, "x" * HEADER_BYTES)))
+
+
+def test_too_many_arrays_are_refused() -> None:
+    with pytest.raises(WireError, match="at most 4"):
+        m.decode(m.encode(m.Values(1, 0, [])), [b""] * (FRAMES + 1))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=m.name_of)
+def test_a_message_has_no_more_arrays_than_its_kind(message: m.Message) -> None:
+    most = len(type(message).frames)
+    m.decode(m.encode(message), [b""] * most)
+    with pytest.raises(WireError, match="arrays"):
+        m.decode(m.encode(message), [b""] * (most + 1))
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 9, 4_095])
+def test_an_array_of_odd_length_is_refused(size: int) -> None:
+    push = m.encode(PUSH)
+    with pytest.raises(WireError, match="no whole number"):
+        m.decode(push, [bytes(size)])
+    with pytest.raises(WireError, match="no whole number"):
+        m.decode(push, [bytes(size * 4), b""])  # four bytes are half a key
+
+
+def test_an_array_that_is_too_long_is_refused() -> None:
+    values = m.encode(m.Values(1, 0, []))
+    zeros = np.zeros(FRAME_BYTES // 4 + 1, np.float32)  # never touched: costs no memory
+    m.decode(values, [frame(zeros[:-1])])
+    with pytest.raises(WireError, match="at most"):
+        m.decode(values, [frame(zeros)])
+
+
+def test_a_message_is_known_by_its_class_in_lower_case() -> None:
+    assert m.name_of(PUSH) == "push"
+    assert msgspec.msgpack.decode(m.encode(m.Done(3))[2:]) == ["done", 3]

@@ -363,3 +363,12 @@ def test_what_was_computed_for_a_former_life_comes_back_to_nobody() -> None:
     assert made.feed(Computed(job.token)) == []
     made.compute()  # the new life's table
     assert made.server.tables[1].facts()[0]["version"] == 0
+
+
+def test_only_the_coordinator_can_change_what_a_server_believes() -> None:
+    made = hall()
+    tables = dict(made.server.tables)
+    made.feed(Received("mallory", m.Fence(0, 1)))
+    made.feed(Received("mallory", m.View(9, 9, 0, [], [])))
+    assert made.server.tables == tables
+    assert made.server.counts["not from the coordinator"] == 2

@@ -114,3 +114,15 @@ assert journal.append(b"two") == ""
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert len([line for line in run.stdout.splitlines() if line.strip()]) == 2  # each with a reason
     assert read(path) == [b"one", b"two"]
+
+
+def test_a_tail_of_zeros_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.append(b"one")
+    journal.close()
+    with path.open("ab") as file:
+        file.write(bytes(4096))
+    journal = Journal(path)
+    assert journal.records == [b"one"]
+    journal.close()

@@ -767,3 +767,60 @@ def test_a_large_push_goes_in_several_messages_with_one_number(monkeypatch: pyte
     assert not task.done
     desk.counted(second)
     assert task.done
+
+
+# ---------------------------------------------------------------- found by looking for trouble
+
+
+def test_a_park_that_one_server_never_answered_ends_the_spell_all_the_same() -> None:
+    desk = seated("worker")
+    entered(desk)
+    task = desk.client.park()
+    parks = desk.submit()
+    desk.answer(parks[0], m.Done(parks[0].message.request))
+    desk.client.tick(desk.now + limits.SILENCE)
+    assert isinstance(task.error, Unanswered)
+    desk.client.pull("dense", [1])
+    assert [(letter.message.spell, letter.message.enter) for letter in desk.submit()] == [(1, True), (1, True)]
+
+
+def test_a_park_is_sent_although_something_before_it_failed() -> None:
+    desk = seated("worker")
+    entered(desk)
+    pull = desk.client.pull("dense", [1])
+    (letter,) = desk.submit()
+    park = desk.client.park()
+    assert desk.submit() == []
+    desk.answer(letter, m.No(letter.message.request, "keys", "no"))
+    assert pull.error is not None
+    assert [type(one.message) for one in desk.sent[-2:]] == [m.Park, m.Park]
+    assert not park.done
+
+
+@pytest.mark.parametrize(
+    ("answer", "arrays"),
+    [
+        (lambda request: m.Values(request, 1, [0]), ()),
+        (lambda request: m.Values(request, 7, [0]), (np.zeros(1, np.float32),)),
+        (lambda request: m.Values(request, 2, [0]), (np.zeros(2, np.float32),)),
+        (lambda request: m.Counted(request, True), ()),
+        (lambda request: m.Done(request), ()),
+    ],
+)
+def test_a_strange_answer_is_dropped_and_the_question_stays_open(answer: Any, arrays: Any) -> None:
+    desk = seated()
+    task = desk.client.pull("dense", [1])
+    (letter,) = desk.submit()
+    desk.client.handle(desk.now, letter.to, answer(letter.message.request), arrays)
+    assert not task.done
+    assert desk.client.counts["strange answers"] == 1
+
+
+def test_an_answer_is_taken_only_from_whom_it_was_asked() -> None:
+    desk = seated()
+    task = desk.client.push("dense", [1], [1.0])
+    (letter,) = desk.submit()
+    desk.client.handle(desk.now, "mallory", m.Counted(letter.message.request, True), ())
+    assert not task.done
+    desk.answer(letter, m.Counted(letter.message.request, True))
+    assert task.done

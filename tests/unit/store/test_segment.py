@@ -670,3 +670,44 @@ def test_no_memory_for_new_rows_is_an_answer_and_changes_nothing(monkeypatch: py
         assert answer == m.No(2, "full", "no memory for 1 more rows: add servers, or push fewer new keys")
     assert house.contents() == {1: [1]}
     assert house.push(ANN, 1, [2], [2]) == [m.Counted(3, new=True)]  # nothing was noted down
+
+
+# ---------------------------------------------------------------- found by looking for trouble
+
+
+def test_a_push_that_covers_no_segment_is_refused() -> None:
+    house = each()
+    (answer,) = house.push(ANN, 0, first=0, last=0, read=[2])
+    assert isinstance(answer, m.No) and answer.kind == "keys"
+
+
+def test_nobody_writes_into_the_stream_of_another() -> None:
+    house = each()
+    (answer,) = house.push(ANN, 0, stream=-BOB, floor=1 << 60)
+    assert isinstance(answer, m.No) and "another client's stream" in answer.reason
+    assert [one.new for one in house.push(BOB, 0, [1], [5]) if isinstance(one, m.Counted)] == [True]
+
+
+def test_a_step_table_has_no_clocks_to_enter_or_to_tick() -> None:
+    house = steps(slots=1)
+    (answer,) = house.pull(ANN, [1], enter=True)
+    assert isinstance(answer, m.No) and "no clocks" in answer.reason
+    house.push(ANN, 0, [1], [1])
+    (answer,) = house.push(ANN, 0, [1], [1], step=1 << 40)
+    assert isinstance(answer, m.No)
+
+
+def test_a_step_far_beyond_the_window_takes_no_memory() -> None:
+    house = each()
+    house.enter(ANN)
+    (answer,) = house.push(ANN, 0, [1], [1], step=1 << 40)
+    assert isinstance(answer, m.Busy)
+
+
+def test_a_long_pull_reads_its_own_step_although_the_next_is_ready() -> None:
+    house = steps(slots=1, inline=4)
+    house.pull(ANN, list(HELD), clock=1)
+    house.push(ANN, 1, [1], [10])
+    said = house.push(ANN, 0, [1], [1])
+    assert [one.versions for one in said if isinstance(one, m.Values)] == [[1]]
+    assert house.segments.version.tolist() == [2] * len(house.segments.version)

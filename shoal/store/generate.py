@@ -18,6 +18,7 @@ import os
 import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -162,6 +163,7 @@ class DenseKernels:
 
 
 _made: dict[str, ModuleType] = {}
+_one_at_a_time = threading.Lock()  # servers may be threads of one process, and CPython 3.11's parser is not safe there
 
 
 def sparse_kernels(rule: Rule) -> SparseKernels:
@@ -176,6 +178,11 @@ def dense_kernels(rule: Rule) -> DenseKernels:
 
 def _module(rule: Rule, loops: str) -> ModuleType:
     """The compiled loops of a rule, made at most once in a process for the same text."""
+    with _one_at_a_time:
+        return _make(rule, loops)
+
+
+def _make(rule: Rule, loops: str) -> ModuleType:
     _try(rule)
     source = Source(rule.name)
     if not source.add(rule.function):

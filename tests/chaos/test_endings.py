@@ -330,7 +330,7 @@ def test_the_others_go_on_when_a_worker_process_is_killed_while_it_pushes(den: D
         survivor.pull("w", [1]).result(PATIENCE)
     victim.kill()
     acknowledged = int(victim.stdout.read().splitlines()[-1])
-    assert 17 <= acknowledged <= 24
+    assert 16 <= acknowledged <= 24  # its 17th was counted, but it may have died before it heard so
     waited_for = set()
     for step in range(20, 40):
         survivor.push("w", [1], [1.0]).result(PATIENCE)

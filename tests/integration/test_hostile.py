@@ -88,16 +88,16 @@ class Stranger:
         return m.decode(header, frames)[0]
 
     def ask(self, *frames: Any) -> m.Message | None:
-        for _ in range(100):
-            self.send(*frames)
-            answer = self.answer()
-            if not isinstance(answer, m.Busy):
-                return answer
-            time.sleep(answer.retry_after / limits.SECOND)  # the server does not know so new a view yet
-        return answer
+        self.send(*frames)
+        return self.answer()
 
     def refused(self, *frames: Any) -> m.No:
         answer = self.ask(*frames)
+        for _ in range(100):
+            if not isinstance(answer, m.Busy):
+                break
+            time.sleep(answer.retry_after / limits.SECOND)  # the server does not know so new a view yet
+            answer = self.ask(*frames)
         assert isinstance(answer, m.No), answer
         return answer
 

@@ -19,6 +19,8 @@ from shoal.tables import Sparse, Step
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 
+_IN_A_ROW = 8  # elements of a dense range lie in a row: so many take as long as one that has to be looked up
+
 
 class Extent:
     """The segments of one table that one server holds, in key order, and their rows."""
@@ -108,6 +110,11 @@ class Extent:
         keys = self.table.held(given.keys) if isinstance(given.keys, KeyRange) else given.keys
         inside = wanted[np.searchsorted(self._starts, keys, side="right") - 1]
         return KeyValues(keys[inside], np.ascontiguousarray(given.values[inside])) if inside.any() else None
+
+    def work(self, keys: Keys | KeyRange) -> int:
+        """How long a push or pull of these keys keeps a thread busy, in elements that are looked up one by one."""
+        cost = self.table.cost(keys)
+        return cost // _IN_A_ROW if isinstance(keys, KeyRange) and not isinstance(self.spec, Sparse) else cost
 
     def read(self, keys: Keys | KeyRange) -> tuple[list[m.Array], int]:
         """The arrays that answer a pull, and where the rest of a long range starts (-1: there is none)."""

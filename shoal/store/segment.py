@@ -234,7 +234,7 @@ class Segments:
         if given is None or not len(given.values):
             return then(now)
         table, keys, values = self.table, given.keys, given.values
-        if table.cost(keys) > self.inline:
+        if self.extent.work(keys) > self.inline:
             return Outcome(works=[Work(lambda: table.push(keys, values), then, full)])
         try:
             table.push(keys, values)
@@ -287,7 +287,7 @@ class Segments:
 
     def _read(self, asker: Asker) -> Outcome:
         """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
-        if self.table.cost(asker.keys) <= self.inline:
+        if self.extent.work(asker.keys) <= self.inline:
             return Outcome([self._values(asker, *self.extent.read(asker.keys))])
         found: list[tuple[list[m.Array], int]] = []
         return Outcome(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal", prog_name="shoal")
 def main() -> None:
-    """Many workers, one model: a parameter server that keeps training when any part of it is killed."""
+    """Many workers, one model: a parameter server whose promises are checked by breaking it."""
 
 
 @main.command()
@@ -58,6 +59,11 @@ def simulate(
         return
     from shoal.simulation.run import simulate as run_one
 
+    if history:
+        try:
+            history.touch()  # before the work, not after it
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
     with mutated(mutant or ""):
         verdict = run_one(seed, click.echo if trace else None)
     if history:
@@ -100,22 +106,23 @@ def _simulate_many(seeds: range, jobs: int | None, mutant: str, as_json: bool) -
     from shoal.simulation.many import simulate_many
 
     def progress(tally: Tally) -> None:
-        if not as_json:
+        if sys.stderr.isatty():
             click.echo(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events", nl=False, err=True)
 
     tally = simulate_many(seeds, jobs, mutant, progress)
-    if not as_json:
+    if sys.stderr.isatty():
         click.echo("", err=True)
     if as_json:
         click.echo(json.dumps(tally.facts(), indent=2))
     else:
         click.echo(f"{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
-        for what, count in sorted(tally.counts.items()):
+        for what, count in sorted((+tally.counts).items()):
             click.echo(f"  {count:9,}  {what}")
-        for plan, violation in tally.broken[:10]:
+        for plan, violation in list(dict(reversed(tally.broken)).items())[:10]:  # one of each seed
             click.secho(f"{plan}\n  broken: {violation}", fg="red")
         if tally.broken:
-            click.echo(f"{len(tally.broken)} broken; see one again: shoal simulate --seed {tally.first_broken} --trace")
+            again = f"shoal simulate --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
+            click.echo(f"{len(tally.broken)} promises broken; see one again: {again} --trace")
         else:
             click.secho("every promise held in all of them", fg="green")
     raise SystemExit(1 if tally.broken else 0)
@@ -124,11 +131,16 @@ def _simulate_many(seeds: range, jobs: int | None, mutant: str, as_json: bool) -
 @main.command()
 def limits() -> None:
     """Print every bound and default."""
+    import inspect
+
     from shoal import limits as bounds
 
-    for name, value in vars(bounds).items():
-        if name.isupper():
-            click.echo(f"{name:24} {value:,}" if isinstance(value, int) else f"{name:24} {value}")
+    page = inspect.getsource(bounds).partition("MB = 1 << 20\n")[2]
+    units = ((" * MILLISECOND", " ms"), (" * SECOND", " s"), (" * MB", " MB"))
+    for line in page.strip().splitlines():
+        for unit, short in units:
+            line = line.replace(unit, short)
+        click.echo(line)
 
 
 @main.group()

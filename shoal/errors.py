@@ -43,11 +43,14 @@ class BadValues(Invalid):
 class UnknownTable(Invalid):
     """No table of that name."""
 
-    def __init__(self, table: str, known: list[str]) -> None:
-        super().__init__(table, known)
-        self.table, self.known = table, known
+    def __init__(self, table: str, known: list[str], dropped: bool = False) -> None:
+        super().__init__(table, known, dropped)
+        self.table, self.known, self.dropped = table, known, dropped
 
     def __str__(self) -> str:
+        if self.dropped:
+            again = "; there is another one of that name now: call again" if self.table in self.known else ""
+            return f"table {self.table!r} was dropped while this was under way{again}"
         have = ", ".join(self.known) or "none yet"
         return f"no table {self.table!r} here (tables: {have}): create it first"
 

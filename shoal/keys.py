@@ -49,15 +49,15 @@ class KeyValues:
         return len(self.keys)
 
 
-def as_range(keys: object) -> KeyRange | None:
-    """A KeyRange if that is what the user meant: a KeyRange, a slice with both ends, or a Python range."""
+def as_range(keys: object, end: int | None = None) -> KeyRange | None:
+    """A KeyRange if that is what the user meant: a KeyRange, a slice, or a Python range. ``end`` is where keys end."""
     match keys:
         case KeyRange():
             return keys
         case range() if keys.step == 1:
             return KeyRange(keys.start, max(keys.start, keys.stop))
-        case slice(start=start, stop=stop, step=None | 1) if stop is not None:
-            return KeyRange(0 if start is None else operator.index(start), operator.index(stop))
+        case slice(start=start, stop=stop, step=None | 1) if stop is not None or end is not None:
+            return KeyRange(operator.index(start or 0), end if stop is None else operator.index(stop))  # type: ignore[arg-type]
         case slice() | range():
             raise BadKeys(f"{keys!r}: a range of keys needs an end and has step 1")
     return None
@@ -84,6 +84,8 @@ def as_keys(keys: Any) -> Keys:
 
 def as_values(values: Any, rows: int, width: int) -> Values:
     """A contiguous float32 array of ``rows`` rows; a one-wide table takes a flat one, a single number fills one row."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise BadValues("values are masked: say what stands in for what is missing, with .filled(0)")
     array = np.asarray(values)
     if array.dtype.kind not in "fiu":
         raise BadValues(f"values are {array.dtype}: numbers are needed")

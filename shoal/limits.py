@@ -24,6 +24,7 @@ KEY_LIMIT = 1 << 63  # keys are below this
 WIDTH = 65_536  # floats in one row
 SLOTS_PER_STEP = 4_096
 SEGMENTS_PER_SERVER = 8
+SEGMENTS_PER_TABLE = 8_192
 DENSE_SEGMENT_BYTES = 32 * MB
 ROWS_PER_TABLE = (1 << 32) - 2  # on one server: rows are numbered by 32 bits
 
@@ -40,6 +41,8 @@ RESEND_BUDGET = 0.1  # resends allowed per first send, beyond one a second
 SILENCE = 10 * SECOND  # no answer of any kind for this long is an error
 NOTICE = 1 * SECOND  # how often a waiting task is told whom it waits for
 CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
+CLIENT_LETTERS = 1_024  # messages in flight per client
+QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
 BUSY_RETRY = 50 * MILLISECOND
 
 # How much a server holds for others.

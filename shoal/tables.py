@@ -15,6 +15,7 @@ These are descriptions only. ``store/`` gives them life.
 
 from __future__ import annotations
 
+import operator
 from typing import Literal
 
 import msgspec
@@ -82,6 +83,11 @@ class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
             raise Invalid(f"slot {slot}: a pass of this table has {self.slots_per_pass} slots")
         return of_pass * per_pass + number // self.slots
 
+    def first_slot(self, step: int) -> int:
+        """The number, in its pass, of a step's first slot."""
+        per_pass = self.steps_per_pass()
+        return (step if per_pass is None else step % per_pass) * self.slots
+
     def slots_in(self, step: int) -> int:
         """How many slots a step has: the last step of a pass may have fewer."""
         per_pass = self.steps_per_pass()
@@ -132,7 +138,8 @@ Table = Dense | Sparse
 
 
 def checked(spec: Table) -> Table:
-    """The same description, or Invalid with what is wrong in it."""
+    """The same description, with plain numbers for whatever counts as one; or Invalid with what is wrong in it."""
+    spec = _plain(spec)
     if isinstance(spec, Sparse):
         if (spec.keys is None) == (not spec.hashed):
             raise Invalid("a sparse table declares keys=N (ids below N) or hashed=True (any id): one of the two")
@@ -150,3 +157,40 @@ def checked(spec: Table) -> Table:
         if spec.apply.slots_per_pass is not None and spec.apply.slots_per_pass < 1:
             raise Invalid(f"slots_per_pass={spec.apply.slots_per_pass}: needs at least 1")
     return spec
+
+
+def _plain(spec: Table) -> Table:
+    if not isinstance(spec, Dense | Sparse):
+        raise Invalid(f"{spec!r} is no table: describe one with shoal.Dense(...) or shoal.Sparse(...)")
+    for field, kinds, how in (
+        ("update", Update, "shoal.SGD(step=0.1), or your own with its parentheses: my_rule()"),
+        ("initial", Constant | Uniform | Normal, "shoal.Constant(0.5)"),
+        ("apply", Each | Step, "shoal.Each() or shoal.Step(slots=8)"),
+    ):
+        if not isinstance(getattr(spec, field), kinds):
+            raise Invalid(f"{field}={getattr(spec, field)!r}: needs something like {how}")
+    try:
+        plain = msgspec.convert(msgspec.to_builtins(spec, enc_hook=_number), type(spec))
+        msgspec.msgpack.encode(plain)  # what does not fit a message is not a description
+        return plain
+    except (msgspec.ValidationError, TypeError, OverflowError) as error:
+        raise Invalid(f"{type(spec).__name__}: {error}") from None
+
+
+def _number(value: object) -> int | float:
+    """Numbers of numpy's, and of whoever else follows the protocols."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return float(value)  # type: ignore[arg-type]
+
+
+def whole(what: str, value: object, most: int = 1 << 53) -> int:
+    """A whole number from 0 to ``most``, whoever's; or Invalid."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise Invalid(f"{what}={value!r}: needs a whole number") from None
+    if not 0 <= number <= most:
+        raise Invalid(f"{what}={value!r}: needs 0 to {most}")
+    return number

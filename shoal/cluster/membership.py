@@ -63,8 +63,18 @@ class Roster:
         """Why this node may not join; empty if it may."""
         if not name or len(name) > limits.NAME_CHARS or not name.isprintable():
             return f"a name has 1 to {limits.NAME_CHARS} printable characters"
+        if name == "coordinator":
+            return "that name is the coordinator's own: choose another"
         if role not in ROLES:
             return f"role {role!r} is none of {', '.join(ROLES)}"
+        holder = self.people.get(name)
+        if (
+            holder is not None
+            and holder.token != token
+            and "server" in (role, holder.member.role)
+            and not holder.suspected
+        ):
+            return f"the name {name!r} is taken by a {holder.member.role} that is alive: choose another"
         if name not in self.people and len(self.people) >= limits.MEMBERS:
             return f"the cluster is full: {limits.MEMBERS} members"
         return ""
@@ -167,7 +177,7 @@ class Roster:
     def _without(self, table: Placed, server: str) -> Placed:
         epoch = self.number + 1
         places: Sequence[Place] = [
-            Place(epoch, [one for one in place.servers if one != server]) if server in place.servers else place
+            Place(epoch, [one for one in place.servers if one != server], server) if server in place.servers else place
             for place in table.places
         ]
         return Placed(table.number, table.name, table.spec, table.starts, list(places))

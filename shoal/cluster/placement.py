@@ -23,7 +23,7 @@ from itertools import chain
 
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
-from shoal.limits import DENSE_SEGMENT_BYTES, ROWS_PER_TABLE, SEGMENTS_PER_SERVER
+from shoal.limits import DENSE_SEGMENT_BYTES, ROWS_PER_TABLE, SEGMENTS_PER_SERVER, SEGMENTS_PER_TABLE
 from shoal.tables import Dense, Table
 
 POINTS_PER_SERVER = 64  # more make arcs more even; the bound on loads does the rest
@@ -42,6 +42,8 @@ def segments_of(spec: Table, servers: int) -> list[KeyRange]:
             raise Invalid(f"rows={spec.rows} on {servers} servers: one holds {ROWS_PER_TABLE} at most, start more")
         most = max(1, DENSE_SEGMENT_BYTES // (spec.width * FLOAT_BYTES))
         count = max(count, -(-spec.rows // most))
+    if count > SEGMENTS_PER_TABLE:
+        raise Invalid(f"a table of {count:,} segments ({SEGMENTS_PER_TABLE:,} at most): make it smaller, or several")
     count = min(count, spec.span)
     return [KeyRange(i * spec.span // count, (i + 1) * spec.span // count) for i in range(count)]
 

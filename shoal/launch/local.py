@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import secrets
 import sys
 import threading
@@ -46,7 +47,10 @@ def local(
 
     With ``folder`` the coordinator keeps its journal there.
     """
-    if not 1 <= servers <= limits.MEMBERS // 2:
+    modules = (modules,) if isinstance(modules, str) else tuple(modules)
+    if not all(isinstance(module, str) for module in modules):
+        raise Invalid(f"modules={modules!r}: name them, as you would in an import statement: modules=['my_updates']")
+    if not isinstance(servers, int) or not 1 <= servers <= limits.MEMBERS // 2:
         raise Invalid(f"servers={servers}: needs 1 to {limits.MEMBERS // 2}")
     if transport not in ("ipc", "tcp"):
         raise Invalid(f"transport={transport!r}: needs 'ipc' or 'tcp'")
@@ -55,9 +59,9 @@ def local(
     if processes:
         from shoal.launch.processes import ProcessCluster
 
-        cluster = ProcessCluster(servers, transport, tuple(modules), journal)
+        cluster = ProcessCluster(servers, transport, modules, journal)
     else:
-        cluster = ThreadCluster(servers, tuple(modules), journal)
+        cluster = ThreadCluster(servers, modules, journal)
     try:
         cluster.start()
     except BaseException:
@@ -90,6 +94,8 @@ class Cluster:
         self._coordinator: Loop | None = None
         self._threads: list[threading.Thread] = []
         self._loops: list[Loop] = []
+        self._pid = os.getpid()
+        self._taken = {"coordinator"}  # names of our own nodes
         self._ended = ""  # why the cluster is no more
         self._closing = threading.Lock()
         atexit.register(_close_quietly, weakref.ref(self))
@@ -113,11 +119,16 @@ class Cluster:
 
     def close(self) -> None:
         """End everything that was started, and leave nothing behind."""
+        if os.getpid() != self._pid:
+            return  # a forked child: all this is its parent's
         with self._closing:
             if self._ended:
                 return
             for client in list(self._clients):
-                client.close()
+                try:
+                    client.close()
+                except Exception as error:  # one that was interrupted half way: the rest must end all the same
+                    print(f"shoal: {type(error).__name__}: {error} while closing {client.name}", file=sys.stderr)
             self._ended = "the cluster was closed"
             self._stop_others()
             for loop in self._loops:
@@ -141,6 +152,10 @@ class Cluster:
         if self._ended:
             raise ClusterError(f"{self._ended}: start another one")
         name = name or f"{role}-{secrets.token_hex(4)}"
+        if not isinstance(name, str):
+            raise Invalid(f"name={name!r}: needs a string")
+        if name in self._taken or any(one.name == name and not one.closed for one in self._clients):
+            raise Invalid(f"the name {name!r} is taken: choose another, or leave it out")
         client = _client(name, role, self._transport(name), self)
         self._clients.add(client)
         return client
@@ -196,6 +211,7 @@ class ThreadCluster(Cluster):
         super().__init__(journal)
         self._hub = Hub()
         self._servers = [f"server-{i}" for i in range(servers)]
+        self._taken.update(self._servers)
         self._modules = modules
 
     def start(self) -> None:
@@ -221,7 +237,7 @@ def _client(name: str, role: str, transport: Transport, cluster: Cluster | None 
     alive = weakref.ref(cluster) if cluster is not None else None
     kv = KV(worker, transport, lambda: (c._ended if (c := alive()) is not None else "") if alive is not None else "")
     try:
-        kv.joined(limits.SILENCE / limits.SECOND + 1)
+        kv.joined((limits.SILENCE + limits.RESEND_MOST) / limits.SECOND + 1)
     except BaseException:
         kv.close()
         raise

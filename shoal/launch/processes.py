@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -33,12 +32,13 @@ class ProcessCluster(Cluster):
     def __init__(self, servers: int, transport: str, modules: tuple[str, ...], journal: Journal) -> None:
         super().__init__(journal)
         self._names = [f"server-{i}" for i in range(servers)]
+        self._taken.update(self._names)
         self._modules = modules
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = ""
         if transport == "ipc":
             # Not made here: a parent that is killed at once could not remove it. The first server makes it.
-            self._folder = str(Path(tempfile.gettempdir()) / f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+            self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
 
     @property
     def address(self) -> str:
@@ -118,13 +118,21 @@ class ProcessCluster(Cluster):
 
     def close(self) -> None:
         super().close()
-        if self._folder:
+        if self._folder and os.getpid() == self._pid:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _transport(self, name: str) -> Transport:
         transport = ZmqTransport(name)
         transport.connect("coordinator", self.address)
         return transport
+
+
+def _short_folder(name: str) -> str:
+    """A place for sockets whose path is short enough: where temporary files go, or else where they usually do."""
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if len(parent.encode()) + len(name) + len("/coordinator") < 90 and os.access(parent, os.W_OK | os.X_OK):
+            return f"{parent}/{name}"
+    raise StartFailed("no folder for sockets: set TMPDIR to a short path that you may write to, or transport='tcp'")
 
 
 def _report(name: str, child: subprocess.Popen[bytes], deadline: float) -> None:

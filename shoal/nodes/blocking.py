@@ -7,6 +7,8 @@ the user computes. A lock passes the loop from one to the other.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
 import weakref
@@ -22,6 +24,8 @@ from shoal.store.task import Task
 from shoal.tables import Table
 from shoal.wire import Transport
 
+log = logging.getLogger("shoal")
+_REMIND = 10.0  # seconds after which a wait without an end of its own says what it waits for, then twice that, ...
 _IDLE = 0.02  # seconds without a user at the loop before the background thread turns it
 
 
@@ -32,15 +36,20 @@ class KV:
         self._worker = worker
         self._client: Client = worker.client
         self._loop = Loop(worker, transport)
-        self._turning = threading.Lock()
+        self._turning = threading.RLock()  # one that knows its owner: an interrupted call can let go of it
         self._changed = threading.Condition()  # somebody's task is done
         self._last = 0.0  # when a user last had the loop
         self._users = 0  # threads inside a wait
         self._in_background = False  # the background thread has the loop
+        self._pid = os.getpid()
+        self._broken = ""  # why no call can be made any more, although nobody closed it
         self._closed = threading.Event()
         self._alive = alive  # the cluster's own word on whether it still is: empty, or why not
         self._background = threading.Thread(target=_in_background, args=(weakref.ref(self), self._closed), daemon=True)
         self._background.start()
+
+    def __repr__(self) -> str:
+        return f"<shoal client {self.name}{': ' + self._over() if self._over() else ''}>"
 
     # ------------------------------------------------------------ what one can ask
 
@@ -91,24 +100,35 @@ class KV:
         facts: dict[str, Any] = self._on_table(table, lambda: self._client.stats(table)).result()
         return facts
 
-    def wait(self, tasks: Sequence[Task], timeout: float | None = None) -> None:
+    def wait(self, tasks: Task | Sequence[Task], timeout: float | None = None) -> None:
         """Until all of them are done; raises the first error among them."""
+        tasks = (tasks,) if isinstance(tasks, Task) else tasks
         deadline = None if timeout is None else time.monotonic() + timeout
         for task in tasks:
             task.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Leave the cluster. What is under way fails with Closed."""
-        if self._closed.is_set():
+        if self._closed.is_set() or os.getpid() != self._pid:
             return
         self._closed.set()
         self._loop.transport.wake()
         if threading.current_thread() is not self._background:
             self._background.join(limits.DRAIN / limits.SECOND)
-        with self._turning:
-            self._loop.carry_out(self._worker.leave())
-            self._loop.close()
-        self._tell()
+        unasked = [task for task in self._client.failed if not task.asked]
+        if unasked:
+            log.warning("%d pushes of %s failed and nobody asked: %s", len(unasked), self.name, unasked[0].error)
+        self._release()
+        if self._turning.acquire(timeout=limits.DRAIN / limits.SECOND):
+            try:
+                self._loop.carry_out(self._worker.leave())
+            finally:
+                self._loop.close()
+                self._release()
 
     def __enter__(self) -> KV:
         return self
@@ -132,50 +152,81 @@ class KV:
 
     def _do(self, call: Callable[[], Task]) -> Task:
         """Make a call ready in this thread, and have it sent by whoever has the loop."""
-        if self._closed.is_set():
-            raise Closed(f"client {self.name} is closed: get another one from the cluster")
+        self._check_open()
         task = call()
         task._waiter = self._wait
-        if self._turning.acquire(blocking=False):
-            try:
+        try:
+            if self._turning.acquire(blocking=False):
                 if not self._closed.is_set():
                     self._loop.poke()
-            finally:
-                self._release()
-        else:
-            self._loop.poke_soon()
+            else:
+                self._loop.poke_soon()
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        finally:
+            self._release()
         return task
 
     def _wait(self, task: Task, seconds: float | None) -> None:
-        deadline = None if seconds is None else time.monotonic() + seconds
+        began = time.monotonic()
+        deadline = None if seconds is None else began + seconds
+        remind = began + _REMIND
         self._users += 1
         try:
             while not task.done:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimedOut(task.what, seconds or 0.0, task.waits_for or "an answer")
-                if self._closed.is_set():
-                    task.finish(error=Closed(f"client {self.name} was closed while {task.what} was under way"))
-                elif (ended := self._alive()) != "":
+                if time.monotonic() >= remind:
+                    waited = time.monotonic() - began
+                    log.warning("%s, for %.0f s now, waits for %s", task.what, waited, task.waits_for or "an answer")
+                    remind += waited
+                if (ended := self._over()) != "":
                     task.finish(error=Closed(ended))
                 elif self._turning.acquire(blocking=False):
-                    try:
-                        if not self._closed.is_set():
-                            self._loop.turn(left)
-                    finally:
-                        self._release()
+                    if not self._closed.is_set():
+                        self._loop.turn(left)
+                    self._release()
                 else:
                     if self._in_background:
                         self._loop.transport.wake()  # it sees that a user waits, and gives the loop up
                     with self._changed:
                         if not task.done:
                             self._changed.wait(0.002)
+        except BaseException as error:
+            self._interrupted(error)
+            raise
         finally:
             self._users -= 1
+            self._release()
+
+    def _over(self) -> str:
+        """Why this client can do nothing any more; empty if it can."""
+        if os.getpid() != self._pid:
+            return f"client {self.name} belongs to process {self._pid}: after a fork, shoal.connect(cluster.address)"
+        if (ended := self._alive()) != "":
+            return f"{ended}: start another one"
+        if self._closed.is_set():
+            return f"client {self.name} was closed: get another one from the cluster"
+        return self._broken
+
+    def _check_open(self) -> None:
+        if (ended := self._over()) != "":
+            raise Closed(ended)
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Ctrl-C while waiting harms nothing; in the middle of the bookkeeping it leaves that in an unknown state."""
+        if not isinstance(error, TimedOut) and self._turning._is_owned() and not self._loop.waiting:  # type: ignore[attr-defined]
+            self._broken = (
+                f"client {self.name} was interrupted in the middle of a call: get another one from the cluster"
+            )
 
     def _release(self) -> None:
-        self._last = time.monotonic()
-        self._turning.release()
+        """Let go of the loop, if this thread has it."""
+        while self._turning._is_owned():  # type: ignore[attr-defined]
+            self._last = time.monotonic()
+            self._turning.release()
         self._tell()
 
     def _tell(self) -> None:

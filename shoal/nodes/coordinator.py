@@ -15,6 +15,7 @@ from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
 from shoal.wire import messages as m
+from shoal.wire.address import check_address
 from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Wake
 
 
@@ -129,7 +130,7 @@ class Coordinator:
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
             return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name!r}"))]
-        if (reason := self.roster.may_join(hello.name, hello.role, hello.token)) != "":
+        if (reason := self.roster.may_join(hello.name, hello.role, hello.token) or _unreachable(hello)) != "":
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
             known.heard = now
@@ -148,6 +149,7 @@ class Coordinator:
     def _durable(self, now: int, joining: Joining, error: str) -> list[Effect]:
         hello = joining.hello
         if error:
+            self.roster.lost[hello.name] = f"the journal cannot be written: {error}"
             return [Send(hello.name, m.No(0, "full", f"the journal cannot be written: {error}"))]
         self.roster.join(now, hello.name, hello.role, hello.token, hello.address, joining.incarnation)
         return [Send(hello.name, m.Welcome(hello.token, joining.incarnation, self.roster.view()))]
@@ -206,6 +208,9 @@ class Coordinator:
             return [Send(sender, m.No(create.request, "full", f"the journal cannot be written: {error}"))]
         try:
             self.roster.create(create.name, create.spec, creating.number)
+            if len(m.encode(self.roster.view())) > limits.HEADER_BYTES // 2:
+                self.roster.drop(create.name)
+                raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
         except Invalid as wrong:  # somebody else took the name meanwhile
             return self._answer(sender, create.request, m.No(create.request, "table", str(wrong)))
         self._settling.append(Settling(sender, create.request, self.roster.number, create.name, creating.number))
@@ -247,3 +252,14 @@ class Coordinator:
         view = self._settling[0].view if self._settling else 0
         late = [name for name in self.roster.servers() if self.roster.people[name].view < view]
         return ", ".join(late) or "the servers"
+
+
+def _unreachable(hello: m.Hello) -> str:
+    """Why others could not call this node; empty if they can, or need not."""
+    if hello.role != "server" and not hello.address:
+        return ""
+    try:
+        check_address(hello.address)
+    except Invalid as error:
+        return str(error)
+    return ""

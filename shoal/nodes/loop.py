@@ -7,6 +7,7 @@ node whose loop is stuck is seen as stuck. The simulator has this module's twin.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal import limits
+from shoal.errors import Invalid
 from shoal.nodes.storage import Journal
 from shoal.wire import Transport
 from shoal.wire.effects import (
@@ -40,6 +42,7 @@ class Loop:
     def __init__(self, node: Node, transport: Transport, journal: Journal | None = None) -> None:
         self.node, self.transport = node, transport
         self.stopped = threading.Event()
+        self.waiting = False  # for something to happen, so that nothing is half done
         self._journal = journal if journal is not None else Journal()
         self._wake_at = 0
         self._events: deque[Event] = deque()  # from the compute thread, the journal, other threads
@@ -57,7 +60,9 @@ class Loop:
         """Wait for something to happen, ``most`` seconds or until the node wants to be woken, and see to it."""
         now = time.monotonic_ns()
         wait = 0.0 if self._events else min(max(self._wake_at - now, 0), _LONGEST_WAIT) / limits.SECOND
+        self.waiting = True
         events = self.transport.receive(wait if most is None else min(wait, most))
+        self.waiting = False
         while self._events:
             self._feed(self._events.popleft())
         for event in events:
@@ -92,7 +97,8 @@ class Loop:
                 case Connect(name, ""):
                     self.transport.disconnect(name)
                 case Connect(name, address):
-                    self.transport.connect(name, address)
+                    with contextlib.suppress(Invalid):  # an address that cannot be: calls to it end as unanswered
+                        self.transport.connect(name, address)
 
     def stop(self) -> None:
         """End ``run``, from any thread."""

@@ -11,7 +11,6 @@ from collections import Counter, deque
 
 from shoal import limits
 from shoal.cluster.member import Membership
-from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.store.segment import Outcome, Segments, Work
 from shoal.wire import messages as m
@@ -116,7 +115,9 @@ class Server:
                     made[table.number] = Segments(table.number, table.spec, held, self._inline)
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
-            except Invalid as error:  # an update it does not know, settings that cannot be
+            except (
+                Exception
+            ) as error:  # an update it does not know, settings that cannot be: no reason to give up the rest
                 self.member.failed[table.number] = f"{self.name}: {error}"
 
     # ------------------------------------------------------------ requests

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shoal.errors import Invalid
 
+_MAGIC = b"shoal journal 1\n"
 _HEAD = 8  # length and checksum, four bytes each
 
 
@@ -31,7 +32,13 @@ class Journal:
             whole = path.read_bytes()
         except OSError as error:
             raise Invalid(f"cannot open the journal {path}: {error.strerror}: choose another folder") from None
-        at = 0
+        if _MAGIC.startswith(whole):  # new, or torn when it was new
+            os.ftruncate(self._file, 0)
+            os.write(self._file, _MAGIC)
+            whole = _MAGIC
+        elif not whole.startswith(_MAGIC):
+            raise Invalid(f"{path} is no journal of shoal: move it away, or choose another folder")
+        at = len(_MAGIC)
         while (record := _record_at(whole, at)) is not None:
             self.records.append(record)
             at += _HEAD + len(record)

@@ -74,7 +74,7 @@ class Run:
         self.dealer = Dealer(plan)
         self.counts: Counter[str] = Counter()
         self.coordinator = Coordinator()
-        self.servers = [Server(f"server-{i}", "only", inline=plan.inline) for i in range(plan.servers)]
+        self.servers = [Server(f"server-{i}", "only", f"memory:server-{i}", plan.inline) for i in range(plan.servers)]
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
         self._lives: dict[str, Task] = {}

@@ -22,7 +22,7 @@ from shoal.store.hashed import mixed
 from shoal.store.operation import Admin, Asking, Parking, Pulling, Pushing
 from shoal.store.split import Layout
 from shoal.store.task import Task
-from shoal.tables import Each, Sparse, Step, Table, checked
+from shoal.tables import Each, Sparse, Step, Table, checked, whole
 from shoal.wire import messages as m
 
 Slot = tuple[int, int]
@@ -41,7 +41,7 @@ class Client(Dispatch):
         step: int | None = None,
         of: Task | None = None,
         void: bool = False,
-        after: Sequence[Task] = (),
+        after: Task | Sequence[Task] = (),
     ) -> Task:
         """Count these values, once. ``of`` names the pull they were computed from, if it was not the last one."""
         return self._ready_push(table, keys, values, slot, step, of, void, after, pull=False, clock=None)
@@ -56,7 +56,7 @@ class Client(Dispatch):
         step: int | None = None,
         clock: int | None = None,
         of: Task | None = None,
-        after: Sequence[Task] = (),
+        after: Task | Sequence[Task] = (),
     ) -> Task:
         """Count these values and bring back the new ones of the same keys, in one trip."""
         return self._ready_push(table, keys, values, slot, step, of, False, after, pull=True, clock=clock)
@@ -68,36 +68,39 @@ class Client(Dispatch):
         *,
         clock: int | None = None,
         slot: Slot | None = None,
-        after: Sequence[Task] = (),
+        after: Task | Sequence[Task] = (),
     ) -> Task:
         """The rows of these keys. ``clock`` or ``slot`` say when they will be used, which decides what to wait for."""
         layout = self.layout(table)
+        clock = None if clock is None else whole("clock", clock)
         if slot is not None:
             if not isinstance(layout.spec.apply, Step):
                 raise Invalid(f"table {table!r} has no steps: name a clock, not a slot")
-            clock = layout.spec.apply.step_of(slot)
-        op = self._pulling(layout, keys, clock, tuple(after))
+            clock = layout.spec.apply.step_of(_slot(slot))
+        op = self._pulling(layout, keys, clock, _tasks(after))
         self._new.append(op)
         return op.task
 
-    def park(self, *, after: Sequence[Task] = ()) -> Task:
+    def park(self, *, after: Task | Sequence[Task] = ()) -> Task:
         """Nothing to do: nobody waits for this worker until its next pull. Follows all that it has under way."""
         self._must_be_worker("park")
         under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
-        op = Parking(Task("park", (*under_way, *after)))
+        op = Parking(Task("park", (*under_way, *_tasks(after))))
         self._entered, self._parking = {}, [op.task]
         self._new.append(op)
         return op.task
 
     def create(self, name: str, spec: Table) -> Task:
-        checked(spec)
-        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, spec))
+        plain, name = checked(spec), _name(name)
+        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain))
 
     def drop(self, name: str) -> Task:
+        name = _name(name)
         return self._admin(f"drop {name!r}", lambda request: m.Drop(request, name))
 
     def set_max_delay(self, name: str, max_delay: int | None) -> Task:
-        return self._admin(f"change max_delay of {name!r}", lambda request: m.Delay(request, name, max_delay))
+        delay, name = None if max_delay is None else whole("max_delay", max_delay), _name(name)
+        return self._admin(f"change max_delay of {name!r}", lambda request: m.Delay(request, name, delay))
 
     def refresh(self) -> Task:
         return self._admin("refresh the view", m.Refresh)
@@ -116,12 +119,15 @@ class Client(Dispatch):
         step: int | None,
         of: Task | None,
         void: bool,
-        after: Sequence[Task],
+        after: Task | Sequence[Task],
         pull: bool,
         clock: int | None,
     ) -> Task:
         layout = self.layout(table)
         spec = layout.spec
+        slot = None if slot is None else _slot(slot)
+        step = None if step is None else whole("step", step)
+        clock = None if clock is None else whole("clock", clock)
         if isinstance(spec.apply, Step):
             if slot is None:
                 raise Invalid(f"table {table!r} is updated in steps: name the slot, push(..., slot=(pass, number))")
@@ -129,14 +135,12 @@ class Client(Dispatch):
                 raise Invalid(f"table {table!r} is updated in steps: its steps follow from the slots; leave step out")
             if clock is None:
                 clock = spec.apply.step_of(slot) + 1
-        elif slot is not None and (slot[0] < 0 or slot[1] < 0):
-            raise Invalid(f"slot {slot}: pass and number are not negative")
         if step is not None:
             self._must_be_worker("push a step")
             if step <= self.floor:
                 raise Invalid(f"step {step}: this worker's steps start at {self.floor + 1}")
         given, places = self._given(layout, keys, values, void)
-        task = Task(f"push {len(given):,} keys to {table!r}", tuple(after))
+        task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
         op = Pushing(task, layout.number, given, places, spec.width)
         op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
         if isinstance(spec.apply, Each) and self.role == "worker":
@@ -153,7 +157,7 @@ class Client(Dispatch):
         spec = layout.spec
         if void:
             return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.width), np.float32)), None
-        span = as_range(keys)
+        span = as_range(keys, spec.span)
         if span is not None:
             if span.stop > spec.span:
                 raise BadKeys(f"range {span} of table {layout.name!r}: its keys end at {spec.span}")
@@ -178,12 +182,12 @@ class Client(Dispatch):
         if layout.spec.hashed:
             return mixed(listed)
         if layout.spec.span < limits.KEY_LIMIT and len(listed) and (most := int(listed.max())) >= layout.spec.span:
-            raise BadKeys(f"key {most} of table {layout.name!r}: its keys end at {layout.spec.span}")
+            raise BadKeys(f"key {most} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
         return listed
 
     def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> Pulling:
-        span = as_range(keys)
         spec = layout.spec
+        span = as_range(keys, spec.span)
         if span is not None:
             if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
                 raise BadKeys(
@@ -227,3 +231,23 @@ class Client(Dispatch):
     def _must_be_worker(self, what: str) -> None:
         if self.role != "worker":
             raise Invalid(f"{self.name} is a {self.role}: only a worker has a clock and can {what}")
+
+
+def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:
+    tasks = (after,) if isinstance(after, Task) else tuple(after)
+    if not all(isinstance(task, Task) for task in tasks):
+        raise Invalid(f"after={after!r}: needs tasks, as push and pull return them")
+    return tasks
+
+
+def _slot(slot: object) -> Slot:
+    match slot:
+        case (of_pass, number):
+            return whole("pass", of_pass), whole("slot", number)
+    raise Invalid(f"slot={slot!r}: needs (pass, number)")
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= limits.NAME_CHARS or not name.isprintable():
+        raise Invalid(f"{name!r} is no name: a table's name has 1 to {limits.NAME_CHARS} printable characters")
+    return name

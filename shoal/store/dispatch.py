@@ -22,7 +22,7 @@ from shoal.errors import (
     Unanswered,
     UnknownTable,
 )
-from shoal.store.flight import Flight, Letter
+from shoal.store.flight import Flight
 from shoal.store.operation import Admin, Asking, Operation, Parking, Pulling, Pushing
 from shoal.store.split import Layout
 from shoal.store.task import Task
@@ -42,10 +42,12 @@ class Dispatch:
         self.floor = 0  # the clock at which this spell of work began: no steps of ours are at or below it
         self.spell = 0  # how often this worker has parked
         self.working = False  # has entered some table in this spell
-        self.reads: dict[tuple[int, str], list[int]] = {}  # versions last pulled, by table and server
+        self.reads: dict[int, dict[str, list[int]]] = {}  # by table: the versions that the last pull read, by server
+        self.failed: list[Task] = []  # pushes that failed, in case nobody asks
         self.counts: Counter[str] = Counter()
         self.flight = Flight(seed)
         self._by_number: dict[int, Layout] = {}
+        self._names: dict[int, str] = {}  # of all tables that there ever were, for errors
         self._new: deque[Operation] = deque()  # made ready, not started
         self._running: dict[int, Operation] = {}  # by request: an operation stands once for each message under way
         self._entered: dict[int, Task] = {}  # tables entered in this spell, and the task that did it
@@ -69,7 +71,7 @@ class Dispatch:
         if not self.incarnation:
             return effects
         waiting: list[Operation] = []
-        while self._new:
+        while self._new and len(self.flight.letters) < limits.CLIENT_LETTERS:
             op = self._new.popleft()
             if op.task.done:
                 continue
@@ -91,7 +93,7 @@ class Dispatch:
     def _start(self, now: int, op: Operation) -> list[Effect]:
         try:
             letters = op.letters(self)
-        except ShoalError as error:
+        except Exception as error:  # one call's mistake must not become another's
             self._end(op, error=error)
             return []
         if not letters:
@@ -149,7 +151,8 @@ class Dispatch:
             case _ if not op.accepts(request, message, arrays):
                 self.counts["strange answers"] += 1  # dropped: the question is asked again, or ends as unanswered
             case _:
-                letter = self._close(op, request)
+                letter = self.flight.letters[request]
+                self._close(op, request)
                 for to, question, data in op.answered(self, letter, message, arrays):
                     effects.append(self._send(now, op, to, question, data))
                 if not op.waiting:
@@ -161,10 +164,10 @@ class Dispatch:
         letter = self.flight.letters.get(request)
         return letter is not None and letter.to == sender
 
-    def _close(self, op: Operation, request: int) -> Letter:
-        del self._running[request]
-        self._bytes -= op.waiting.pop(request)
-        return self.flight.done(request)
+    def _close(self, op: Operation, request: int) -> None:
+        self._running.pop(request, None)
+        self._bytes -= op.waiting.pop(request, 0)
+        self.flight.done(request)
 
     def _finish(self, op: Operation) -> None:
         try:
@@ -182,6 +185,8 @@ class Dispatch:
         if error is not None and isinstance(op, Pulling) and op.enter:
             self._entered.pop(op.table, None)
         op.task.waits_for = ""
+        if error is not None and isinstance(op, Pushing) and len(self.failed) < limits.BACKLOG:
+            self.failed.append(op.task)
         op.task.finish(value, error)
 
     def _moved(self, now: int, op: Operation, view: int) -> list[Effect]:
@@ -220,13 +225,14 @@ class Dispatch:
             for number, placed in tables.items()
         }
         self._by_number = known
+        self._names.update({number: placed.name for number, placed in tables.items()})
         self.layouts = {layout.name: layout for layout in known.values()}
         alive = {member.name for member in view.members}
         for op in dict.fromkeys(self._running.values()):
             if isinstance(op, Pushing | Pulling | Asking):
                 lost = next((to for to in self._to(op) if to not in alive), None)
                 if op.table not in known:
-                    self._end(op, error=UnknownTable(f"number {op.table}", sorted(self.layouts)))
+                    self._end(op, error=self._dropped(op.table))
                 elif lost is not None:
                     self._end(op, error=op.lost(known[op.table].name, lost))
             elif isinstance(op, Parking):  # nobody waits at a server that is gone
@@ -239,8 +245,12 @@ class Dispatch:
     def of_number(self, number: int) -> Layout:
         layout = self._by_number.get(number)
         if layout is None:
-            raise UnknownTable(f"number {number}", sorted(self.layouts))
+            raise self._dropped(number)
         return layout
+
+    def _dropped(self, number: int) -> UnknownTable:
+        """The table that was meant is gone, even if there is another of its name by now."""
+        return UnknownTable(self._names.get(number, f"number {number}"), sorted(self.layouts), dropped=True)
 
     def fail_all(self, error: Exception) -> None:
         for op in dict.fromkeys([*self._running.values(), *self._new]):

@@ -45,8 +45,8 @@ class Flight:
         self._look_at(now + wait)
         return Send(to, message, arrays)
 
-    def done(self, request: int) -> Letter:
-        return self.letters.pop(request)
+    def done(self, request: int) -> Letter | None:
+        return self.letters.pop(request, None)
 
     def held(self, now: int, request: int) -> bool:
         """The other side has it. True if this was news."""

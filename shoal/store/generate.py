@@ -237,7 +237,7 @@ def _try(rule: Rule) -> None:
         answer = rule.function(1.0, (0.0,) * rule.state, 1.0, rule.settings({}))
     except (ArithmeticError, ValueError):
         return  # 1 / 0 or sqrt(-1) here need not be so with other numbers; compiled, they give infinity or NaN
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Invalid(f"update {rule.name!r} failed on weight 1, state 0, gradient 1: {error!r}") from error
     match answer:
         case (int() | float(), tuple() as state) if len(state) == rule.state:

@@ -97,6 +97,7 @@ class Asking(Operation):
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
         layout = client.of_number(self.table)
+        layout.check_all_held()
         return [(server, m.Ask(client.request(), self.table, client.view.number), ()) for server in layout.servers]
 
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
@@ -224,9 +225,7 @@ class Pushing(_Rows):
             start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
         else:
             arrays.insert(0, share.take(keys))
-        reads = (
-            self.reads if self.reads is not None else {share.server: client.reads.get((self.table, share.server), [])}
-        )
+        reads = self.reads if self.reads is not None else client.reads.get(self.table, {})
         push = m.Push(
             request=client.request(),
             table=self.table,
@@ -244,7 +243,7 @@ class Pushing(_Rows):
             count=share.rows,
             start=start if share.rows else -1,
             stop=stop if share.rows else -1,
-            read=reads.get(share.server, []),
+            read=reads.get(share.server, []) if share.rows else [],
             void=self.void,
             pull=self.pull,
             clock=m.NO_CLOCK if self.clock is None else self.clock,
@@ -255,7 +254,6 @@ class Pushing(_Rows):
 
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
         if isinstance(answer, m.Values):
-            client.reads[self.table, letter.to] = answer.versions
             self.task.versions[letter.to] = answer.versions
             self.put(letter.request, answer, arrays)
         elif isinstance(answer, m.Counted) and not answer.new:
@@ -266,7 +264,10 @@ class Pushing(_Rows):
         return self.are_rows(request, answer, arrays) if self.pull else isinstance(answer, m.Counted)
 
     def value(self, client: Dispatch) -> Any:
-        return self.rows() if self.pull else None
+        if not self.pull:
+            return None
+        client.reads[self.table] = self.task.versions
+        return self.rows()
 
 
 class Pulling(_Rows):
@@ -323,7 +324,6 @@ class Pulling(_Rows):
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
         assert isinstance(answer, m.Values)
         share = self._shares[letter.request]
-        client.reads[self.table, letter.to] = answer.versions
         self.task.versions[letter.to] = answer.versions
         self._entered = max(self._entered, answer.entered)
         self.put(letter.request, answer, arrays)
@@ -333,6 +333,7 @@ class Pulling(_Rows):
         return self.are_rows(request, answer, arrays)
 
     def value(self, client: Dispatch) -> Any:
+        client.reads[self.table] = self.task.versions
         if self.enter and not client.working:
             client.clock = client.floor = max(client.clock, self._entered)
             client.working = True

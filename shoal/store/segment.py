@@ -125,7 +125,10 @@ class Segments:
         if push.stream < 0:
             stream.raise_to(push.floor)
         if not stream.fits(push.number) or not self.clocks.fits(push.incarnation, push.step):
-            return self._busy(asker)
+            reason = (
+                f"number {push.number}, step {push.step}: more than {limits.LEDGER_WINDOW:,} ahead of the first missing"
+            )
+            return self._refuse(asker.name, push.request, Invalid(reason))
         fresh = stream.fresh(push.number, asker.covered)
         if fresh is None:
             return self._counted_before(now, asker)
@@ -365,7 +368,9 @@ class Segments:
         opened = self._open.get(step)
         if opened is None:
             return f"{lead}step {step}, of which no slot is here"
-        missing = opened.missing()
+        assert isinstance(self.spec.apply, Step)
+        start = self.spec.apply.first_slot(step)
+        missing = [start + place for place in opened.missing()]
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         return f"{lead}slots {names} of step {step}" if missing else f"{lead}step {step}"
 

@@ -85,7 +85,7 @@ class Layout:
 
     def check_all_held(self) -> None:
         if self._lost is not None:
-            raise SegmentsLost(self.name, "a server")
+            raise SegmentsLost(self.name, self._placed.places[self._lost].last or "a server")
 
     def whole(self) -> list[Share]:
         """One share for every server, with no rows yet: for questions about a range of live keys."""

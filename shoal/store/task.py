@@ -22,12 +22,13 @@ class Waiter(Protocol):
 class Task:
     """What becomes of a request."""
 
-    __slots__ = ("_then", "_waiter", "after", "done", "error", "value", "versions", "waits_for", "what")
+    __slots__ = ("_then", "_waiter", "after", "asked", "done", "error", "value", "versions", "waits_for", "what")
 
     def __init__(self, what: str, after: tuple[Task, ...] = ()) -> None:
         self.what = what
         self.after = after
         self.done = False
+        self.asked = False  # somebody looked at how it ended
         self.value: Any = None
         self.error: Exception | None = None
         self.versions: dict[str, list[int]] = {}  # of a pull: what each server's segments were at
@@ -65,6 +66,7 @@ class Task:
             call(self)
 
     def _outcome(self) -> Any:
+        self.asked = True
         if self.error is not None:
             raise self.error
         return self.value

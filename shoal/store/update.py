@@ -88,8 +88,8 @@ def rule_named(name: str) -> Rule:
     """The rule that this process knows by that name."""
     if name not in _rules:
         raise Invalid(
-            f"no update {name!r} here (known: {', '.join(sorted(_rules))}){_instead(name, list(_rules))}; "
-            f"a server knows only the rules of the modules it was started with: name yours there"
+            f"no update {name!r} here (known: {', '.join(sorted(_rules))}): a server knows the rules of the modules "
+            f"it was started with, so name yours: shoal.local(..., modules=['my_module'])"
         )
     return _rules[name]
 
@@ -170,7 +170,11 @@ def _file(function: Function) -> str:
 
 
 def _check_number(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        finite = not isinstance(value, bool | str) and math.isfinite(value)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        finite = False
+    if not finite:
         raise Invalid(f"setting {what}: a finite number is needed")
 
 

@@ -55,6 +55,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int
     servers: list[str]
+    last: str = ""  # who held it last, if nobody does
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -18,21 +19,13 @@ import zmq
 
 from shoal import limits
 from shoal.errors import Invalid, OtherVersion, WireError
+from shoal.wire.address import check_address
 from shoal.wire.effects import Received
 from shoal.wire.messages import Arrays, Message, No, decode, encode
 
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
 _LINGER = 200  # milliseconds for the last words
-_LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://", "inproc://")
-
-
-def check_address(address: str) -> None:
-    """Loopback only, until there are keys: anything else would let strangers write to the model."""
-    if not address.startswith(_LOOPBACK):
-        raise Invalid(
-            f"address {address!r} is not on this machine: only loopback (tcp://127.0.0.1:PORT) and ipc are safe"
-        )
 
 
 class ZmqTransport:
@@ -51,7 +44,9 @@ class ZmqTransport:
         self._alarm, self._bell = os.pipe()  # unlike a socket, a pipe may be written to from any thread
         os.set_blocking(self._alarm, False)
         os.set_blocking(self._bell, False)
-        self._closed = False
+        self._pipe, self._open = [self._alarm, self._bell], list[zmq.Socket[bytes]]()
+        self._shut = weakref.finalize(self, _shut, os.getpid(), self._context, self._open, self._pipe)
+        self._shut.atexit = False  # by then it is closed, or nobody cares
         self._poller.register(self._alarm, zmq.POLLIN)
         if bind is not None:
             self._bind(bind)
@@ -72,12 +67,15 @@ class ZmqTransport:
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, limits.QUEUE)
+        socket.setsockopt(zmq.RCVHWM, limits.QUEUE)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES + limits.HEADER_BYTES)  # our own check answers below this
         socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HELLO_WITHIN // limits.MILLISECOND)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         socket.copy_threshold = _COPIED
+        self._open.append(socket)
         return socket
 
     @property
@@ -91,7 +89,12 @@ class ZmqTransport:
         check_address(address)
         dealer = self._socket(zmq.DEALER)
         dealer.setsockopt(zmq.IDENTITY, self._name)
-        dealer.connect(address)
+        try:
+            dealer.connect(address)
+        except zmq.ZMQError as error:
+            self._open.remove(dealer)
+            dealer.close(0)
+            raise Invalid(f"cannot connect to {address!r}: {error.strerror}") from None
         self._dealers[name], self._names[dealer], self._addresses[name] = dealer, name, address
         self._poller.register(dealer, zmq.POLLIN)
 
@@ -100,6 +103,7 @@ class ZmqTransport:
         if dealer is not None:
             self._poller.unregister(dealer)
             del self._names[dealer], self._addresses[name]
+            self._open.remove(dealer)
             dealer.close()
 
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
@@ -149,19 +153,23 @@ class ZmqTransport:
         found.append(Received(sender, message, arrays))
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # closed meanwhile, or full of calls already
-            os.write(self._bell, b"!")
+        with contextlib.suppress(OSError):  # full of calls already
+            if self._pipe:  # not closed
+                os.write(self._bell, b"!")
 
     def counters(self) -> dict[str, int]:
         return dict(self._counts)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for socket in [*self._dealers.values(), *([self._router] if self._router is not None else [])]:
-            socket.close(_LINGER)
-        self._context.term()
-        bell, self._bell = self._bell, -1
-        os.close(bell)
-        os.close(self._alarm)
+        self._shut()
+
+
+def _shut(pid: int, context: zmq.Context[Any], sockets: list[zmq.Socket[bytes]], pipe: list[int]) -> None:
+    """Close everything. Also called when a transport is forgotten: a context that ends before its sockets never ends."""
+    if os.getpid() != pid:
+        return  # a forked child: the sockets are its parent's
+    for socket in sockets:
+        socket.close(_LINGER)
+    context.term()
+    while pipe:
+        os.close(pipe.pop())

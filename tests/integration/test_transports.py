@@ -174,7 +174,7 @@ def test_wait_waits_for_all_and_raises_the_first_error(kv: shoal.KV) -> None:
     kv.drop(name)
     with pytest.raises(UnknownTable):
         kv.wait([held, follows], PATIENCE)
-    with pytest.raises(DependencyFailed, match="no table"):
+    with pytest.raises(DependencyFailed, match="was dropped"):
         follows.result(PATIENCE)
 
 
@@ -251,15 +251,14 @@ def test_stats_add_up_over_the_servers(kv: shoal.KV, w: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ([1_000], "its keys end at 1000"),
+        ([1_000], "its keys are 0 to 999"),
         ([-1], "negative"),
         ([2**63], "past the limit"),
         ([0.5], "whole numbers"),
         ([[1, 2]], "one dimension"),
         (["a"], "whole numbers"),
-        (slice(0, 1_001), "its keys end at 1000"),
+        (slice(0, 1_001), "its keys are 0 to 999"),
         (slice(5, 2), "start <= stop"),
-        (slice(5, None), "needs an end"),
         (range(0, 10, 2), "step 1"),
     ],
 )
@@ -358,10 +357,10 @@ def test_slots_and_steps_are_asked_for_where_they_belong(kv: shoal.KV, w: str) -
     for call, message in (
         (lambda: kv.push(name, [0], [1.0]), "name the slot"),
         (lambda: kv.push(name, [0], [1.0], slot=(0, 4)), "has 4 slots"),
-        (lambda: kv.push(name, [0], [1.0], slot=(-1, 0)), "not negative"),
+        (lambda: kv.push(name, [0], [1.0], slot=(-1, 0)), "needs 0 to"),
         (lambda: kv.pull(w, [0], slot=(0, 0)), "has no steps"),
         (lambda: kv.push(w, [0], [1.0], step=1), "only a worker"),
-        (lambda: kv.push(w, [0], [1.0], slot=(0, -1)), "not negative"),
+        (lambda: kv.push(w, [0], [1.0], slot=(0, -1)), "needs 0 to"),
     ):
         with pytest.raises(Invalid, match=message):
             call()

@@ -14,7 +14,7 @@ from shoal.tables import Dense, Each, Sparse, Step
 def roster(*servers: str, copies: int = 1) -> Roster:
     made = Roster(copies=copies)
     for i, name in enumerate(servers, 1):
-        made.join(0, name, "server", f"{name}.0", f"at {name}", i)
+        made.join(0, name, "server", f"{name}.0", f"memory:{name}", i)
     return made
 
 
@@ -27,7 +27,7 @@ def test_who_joins_is_in_the_view() -> None:
     made.join(0, "bob", "worker", "t", "", 2)
     view = made.view()
     told = [(member.name, member.incarnation, member.role, member.address) for member in view.members]
-    assert told == [("ann", 1, "server", "at ann"), ("bob", 2, "worker", "")]
+    assert told == [("ann", 1, "server", "memory:ann"), ("bob", 2, "worker", "")]
     assert view.number == 2
 
 
@@ -69,6 +69,8 @@ def test_a_full_cluster_takes_nobody_but_those_it_has(monkeypatch: pytest.Monkey
     monkeypatch.setattr(limits, "MEMBERS", 2)
     made = roster("ann", "bob")
     assert "full" in made.may_join("eve", "worker", "t")
+    assert "taken" in made.may_join("bob", "server", "another life")  # it is alive
+    made.people["bob"].suspected = True
     assert made.may_join("bob", "server", "another life") == ""
 
 

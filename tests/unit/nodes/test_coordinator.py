@@ -47,7 +47,7 @@ class Office:
         return self.feed(Received(sender, message))
 
     def join(self, name: str, role: str = "server", token: str = "") -> m.Welcome:
-        said = self.say(name, m.Hello(name, role, token or f"{name}.0", f"at {name}"))
+        said = self.say(name, m.Hello(name, role, token or f"{name}.0", f"memory:{name}"))
         return next(message for to, message in said if to == name and isinstance(message, m.Welcome))
 
     def beat(self, name: str, incarnation: int, view: int | None = None) -> list[tuple[str, m.Message]]:
@@ -101,7 +101,7 @@ def test_a_hello_that_is_sent_again_has_the_same_answer() -> None:
 
 def test_nobody_is_welcome_before_the_incarnation_is_on_disk() -> None:
     office = Office(disk_error=None)
-    hello = m.Hello("ann", "server", "ann.0")
+    hello = m.Hello("ann", "server", "ann.0", "memory:ann")
     (persist,) = [
         one for one in office.coordinator.handle(office.now, Received("ann", hello)) if isinstance(one, Persist)
     ]
@@ -126,8 +126,8 @@ def test_a_disk_that_is_full_refuses_newcomers_and_nobody_else() -> None:
 def test_incarnations_never_repeat_not_even_after_a_restart() -> None:
     office, seen = Office(), []
     for life in range(4):
-        seen += [office.join(name, token=f"{life}").incarnation for name in ("ann", "bob", "ann")]
-        seen.append(office.join("ann", token=f"{life} again").incarnation)
+        seen += [office.join(name, "worker", f"{life}").incarnation for name in ("ann", "bob", "ann")]
+        seen.append(office.join("ann", "worker", f"{life} again").incarnation)
         office = Office(Coordinator(journal=office.journal), journal=office.journal)
     assert len(set(seen)) == 4 * 3  # ann's second hello of each life was a repeat
     assert sorted(set(seen)) == list(dict.fromkeys(seen))
@@ -161,11 +161,11 @@ def test_every_member_is_told_of_every_change() -> None:
 
 def test_a_second_process_of_the_same_name_fences_the_first() -> None:
     office = Office()
-    first = office.join("ann", token="one")
-    second = office.join("ann", token="two")
+    first = office.join("ann", "worker", "one")
+    second = office.join("ann", "worker", "two")
     assert second.incarnation > first.incarnation
     assert office.beat("ann", first.incarnation) == [("ann", m.Fence(0, first.incarnation))]
-    assert office.say("ann", m.Hello("ann", "server", "one")) == [("ann", m.Over("one"))]
+    assert office.say("ann", m.Hello("ann", "worker", "one")) == [("ann", m.Over("one"))]
     assert office.coordinator.roster.people["ann"].member.incarnation == second.incarnation
 
 

@@ -48,10 +48,11 @@ def test_a_new_journal_is_empty_and_private(path: Path) -> None:
 def test_a_torn_tail_ends_the_journal_wherever_it_was_torn(path: Path) -> None:
     write(path, b"one", b"two")
     whole = path.read_bytes()
-    first = len(whole) // 2
+    record = 8 + len(b"one")  # length, checksum, three bytes
+    head = len(whole) - 2 * record
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        assert read(path) == [b"one", b"two"][: length // first]
+        assert read(path) == [b"one", b"two"][: max(0, length - head) // record]
 
 
 def test_after_a_torn_tail_the_journal_goes_on(path: Path) -> None:
@@ -64,7 +65,7 @@ def test_after_a_torn_tail_the_journal_goes_on(path: Path) -> None:
 def test_a_record_with_a_flipped_bit_is_not_believed(path: Path) -> None:
     write(path, b"one", b"two")
     whole = bytearray(path.read_bytes())
-    for place in range(len(whole) // 2, len(whole)):
+    for place in range(len(whole) - 8 - len(b"two"), len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 4
         path.write_bytes(damaged)
@@ -126,3 +127,11 @@ def test_a_tail_of_zeros_is_no_record(tmp_path: Path) -> None:
     journal = Journal(path)
     assert journal.records == [b"one"]
     journal.close()
+
+
+def test_a_file_that_is_no_journal_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(b"somebody's thesis")
+    with pytest.raises(Invalid, match="no journal of shoal"):
+        Journal(path)
+    assert path.read_bytes() == b"somebody's thesis"

@@ -21,7 +21,7 @@ START = 50 * SECOND
 
 
 def view(number: int = 3, incarnation: int = 7) -> m.View:
-    members = [m.Member("ann", 1, "server", "at ann"), m.Member("me", incarnation, "worker", "")]
+    members = [m.Member("ann", 1, "server", "memory:ann"), m.Member("me", incarnation, "worker", "")]
     table = m.Placed(1, "w", Dense(rows=8), [0], [m.Place(1, ["ann"])])
     return m.View(1, number, 0, members, [table])
 
@@ -171,7 +171,7 @@ def test_joining_is_a_task() -> None:
     assert not made.joined.done
     effects = made.handle(START, Received("coordinator", m.Welcome("token.0", 7, view())))
     assert made.joined.done and made.client.incarnation == 7
-    assert Connect("ann", "at ann") in effects
+    assert Connect("ann", "memory:ann") in effects
 
 
 def test_what_is_asked_before_the_welcome_is_sent_after_it() -> None:

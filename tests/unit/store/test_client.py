@@ -743,7 +743,7 @@ def test_a_void_slot_is_pushed_empty() -> None:
         assert (message.void, message.count, message.number, tuple(letter.arrays)) == (True, 0, 2, ())
 
 
-@pytest.mark.parametrize(("slot", "reason"), [((1, 0), "endless"), ((0, -1), "not negative")])
+@pytest.mark.parametrize(("slot", "reason"), [((1, 0), "endless"), ((0, -1), "needs 0 to")])
 def test_a_slot_that_cannot_be_is_refused(slot: tuple[int, int], reason: str) -> None:
     with pytest.raises(Invalid, match=reason):
         seated().client.push("steps", [1], [1], slot=slot)

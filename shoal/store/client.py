@@ -160,7 +160,7 @@ class Client(Dispatch):
         span = as_range(keys, spec.span)
         if span is not None:
             if span.stop > spec.span:
-                raise BadKeys(f"range {span} of table {layout.name!r}: its keys end at {spec.span}")
+                raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
             if spec.hashed:
                 raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
             rows = as_values(values, len(span), spec.width)
@@ -194,7 +194,7 @@ class Client(Dispatch):
                     f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all"
                 )
             if span.stop > spec.span:
-                raise BadKeys(f"range {span} of table {layout.name!r}: its keys end at {spec.span}")
+                raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
             op = Pulling(Task(f"pull {span} of {layout.name!r}", after), layout.number, span, None, spec.width)
         else:
             unique, places = tidy(self._listed(layout, keys))

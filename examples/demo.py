@@ -71,14 +71,15 @@ def main() -> None:
             for one in workers:
                 one.close()
             now = loss(kv.pull("model", everything).result(), held_out, truth)
-            print(f"  pass {number}    loss {now:.4f}  {'#' * round(60 * now)}", flush=True)
+            print(f"  pass {number}    loss {now:.4f}  after {time.perf_counter() - start:.1f} s", flush=True)
         seconds = time.perf_counter() - start
         facts = kv.stats("model")
         stale = facts["staleness"]
         print(
             f"{PASSES * len(rows) / seconds:,.0f} rows/s, {PASSES * per_pass} slots pushed, {facts['rows']:,} rows alive"
         )
-        print("staleness of pushes: " + ", ".join(f"{n} at {age}" for age, n in enumerate(stale) if n))
+        print("other pushes that a server counted between a pull and its push (staleness):")
+        print("  " + ", ".join(f"{age}: {n} times" for age, n in enumerate(stale) if n))
         live = kv.pull("model", slice(0, 8)).result()
         print(
             "the hottest features: " + ", ".join(f"{k}: {v:+.3f}" for k, v in zip(live.keys, live.values, strict=True))

@@ -46,10 +46,6 @@ def no_ledger() -> Any:
 def pending_not_checked() -> Any:
     """A slot that is held already is held once more when it is sent again."""
 
-    def add(self: OpenStep, slot: int, piece: Piece) -> None:
-        self.slots[slot].append(piece)
-        self.have[piece.segments, slot] = True
-
     def push_slot(self: Segments, now: int, asker: Asker, slot: tuple[int, int], given: KeyValues | None) -> Outcome:
         opened = self._open.get(slot[0])
         if opened is not None and opened.have[:, slot[1]].any():

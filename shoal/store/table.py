@@ -243,7 +243,7 @@ class _Sparse(_Part):
         return 0, self.rows  # a range reads the key of every row
 
     def push_range(self, keys: KeyRange, gradients: Values) -> None:
-        raise NotImplementedError
+        raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
 
     def push(self, keys: Keys, gradients: Values) -> None:
         self._make_room(keys)

@@ -39,7 +39,7 @@ class KV:
         self._turning = threading.RLock()  # one that knows its owner: an interrupted call can let go of it
         self._changed = threading.Condition()  # somebody's task is done
         self._last = 0.0  # when a user last had the loop
-        self._users = 0  # threads inside a wait
+        self._users: set[int] = set()  # threads inside a wait
         self._in_background = False  # the background thread has the loop
         self._pid = os.getpid()
         self._broken = ""  # why no call can be made any more, although nobody closed it
@@ -172,8 +172,8 @@ class KV:
         began = time.monotonic()
         deadline = None if seconds is None else began + seconds
         remind = began + _REMIND
-        self._users += 1
         try:
+            self._users.add(threading.get_ident())
             while not task.done:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -198,7 +198,7 @@ class KV:
             self._interrupted(error)
             raise
         finally:
-            self._users -= 1
+            self._users.discard(threading.get_ident())
             self._release()
 
     def _over(self) -> str:
@@ -230,7 +230,7 @@ class KV:
         self._tell()
 
     def _tell(self) -> None:
-        if self._users > 1 or self._closed.is_set():
+        if len(self._users) > 1 or self._closed.is_set():
             with self._changed:
                 self._changed.notify_all()
 

@@ -138,8 +138,8 @@ class Dispatch:
                 if self.flight.held(now, request):
                     self._bytes -= op.waiting[request]
                     op.waiting[request] = 0
-            case m.Busy(_, retry_after):
-                op.task.waits_for = f"{sender}: busy"
+            case m.Busy(_, retry_after, why):
+                op.task.waits_for = f"{sender}: {why or 'busy'}"
                 self.counts["busy"] += 1
                 self.flight.busy(now, request, retry_after)
             case m.Moved(_, view):

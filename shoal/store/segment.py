@@ -168,7 +168,7 @@ class Segments:
             return self._counted_before(now, asker)
         oldest = int(self.version.min())
         if step - oldest >= limits.STEPS_AHEAD or (step > oldest and self._held_bytes() > limits.HELD_BYTES):
-            return self._busy(asker)
+            return self._busy(asker, f"step {step} is too far ahead of {self._missing(oldest, '')}")
         opened = self._open.get(step)
         if opened is None:
             opened = self._open[step] = OpenStep.of(step, self.spec.apply.slots_in(step), len(self.extent))
@@ -379,9 +379,9 @@ class Segments:
         kind = "keys" if isinstance(error, BadKeys) else "values" if isinstance(error, BadValues) else "setting"
         return Outcome([Send(sender, m.No(request, kind, str(error)))])
 
-    def _busy(self, asker: Asker) -> Outcome:
+    def _busy(self, asker: Asker, why: str) -> Outcome:
         self.counts["busy"] += 1
-        return Outcome([Send(asker.name, m.Busy(asker.ask.request, limits.BUSY_RETRY))])
+        return Outcome([Send(asker.name, m.Busy(asker.ask.request, limits.BUSY_RETRY, why))])
 
     def _held_bytes(self) -> int:
         return sum(opened.size for opened in self._open.values())

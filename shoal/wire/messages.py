@@ -285,10 +285,11 @@ class Rollback(Message, frozen=True):
 
 
 class Busy(Message, frozen=True):
-    """Server: "not now: ask again after so many nanoseconds"."""
+    """Server: "not now, and this is why: ask again after so many nanoseconds"."""
 
     request: int
     retry_after: int
+    why: str = ""
 
 
 class No(Message, frozen=True):

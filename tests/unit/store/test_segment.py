@@ -462,7 +462,8 @@ def test_a_step_may_close_in_some_segments_before_others() -> None:
 
 def test_far_ahead_of_the_oldest_open_step_a_slot_is_told_to_come_later() -> None:
     house = steps(slots=1)
-    assert house.push(ANN, limits.STEPS_AHEAD, [1], [1]) == [m.Busy(1, limits.BUSY_RETRY)]
+    why = f"step {limits.STEPS_AHEAD} is too far ahead of step 0, of which no slot is here"
+    assert house.push(ANN, limits.STEPS_AHEAD, [1], [1]) == [m.Busy(1, limits.BUSY_RETRY, why)]
     assert isinstance(house.push(ANN, limits.STEPS_AHEAD - 1, [1], [1])[0], m.Held)
     assert house.fact("busy") == 1
 

@@ -78,6 +78,7 @@ class Run:
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
         self._lives: dict[str, Task] = {}
+        self._hands: dict[str, Task] = {}
         self._life = 0
         self._members: dict[str, int] = {}
         self._silent = False
@@ -183,7 +184,7 @@ class Run:
         else:
             life = worker_life(worker, self.scribe, self.dealer, random)
             if self.plan.kind == "step":
-                worker.start(second_hand(worker, self.scribe, self.dealer, random))
+                self._hands[name] = worker.start(second_hand(worker, self.scribe, self.dealer, random))
         self._lives[name] = worker.start(life)
         self._add(worker, "drift" in self.plan.faults)
 
@@ -197,7 +198,9 @@ class Run:
         for name, life in list(self._lives.items()):
             if name not in self.world.hosts:
                 continue
-            if isinstance(life.error, Stop) or name in self.scribe.broken:
+            hand = self._hands.get(name)
+            stopped = isinstance(life.error, Stop) or (hand is not None and isinstance(hand.error, Stop))
+            if stopped or name in self.scribe.broken:
                 self._counted("lives that stopped")
                 self.scribe.broken.discard(name)
                 self.world.crash(name)

@@ -7,7 +7,6 @@ was, the parent is gone: however that came about, this process removes the clust
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import select
@@ -78,7 +77,6 @@ def _serve(orders: Orders) -> None:
     transport.connect("coordinator", orders.coordinator)
     loop = Loop(Server(orders.name, orders.token, transport.address), transport)
     _say(Report(address=transport.address))
-    gc.freeze()  # what was imported stays: no need to look through it again and again
     loop.run()
 
 

@@ -15,7 +15,7 @@ from shoal.errors import Closed, Refused, Unanswered
 from shoal.store.client import Client
 from shoal.store.task import Task
 from shoal.wire import messages as m
-from shoal.wire.effects import Effect, Event, Received, Tick, Wake
+from shoal.wire.effects import Effect, Event, Received, Wake
 
 
 class Sleep(Task):
@@ -125,6 +125,3 @@ class Worker:
         if self.client.flight.letters:
             times.append(self.client.flight.next)
         return min(times)
-
-
-POKE = Tick()

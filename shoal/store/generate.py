@@ -253,7 +253,7 @@ def _in_memory(rule: Rule, text: str) -> ModuleType:
 
     module = ModuleType(f"shoal_update_{rule.name}")
     module.__dict__["_shoal_given"] = rule.function
-    try:
+    try:  # the text is ours and that of a rule registered in this process: nothing that came over a wire
         exec(compile(text, f"<update {rule.name}>", "exec"), module.__dict__)
     except NumbaError as error:
         raise Invalid(f"update {rule.name!r} cannot be compiled; numba says: {error}") from error

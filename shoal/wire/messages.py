@@ -85,7 +85,6 @@ class Hello(Message, frozen=True):
     role: str
     token: str  # made afresh for each life of a node: tells a resent hello from a second process
     address: str = ""
-    build: str = ""
 
 
 class Welcome(Message, frozen=True):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -210,31 +212,32 @@ def test_a_live_name_cannot_be_taken_over() -> None:
             first.push("w", [0], [1.0]).result(5)
 
 
-def test_a_client_cannot_take_the_name_of_a_server() -> None:
+@contextlib.contextmanager
+def table_and_stranger(name: str) -> Iterator[tuple[shoal.KV, zmq.Socket[bytes]]]:
+    """An honest client with a table, and a raw socket to the coordinator that calls itself so."""
     with shoal.local(servers=1, processes=True) as cluster, zmq.Context() as sockets:
         kv = cluster.client()
         kv.create("w", shoal.Dense(rows=1))
         with sockets.socket(zmq.DEALER) as stranger:
-            stranger.setsockopt(zmq.IDENTITY, b"server-0")
+            stranger.setsockopt(zmq.IDENTITY, name.encode())
             stranger.setsockopt(zmq.LINGER, 0)
             stranger.connect(cluster.address)
-            stranger.send(m.encode(m.Hello("server-0", "client", "token")))
-            stranger.poll(2_000)
-            time.sleep(0.6)
-            assert kv.push_pull("w", [0], [1.0]).result(PATIENCE) == [1.0]
+            yield kv, stranger
+
+
+def test_a_client_cannot_take_the_name_of_a_server() -> None:
+    with table_and_stranger("server-0") as (kv, stranger):
+        stranger.send(m.encode(m.Hello("server-0", "client", "token")))
+        stranger.poll(2_000)
+        time.sleep(0.6)
+        assert kv.push_pull("w", [0], [1.0]).result(PATIENCE) == [1.0]
 
 
 def test_a_stranger_cannot_drop_a_table() -> None:
-    with shoal.local(servers=1, processes=True) as cluster, zmq.Context() as sockets:
-        kv = cluster.client()
-        kv.create("w", shoal.Dense(rows=1))
-        with sockets.socket(zmq.DEALER) as stranger:
-            stranger.setsockopt(zmq.IDENTITY, b"stranger")
-            stranger.setsockopt(zmq.LINGER, 0)
-            stranger.connect(cluster.address)
-            stranger.send(m.encode(m.Drop(1, "w")))
-            assert stranger.poll(5_000)
-            assert "w" in kv.tables()
+    with table_and_stranger("stranger") as (kv, stranger):
+        stranger.send(m.encode(m.Drop(1, "w")))
+        assert stranger.poll(5_000)
+        assert "w" in kv.tables()
 
 
 # ---------------------------------------------------------------- found by attack

@@ -31,7 +31,7 @@ PUSH = m.Push(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 0, m.EVERYWHERE, 12)
 PULL = m.Pull(1, 2, 3, 4, 5, -1, 7, 8, 9, 10, 11)
 EXAMPLES: list[m.Message] = [
     VIEW,
-    m.Hello("ann", "server", "token.0", "tcp://here", "build"),
+    m.Hello("ann", "server", "token.0", "tcp://here"),
     m.Hello("ann", "server", "token.0"),
     m.Welcome("token.0", 5, VIEW),
     m.Over("token.0"),

@@ -1,8 +1,12 @@
-"""What happened, in typed records: the one history format that the simulator, tests on real processes and soaks share.
+"""What happened, in typed records. Two books are kept.
+
+*History*: the one format that the simulator, tests on real processes and soaks share, for the checker.
 
 A call is begun once and ends once: ``ok``, ``failed`` (surely not counted) or ``unknown`` (may be counted or not). A pull of
 the counting model (see ``simulation.workload``) brings back what it contained, so that every promise becomes arithmetic on
 these records. Times are nanoseconds of one clock.
+
+*Run*: what a training run writes line by line to ``events.jsonl``, for everything that looks at it, live or later.
 """
 
 from __future__ import annotations
@@ -62,3 +66,93 @@ def write(path: Path, records: Iterable[Event]) -> None:
 
 def read(path: Path) -> list[Event]:
     return [_decoder.decode(line) for line in path.read_bytes().splitlines()]
+
+
+# ---------------------------------------------------------------- a run
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="event"):
+    """Base of what a run writes."""
+
+    seconds: float  # since training began
+
+
+class Started(Happening, frozen=True, kw_only=True):
+    """Everything is set up, and training begins."""
+
+    data: str
+    model: str
+    strategy: str
+    workers: int
+    servers: int
+    seed: int
+    cores: int
+    rows: int  # to train on
+    test_rows: int
+    features: int
+    batch: int  # rows in a slot
+    slots: int  # in a pass
+
+
+class Progress(Happening, frozen=True, kw_only=True):
+    """How far training is: now and then, as the workers report it."""
+
+    passes: float  # over the data
+    steps: int
+    examples: int
+    train_loss: float | None  # mean over the rows computed since the last such record, each before its own update
+    workers: int  # at work
+
+
+class Evaluated(Happening, frozen=True, kw_only=True):
+    """The evaluator has judged the model."""
+
+    number: int  # 0 is the model before training
+    passes: float
+    steps: int
+    examples: int
+    train_loss: float | None  # as in Progress, since the last evaluation
+    test_loss: float
+    metrics: dict[str, float | None]  # accuracy, auc, ...; None: not defined for these rows
+    workers: int  # at work when the weights were read (S4-24)
+    best: bool  # the lowest test loss so far
+
+
+class Joined(Happening, frozen=True, kw_only=True):
+    """A node takes part from now on."""
+
+    name: str
+    role: str
+
+
+class Gone(Happening, frozen=True, kw_only=True):
+    """A node left, or was lost; ``slots`` of its work are dealt again."""
+
+    name: str
+    role: str
+    why: str
+    slots: int = 0
+
+
+class Voided(Happening, frozen=True, kw_only=True):
+    """A slot cannot be computed: it counts as empty."""
+
+    slot: tuple[int, int]
+    why: str
+
+
+class Stopped(Happening, frozen=True, kw_only=True):
+    """Training has ended, and this is why."""
+
+    why: str
+
+
+RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Stopped
+
+_run_decoder = msgspec.json.Decoder(RunEvent)
+
+
+def read_run(path: Path) -> list[RunEvent]:
+    """The events of a run; a last line that was cut short by a crash is left out."""
+    lines = path.read_bytes().split(b"\n")
+    return [_run_decoder.decode(line) for line in lines[:-1] if line]

@@ -4,9 +4,7 @@ The kernels are written out as a module: the loops below, the source of the rule
 to. The file is named by the hash of that text, so an edited function, helper or constant is another file; numba's own
 cache lies beside it and is never stale (numba alone looks at the age of one file, not at what a function calls).
 
-    $SHOAL_CACHE, or $XDG_CACHE_HOME/shoal, or ~/.cache/shoal      private to the user, or else not used
-
-Without such a folder, or without a source (a function made by exec), kernels are compiled in memory. Nothing is
+Without a cache folder (see ``shoal.cache``), or without a source (a function made by exec), kernels are compiled in memory. Nothing is
 compiled because of what a message contains: signatures are spelled out, and only rules of this process come in here.
 """
 
@@ -15,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import stat
 import sys
 import tempfile
 import threading
@@ -25,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+from shoal.cache import cache_folder
 from shoal.errors import Invalid
 from shoal.store.source import JIT, Source
 from shoal.store.update import Rule
@@ -292,18 +290,3 @@ def _keep(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(beside)
         raise
-
-
-def cache_folder() -> Path | None:
-    """The folder for compiled kernels, or None: what others could write to is never imported from."""
-    try:
-        if chosen := os.environ.get("SHOAL_CACHE"):
-            folder = Path(chosen)
-        else:
-            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.stat()
-    except (OSError, RuntimeError):
-        return None
-    private = facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return folder.absolute() if private and os.access(folder, os.W_OK | os.X_OK) else None

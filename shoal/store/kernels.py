@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, float64, int64, njit, uint32, uint64
+from numba import float32, float64, int64, uint32, uint64
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from shoal.compiled import compiled, mix
 
 KEY_WORDS = 2  # float32 words that the key takes at the start of a sparse row
 BLOCK = 512  # keys in one run of the phases: their slots and rows stay in the second-level cache
@@ -50,29 +52,6 @@ rows_out = types.Array(int64, 1, "C")
 slots_out = types.Array(uint64, 2, "C")
 slab_out = types.Array(float32, 2, "C")
 initial = (int64, float64, float64, uint64)  # kind, two parameters, seed
-
-
-def compiled(signature):
-    """njit with a signature; without a place for numba's cache (a read-only install, no home) it compiles each time."""
-
-    def decorate(function):
-        try:
-            return njit(signature, nogil=True, cache=True)(function)
-        except Exception:  # also a cache cut short by a power cut; an error of ours comes again below
-            return njit(signature, nogil=True)(function)
-
-    return decorate
-
-
-@compiled(uint64(uint64))
-def mix(key):
-    """A bijection on 64 bits whose every bit depends on all bits of the key (the finalizer of MurmurHash3)."""
-    key ^= key >> uint64(33)
-    key *= uint64(0xFF51AFD7ED558CCD)
-    key ^= key >> uint64(33)
-    key *= uint64(0xC4CEB9FE1A85EC53)
-    key ^= key >> uint64(33)
-    return key
 
 
 @compiled(float32(*initial, uint64, int64))

@@ -15,15 +15,17 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 # A module may import its own room and all that stands below. The last level is single modules that know each other.
 LEVELS = (
     ("cli",),
-    ("frontends", "views", "benchmarks"),
-    ("launch", "simulation", "testing"),
+    ("frontends", "testing", "benchmarks"),
+    ("run",),
+    ("views",),
+    ("launch", "simulation"),
     ("nodes",),
     ("job",),
     ("strategies",),
     ("store", "cluster"),
     ("filters", "models"),
     ("data", "wire"),
-    ("tables", "keys", "events", "errors", "limits"),
+    ("tables", "keys", "events", "errors", "limits", "cache", "compiled"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

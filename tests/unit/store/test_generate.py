@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.cache import cache_folder
 from shoal.errors import Invalid
 from shoal.store import generate
 from shoal.store.generate import DenseKernels, dense_kernels
@@ -169,7 +170,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypat
     shared.chmod(0o777)
     monkeypatch.setenv("SHOAL_CACHE", str(shared))
     monkeypatch.setattr(generate, "_made", {})
-    assert generate.cache_folder() is None
+    assert cache_folder() is None
     assert run(dense_kernels(rule_named("sum")), 1, 2.0) == [3.0]
     assert list(shared.iterdir()) == []
 
@@ -177,20 +178,20 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypat
 def test_a_folder_that_cannot_be_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "file"))
-    assert generate.cache_folder() is None
+    assert cache_folder() is None
 
 
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "mine"))
-    assert generate.cache_folder() == tmp_path / "mine"
+    assert cache_folder() == tmp_path / "mine"
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert generate.cache_folder() is None
+    assert cache_folder() is None
 
 
 def test_the_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOAL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert generate.cache_folder() == tmp_path / "shoal"
+    assert cache_folder() == tmp_path / "shoal"
     assert stat.S_IMODE((tmp_path / "shoal").stat().st_mode) == 0o700
 
 

@@ -20,13 +20,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shoal.errors import ShoalError as ShoalError
+    from shoal.job import Job as Job
     from shoal.keys import KeyRange as KeyRange
     from shoal.keys import KeyValues as KeyValues
     from shoal.launch.local import Cluster as Cluster
     from shoal.launch.local import connect as connect
     from shoal.launch.local import local as local
+    from shoal.models.trained import Trained as Trained
     from shoal.nodes.blocking import KV as KV
+    from shoal.run import Run as Run
+    from shoal.run import train as train
     from shoal.store.task import Task as Task
+    from shoal.store.update import FTRL as FTRL
     from shoal.store.update import SGD as SGD
     from shoal.store.update import AdaGrad as AdaGrad
     from shoal.store.update import Assign as Assign
@@ -43,10 +48,13 @@ if TYPE_CHECKING:
 _WHERE = {
     "shoal.errors": ["ShoalError"],
     "shoal.keys": ["KeyRange", "KeyValues"],
+    "shoal.job": ["Job"],
     "shoal.launch.local": ["Cluster", "connect", "local"],
+    "shoal.models.trained": ["Trained"],
     "shoal.nodes.blocking": ["KV"],
+    "shoal.run": ["Run", "train"],
     "shoal.store.task": ["Task"],
-    "shoal.store.update": ["SGD", "AdaGrad", "Assign", "Sum", "update"],
+    "shoal.store.update": ["FTRL", "SGD", "AdaGrad", "Assign", "Sum", "update"],
     "shoal.tables": ["Constant", "Dense", "Each", "Normal", "Sparse", "Step", "Uniform"],
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from shoal.job import Job
+    from shoal.run import Run
     from shoal.simulation.many import Tally
     from shoal.simulation.run import Verdict
 
@@ -17,6 +19,141 @@ if TYPE_CHECKING:
 @click.version_option(package_name="shoal", prog_name="shoal")
 def main() -> None:
     """Many workers, one model: a parameter server whose promises are checked by breaking it."""
+
+
+@main.command()
+@click.argument("data", metavar="DATA|JOB.toml")
+@click.option("--model", help="logistic, hinge or squared.")
+@click.option("--strategy", help="sync, bounded or async.")
+@click.option("--workers", type=click.IntRange(1), help="How many compute.")
+@click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
+@click.option(
+    "--test", metavar="PATH", help="Rows to judge the model on.  [default: the set's own, or a share held out]"
+)
+@click.option("--epochs", type=float, help="Passes over the data.")
+@click.option("--seed", type=int, help="Of the order of the rows, and of rows that are made up.")
+@click.option("--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of a job; may be repeated.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The run's folder.  [default: runs/...]")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def train(
+    data: str,
+    model: str | None,
+    strategy: str | None,
+    workers: int | None,
+    servers: int | None,
+    test: str | None,
+    epochs: float | None,
+    seed: int | None,
+    changes: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Train a model on DATA (a name of `shoal data list`, or a file), or as JOB.toml says.
+
+    \b
+    shoal train clicks --workers 4 --servers 2
+    shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
+    """
+    from shoal.errors import Invalid, RunFailed, ShoalError
+    from shoal.job import Job, changed, value_of
+
+    given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
+    given |= {"seed": seed, "data.test": test, "stop.epochs": epochs}
+    settings = {name: value for name, value in given.items() if value is not None}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{change!r}: write it as a.b=c", param_hint="--set")
+        settings[name.strip()] = value_of(value.strip())
+    try:
+        job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
+        run = _train(job, out or _free_folder(job), as_json)
+    except RunFailed as error:
+        raise click.ClickException(str(error)) from None
+    except Invalid as error:
+        raise click.UsageError(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    _show_run(run, as_json)
+
+
+def _train(job: Job, out: Path, quiet: bool) -> Run:
+    from shoal.run import execute
+    from shoal.views.terminal import view
+
+    with view(epochs=job.stop.passes) as show:
+        return execute(job, out, None if quiet and not sys.stderr.isatty() else show, show.note)
+
+
+def _free_folder(job: Job) -> Path:
+    """runs/rcv1-logistic-async-1, or the next number that nobody has."""
+    name = f"{Path(job.data.source).name.split('.')[0]}-{job.model.loss}-{job.strategy.name}"
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return folder
+
+
+def _show_run(run: Run, as_json: bool) -> None:
+    import json
+
+    if as_json:
+        click.echo(json.dumps({**run.summary, "folder": str(run.folder)}, indent=2))
+        return
+    facts = run.summary
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in facts["metrics"].items() if value is not None)
+    stale = facts["staleness"]
+    click.echo(f"test loss {facts['test_loss']:.4f}{', ' if metrics else ''}{metrics} ({facts['stopped_because']})")
+    click.echo(
+        f"{facts['examples']:,} examples in {facts['seconds']:.1f} s ({facts['examples_per_second']:,.0f} a second), "
+        f"{facts['steps']:,} steps; {(facts['bytes_sent'] + facts['bytes_received']) / 1e6:,.0f} MB moved"
+        + ("" if stale["mean"] is None else f"; staleness {stale['mean']:g} on average, {stale['max']} at most")
+    )
+    click.echo(
+        f"look at it: {run.folder}" + ("/loss.png" if (run.folder or Path()).joinpath("loss.png").exists() else "")
+    )
+
+
+@main.group()
+def data() -> None:
+    """The data sets that have a name."""
+
+
+@data.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def list_data(as_json: bool) -> None:
+    """Name the sets, and say which can be had here. Anything else that `shoal train` is given is a file."""
+    import json
+
+    from shoal.data.datasets import names
+
+    found = names()
+    if as_json:
+        facts = ({name: getattr(one, name) for name in ("name", "what", "available", "where")} for one in found)
+        click.echo(json.dumps(list(facts), indent=2))
+        return
+    for one in found:
+        click.echo(f"  {one.name:14} {one.what}")
+        click.echo(f"  {'':14} {one.where if one.available else f'not here: put it at {one.where}'}")
+
+
+@data.command("make")
+@click.argument("name")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--rows", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--features", type=click.IntRange(1), help="How many there are.  [default: the set's own]")
+@click.option("--test", is_flag=True, help="Other rows of the same truth, to test on.")
+def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool) -> None:
+    """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2 and .xz are compressed."""
+    from shoal.data.make import make
+    from shoal.errors import Invalid
+
+    try:
+        size = make(name, rows, seed, path, features, test)
+    except Invalid as error:
+        raise click.UsageError(str(error)) from None
+    click.echo(f"{rows:,} rows, {size:,} bytes: {path}; train on it: shoal train {path}")
 
 
 @main.command()

@@ -15,6 +15,7 @@
     │   ├── SegmentsLost    the only server that held these keys is gone
     │   ├── DependencyFailed
     │   └── Closed          the client or cluster was closed
+    ├── RunFailed           a training run that could not end well
     └── WireError           bytes that are no message
         └── OtherVersion    a message of another protocol version
 
@@ -141,6 +142,18 @@ class DependencyFailed(StoreError):
 
 class Closed(StoreError):
     """The client or cluster was closed."""
+
+
+class RunFailed(ShoalError):
+    """A training run that could not end well. What it has learned so far is in ``run``, and in its folder if it has one."""
+
+    def __init__(self, why: str, folder: str = "") -> None:
+        super().__init__(why, folder)
+        self.why, self.folder = why, folder
+        self.run: object = None
+
+    def __str__(self) -> str:
+        return f"{self.why}; what was learned so far is in {self.folder}" if self.folder else self.why
 
 
 class WireError(ShoalError):

@@ -141,13 +141,19 @@ class Voided(Happening, frozen=True, kw_only=True):
     why: str
 
 
+class Warned(Happening, frozen=True, kw_only=True):
+    """Something is not as it should be, and training goes on."""
+
+    what: str
+
+
 class Stopped(Happening, frozen=True, kw_only=True):
     """Training has ended, and this is why."""
 
     why: str
 
 
-RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Stopped
+RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | Stopped
 
 _run_decoder = msgspec.json.Decoder(RunEvent)
 
@@ -155,4 +161,17 @@ _run_decoder = msgspec.json.Decoder(RunEvent)
 def read_run(path: Path) -> list[RunEvent]:
     """The events of a run; a last line that was cut short by a crash is left out."""
     lines = path.read_bytes().split(b"\n")
-    return [_run_decoder.decode(line) for line in lines[:-1] if line]
+    return [_run_event(line) for line in lines[:-1] if line]
+
+
+def _run_event(line: bytes) -> RunEvent:
+    event: RunEvent
+    try:
+        event = _run_decoder.decode(line)
+    except msgspec.ValidationError:
+        told = msgspec.json.decode(line)
+        if told.get("test_loss", 0) is not None:
+            raise
+        # JSON has no infinity: a loss that ran away was written as null.
+        event = msgspec.convert({**told, "test_loss": float("nan")}, RunEvent)
+    return event

@@ -1,7 +1,8 @@
 """Keys, ranges of keys, and keys with their values: the one currency for weights, gradients, deltas, averages.
 
 A key list is sorted and has no key twice. What a user hands in may be neither: ``tidy`` sorts it and adds up what
-stands under the same key, in the order given, and remembers how to undo that for the answers.
+stands under the same key, in the order given, and remembers how to undo that for the answers. Who uses the same
+keys again and again makes a ``KeyList`` of them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,22 @@ class KeyValues:
 
     keys: Keys | KeyRange
     values: Values
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class KeyList:
+    """Keys that are known to be sorted and unique: made once, used for many calls, and not looked at again."""
+
+    __slots__ = ("keys", "last", "shares")
+
+    def __init__(self, keys: Keys) -> None:
+        if keys.dtype != np.uint64 or keys.ndim != 1 or not is_sorted(keys):
+            raise BadKeys("a KeyList is made of sorted keys without repeats, as uint64")
+        self.keys = keys
+        self.last = int(keys[-1]) if len(keys) else -1
+        self.shares: dict[object, object] = {}  # how it is split: for whoever splits it
 
     def __len__(self) -> int:
         return len(self.keys)

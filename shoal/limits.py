@@ -52,8 +52,22 @@ STEPS_AHEAD = 64  # steps beyond the oldest open one that may be held
 STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 
+# What a worker keeps.
+SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass
+
 # When a kernel leaves the loop's thread.
 INLINE_ELEMENTS = 262_144  # about two milliseconds of work
 
 # How long a local cluster takes to go.
 DRAIN = 5 * SECOND
+
+# What a row may be.
+FEATURES = (1 << 32) - 1  # ids are below this; more are hashed to fewer
+LINE = 4 * MB  # one line of text
+CHUNK = 4 * MB  # text parsed in one go
+BAD_LINES_SHOWN = 5  # of those that were skipped, how many are told
+LABELS_COUNTED = 16  # distinct labels that a set keeps count of
+HASH_BITS = 20  # of click logs, unless told otherwise
+HASH_BITS_MOST = 31
+EXPANSION = 300  # a compressed file that grows more than so many times is refused,
+EXPANSION_FROM = 64 * MB  # once so much has come out of it

@@ -1,7 +1,10 @@
-"""A server process: reads its orders from standard input, serves, and ends when standard input does.
+"""What a forked process does: it serves or works, and it ends when the top process does.
 
-Standard input is a pipe whose other end only the parent has. When it closes, or the parent is another process than it
-was, the parent is gone: however that came about, this process removes the cluster's folder and ends.
+    top process  --orders-->  nursery  --fork-->  child          both see it when the top process hangs up
+         ^-------reports--------'-----------------'              whole lines, so they may share one pipe
+
+A child never reads the pipe that the orders come by, it only watches it: the other end is the top process's alone, so a
+hang-up means that it is gone. When that happens, or the nursery is gone, the child removes the cluster's folder and ends.
 """
 
 from __future__ import annotations
@@ -11,34 +14,48 @@ import importlib
 import os
 import select
 import shutil
-import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from shoal.errors import Invalid, ShoalError
 
+LOOK = 1_000  # milliseconds between two looks at who our parent is
+_ERROR_CHARS = 500  # a report is shorter than PIPE_BUF (4,096 bytes), even if every character is escaped
 
-class Orders(msgspec.Struct, forbid_unknown_fields=True):
-    """What a parent tells a server process."""
+
+class Line(msgspec.Struct, frozen=True, tag=str.lower, forbid_unknown_fields=True):
+    """Base of all that is said between top process, nursery and children: one line of JSON each."""
+
+
+class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who a process is to be, and what it is to do."""
 
     name: str
+    kind: Literal["server", "worker"]
     token: str
-    bind: str
+    bind: str  # where it listens, if others call it
     coordinator: str
     folder: str  # of sockets; empty if there is none
-    modules: list[str]
-    path: list[str]  # where the parent finds modules
+    work: dict[str, Any] = {}  # plain data, handed on as it is
 
 
-class Report(msgspec.Struct, forbid_unknown_fields=True):
-    """What it answers, once, on standard output."""
+class Running(Line, frozen=True):
+    """Child to top process: "I run, and listen there" (a worker that nobody calls listens nowhere)."""
 
+    name: str
     address: str = ""
-    error: str = ""
+
+
+class Failed(Line, frozen=True):
+    """Child or nursery to top process: "this is why I end"; that it has ended is told afterwards."""
+
+    name: str
+    error: str
 
 
 def prepare(modules: Sequence[str]) -> None:
@@ -51,59 +68,83 @@ def prepare(modules: Sequence[str]) -> None:
             raise Invalid(f"cannot import {module!r}, which was named in modules=: {error}") from None
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, and the parent ends us
-    parent = os.getppid()
-    orders = msgspec.json.decode(_line(sys.stdin.fileno()), type=Orders)
-    sys.path[:] = orders.path
-    if orders.folder:  # made by us, not by the parent: whoever makes it must be there to remove it
-        Path(orders.folder).mkdir(mode=0o700, exist_ok=True)
-    watch = threading.Thread(target=_end_with_parent, args=(parent, orders.folder), daemon=True)
+def run(orders: Orders, nursery: int, hangup: int, reports: int) -> int:
+    """Do what was ordered, to the end; returns the exit code. ``hangup`` is watched, ``reports`` written to."""
+    watch = threading.Thread(target=end_with, args=(nursery, hangup, orders.folder), name="shoal-watch", daemon=True)
     watch.start()
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as title:  # what `top` shows
+        title.write(f"shoal {orders.name}"[:15])
     try:
-        _serve(orders)
+        if orders.kind == "server":
+            _serve(orders, reports)
+        else:
+            _work(orders, reports)
     except ShoalError as error:
-        _say(Report(error=str(error)))
-        sys.exit(1)
+        say(reports, Failed(orders.name, str(error)))
+        return 1
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        traceback.print_exc()
+        say(reports, Failed(orders.name, f"{type(error).__name__}: {error}; the traceback is on standard error"))
+        return 1
+    return 0
 
 
-def _serve(orders: Orders) -> None:
+def _serve(orders: Orders, reports: int) -> None:
     from shoal.nodes.loop import Loop
     from shoal.nodes.server import Server
     from shoal.wire.zmq import ZmqTransport
 
-    prepare(orders.modules)
     transport = ZmqTransport(orders.name, orders.bind)
     transport.connect("coordinator", orders.coordinator)
     loop = Loop(Server(orders.name, orders.token, transport.address), transport)
-    _say(Report(address=transport.address))
+    say(reports, Running(orders.name, transport.address))
     loop.run()
 
 
-def _say(report: Report) -> None:
-    with contextlib.suppress(OSError):
-        os.write(1, msgspec.json.encode(report) + b"\n")
+def _work(orders: Orders, reports: int) -> None:
+    from shoal.launch.work import work
+
+    work(orders, lambda: say(reports, Running(orders.name)))
 
 
-def _line(source: int) -> bytes:
-    """One line, and not a byte more: what follows is for the watch."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(source, 1)
-        if not byte:
-            os._exit(0)  # the parent died before it could say anything
-        line += byte
-    return line
+def say(reports: int, report: Line) -> None:
+    """One line in one write: the kernel keeps lines of this length whole, whoever else writes."""
+    if isinstance(report, Failed) and len(report.error) > _ERROR_CHARS:
+        report = Failed(report.name, report.error[:_ERROR_CHARS] + "...")
+    with contextlib.suppress(OSError):  # nobody listens any more: the watch will see that too
+        os.write(reports, msgspec.json.encode(report) + b"\n")
 
 
-def _end_with_parent(parent: int, folder: str) -> None:
+def end_with(parent: int, hangup: int, folder: str, until: int = -1) -> None:
+    """End this process, and remove the folder, when ``hangup`` hangs up or ``parent`` is not our parent any more.
+
+    Returns when ``until`` hangs up first: the nursery watches so while it imports, and has no thread when it forks.
+    """
+    poll = select.poll()
+    poll.register(hangup, 0)  # a hang-up is told unasked; the bytes in the pipe are for the nursery
+    if until >= 0:
+        poll.register(until, 0)
     while True:
-        readable, _, _ = select.select([0], [], [], 1.0)
-        if (readable and not os.read(0, 1)) or os.getppid() != parent:
-            if folder:
-                shutil.rmtree(folder, ignore_errors=True)
+        seen = [descriptor for descriptor, _ in poll.poll(LOOK)]
+        if hangup in seen or os.getppid() != parent:
+            sweep(folder)
             os._exit(0)
+        if seen:
+            return
 
 
-if __name__ == "__main__":
-    main()
+def sweep(folder: str) -> None:
+    """Remove the folder of sockets; again, if somebody who ends at the same time was just binding one."""
+    for _ in range(10):
+        if not folder or not os.path.lexists(folder):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def flush() -> None:
+    """What is printed but not yet written would be written twice after a fork, and never before a hard end."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -17,14 +17,16 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, StartFailed
+from shoal.events import RunEvent
 from shoal.nodes.blocking import KV
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.dealing import Dealing
 from shoal.nodes.loop import Loop
 from shoal.nodes.storage import Journal
 from shoal.nodes.worker import Worker
@@ -98,6 +100,8 @@ class Cluster:
         self._taken = {"coordinator"}  # names of our own nodes
         self._ended = ""  # why the cluster is no more
         self._closing = threading.Lock()
+        self._dealing: Dealing | None = None
+        self._listener: Callable[[RunEvent], None] = lambda event: None
         atexit.register(_close_quietly, weakref.ref(self))
 
     @property
@@ -112,6 +116,10 @@ class Cluster:
     def worker(self, name: str | None = None) -> KV:
         """A worker: it has a clock, and others may wait for it."""
         return self._join("worker", name)
+
+    def train(self, dealing: Dealing, listener: Callable[[RunEvent], None]) -> None:
+        """Before the start: the coordinator is to deal this, and what happens is told to ``listener``, on its thread."""
+        self._dealing, self._listener = dealing, listener
 
     def start(self) -> None:
         """Bring everything up; returns when all servers have joined."""
@@ -159,6 +167,13 @@ class Cluster:
         client = _client(name, role, self._transport(name), self)
         self._clients.add(client)
         return client
+
+    def _coordinate(self, transport: Transport) -> None:
+        """Start the coordinator, a thread of this process."""
+        node = Coordinator(journal=self._journal.records, dealing=self._dealing)
+        self._coordinator = Loop(node, transport, self._journal)
+        self._coordinator.listener = self._listener
+        self._run(self._coordinator)
 
     def _run(self, loop: Loop) -> None:
         """Turn a loop in a thread of its own; if it breaks, the cluster says why instead of hanging."""
@@ -219,13 +234,12 @@ class ThreadCluster(Cluster):
         from shoal.nodes.server import Server
 
         prepare(self._modules)
-        self._coordinator = Loop(
-            Coordinator(journal=self._journal.records), self._hub.open("coordinator"), self._journal
-        )
-        self._run(self._coordinator)
+        self._coordinate(self._hub.open("coordinator"))
         for name in self._servers:
             transport = self._hub.open(name)
-            self._run(Loop(Server(name, secrets.token_hex(8), transport.address), transport))
+            loop = Loop(Server(name, secrets.token_hex(8), transport.address), transport)
+            transport.answer_with(loop.take)
+            self._run(loop)
         self._wait_for_servers(self._servers)
 
     def _transport(self, name: str) -> Transport:

@@ -1,43 +1,41 @@
-"""Servers as processes of their own, started afresh (nothing is forked, nothing is pickled)."""
+"""Servers and workers as processes of their own, forked by a nursery that is started afresh (nothing is pickled)."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import secrets
-import select
-import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from signal import valid_signals
+from typing import Any
 
-import msgspec
-
-from shoal import limits
-from shoal.errors import StartFailed
-from shoal.launch.child import Orders, Report, prepare
+from shoal.errors import ClusterError, Invalid, StartFailed
+from shoal.launch.child import Orders, sweep
+from shoal.launch.children import Children
 from shoal.launch.local import _START_WITHIN, Cluster
-from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.loop import Loop
+from shoal.launch.nursery import Setup
 from shoal.nodes.storage import Journal
 from shoal.wire import Transport
 from shoal.wire.zmq import ZmqTransport
 
 
 class ProcessCluster(Cluster):
-    """One process for each server; the coordinator and the clients are in this one."""
+    """One process for each server, and for whatever else is forked; the coordinator and the clients are in this one."""
 
     def __init__(self, servers: int, transport: str, modules: tuple[str, ...], journal: Journal) -> None:
         super().__init__(journal)
+        self.on_ended: Callable[[str, str], None] | None = None
+        """Called with the name of a process that is no more, and why. It must not wait: no ``fork`` in there."""
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
         self._modules = modules
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children = Children(self._lost, self._child_ended)
         self._folder = ""
         if transport == "ipc":
-            # Not made here: a parent that is killed at once could not remove it. The first server makes it.
+            # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
             self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
 
     @property
@@ -47,79 +45,73 @@ class ProcessCluster(Cluster):
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of each server."""
-        return {name: child.pid for name, child in self._children.items()}
+        """The process of each server, and of whoever else was forked, as long as it runs."""
+        return self._children.pids
 
     def start(self) -> None:
-        prepare(self._modules)  # compiles the kernels once, here, instead of once in every process
-        if self._folder:
-            # The servers make the folder, so the coordinator's socket comes after them; they try until it is there.
-            self._spawn(self._bind("coordinator"))
-            self._open_coordinator()
-        else:
-            self._open_coordinator()
-            self._spawn(self.address)
+        deadline = time.monotonic() + _START_WITHIN
+        setup = Setup(os.getpid(), self._folder, list(self._modules), sys.path)
+        self._children.start(setup, self._id)
+        self._children.wait_until_settled(deadline)
+        self._coordinate(ZmqTransport("coordinator", self._bind("coordinator")))  # while the nursery imports
         for name in self._names:
-            threading.Thread(
-                target=self._watch, args=(name,), name=f"shoal-{self._id}-{name}-watch", daemon=True
-            ).start()
+            self._children.order(self._orders(name, "server", {}))
+        self._children.wait_until_running(self._names, deadline)
         self._wait_for_servers(self._names)
 
-    def _open_coordinator(self) -> None:
-        transport = ZmqTransport("coordinator", self._bind("coordinator"))
-        self._coordinator = Loop(Coordinator(journal=self._journal.records), transport, self._journal)
-        self._run(self._coordinator)
+    def fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
+        """Start one more process, a "server" or a "worker"; returns its number once it runs.
+
+        A worker gets ``work`` as it is. However it ends, ``on_ended`` is told: "it ended" if its work was done.
+        """
+        self._check_usable()
+        if kind not in ("server", "worker"):
+            raise Invalid(f"kind={kind!r}: needs 'server' or 'worker'")
+        if not re.fullmatch(r"\w[\w.-]{0,63}", name):
+            raise Invalid(f"name={name!r}: needs 1 to 64 letters, digits, dots and dashes")
+        if name == "coordinator" or any(one.name == name and not one.closed for one in self._clients):
+            raise Invalid(f"the name {name!r} is taken: choose another")
+        self._children.order(self._orders(name, kind, work))
+        self._taken.add(name)
+        self._children.wait_until_running([name], time.monotonic() + _START_WITHIN)
+        self._check_usable()  # still: somebody may have closed the cluster meanwhile
+        return self._children.known[name].pid
+
+    def signal(self, name: str, signal: int) -> None:
+        """Send a signal to a process that was forked here; nothing happens if it has ended."""
+        self._check_usable()
+        if name not in self._children.known:
+            raise Invalid(f"no process {name!r} here (processes: {', '.join(self._children.known)})")
+        if signal not in valid_signals():
+            raise Invalid(f"signal={signal!r}: there is none of that number")
+        self._children.signal(name, signal)
+
+    def _check_usable(self) -> None:
+        if self._ended:
+            raise ClusterError(f"{self._ended}: start another one")
+        if os.getpid() != self._pid:
+            raise ClusterError(f"this cluster belongs to process {self._pid}: start one here")
+        if self._children.gone:
+            raise StartFailed(f"{self._children.gone}: start another cluster")
+
+    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> Orders:
+        return Orders(name, kind, secrets.token_hex(8), self._bind(name), self.address, self._folder, work)
+
+    def _child_ended(self, name: str, why: str) -> None:
+        if self.on_ended is not None:
+            self.on_ended(name, why)
 
     def _bind(self, name: str) -> str:
         return f"ipc://{self._folder}/{name}" if self._folder else "tcp://127.0.0.1:*"
 
-    def _spawn(self, coordinator: str) -> None:
-        """Start all servers, then wait until each has said that it listens."""
-        for name in self._names:
-            orders = Orders(
-                name, secrets.token_hex(8), self._bind(name), coordinator, self._folder, list(self._modules), sys.path
-            )
-            child = subprocess.Popen(
-                [sys.executable, "-m", "shoal.launch.child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is ours to answer
-            )
-            self._children[name] = child
-            assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it is dead already: its report says so, or is missing
-                child.stdin.write(msgspec.json.encode(orders) + b"\n")
-                child.stdin.flush()
-        deadline = time.monotonic() + _START_WITHIN
-        for name, child in self._children.items():
-            _report(name, child, deadline)
-
-    def _watch(self, name: str) -> None:
-        child = self._children[name]
-        code = child.wait()
-        if not self._ended:
-            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            self._lost(name, f"its process ended ({how})")
-
-    def _stop_others(self) -> None:
-        for child in self._children.values():
-            if child.stdin is not None:
-                with contextlib.suppress(OSError):
-                    child.stdin.close()
-        deadline = time.monotonic() + limits.DRAIN / limits.SECOND
-        for child in self._children.values():
-            try:
-                child.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
-
     def close(self) -> None:
         super().close()
-        if self._folder and os.getpid() == self._pid:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if os.getpid() == self._pid:
+            self._stop_others()  # also where the coordinator broke, and there was nothing more to close
+            sweep(self._folder)
+
+    def _stop_others(self) -> None:
+        self._children.close()
 
     def _transport(self, name: str) -> Transport:
         transport = ZmqTransport(name)
@@ -133,19 +125,3 @@ def _short_folder(name: str) -> str:
         if len(parent.encode()) + len(name) + len("/coordinator") < 90 and os.access(parent, os.W_OK | os.X_OK):
             return f"{parent}/{name}"
     raise StartFailed("no folder for sockets: set TMPDIR to a short path that you may write to, or transport='tcp'")
-
-
-def _report(name: str, child: subprocess.Popen[bytes], deadline: float) -> None:
-    """Wait for a server's first words."""
-    assert child.stdout is not None
-    line = b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        more = os.read(child.stdout.fileno(), 4096) if ready else b""
-        if not more:
-            how = "no word from it in time" if not ready else f"it ended with exit code {child.wait(5)}"
-            raise StartFailed(f"{name} did not start: {how}; what it printed is above")
-        line += more
-    report = msgspec.json.decode(line, type=Report)
-    if report.error:
-        raise StartFailed(f"{name} did not start: {report.error}")

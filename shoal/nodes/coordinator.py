@@ -14,12 +14,13 @@ import msgspec
 from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
+from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Marked
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
 from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Wake
 
 
-class Journalled(msgspec.Struct, frozen=True, array_like=True):
+class Journalled(msgspec.Struct, frozen=True, array_like=True, tag="counters"):
     """One line of the journal: the counters that must never go back."""
 
     term: int
@@ -58,8 +59,14 @@ class Settling:
 class Coordinator:
     """One coordinator, without its loop."""
 
-    def __init__(self, name: str = "coordinator", copies: int = 1, journal: list[bytes] | None = None) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str = "coordinator",
+        copies: int = 1,
+        journal: list[bytes] | None = None,
+        dealing: Dealing | None = None,
+    ) -> None:
+        self.name, self.dealing = name, dealing
         self.roster = Roster(copies=copies)
         self.counts: Counter[str] = Counter()
         self._replay(journal or [])
@@ -71,10 +78,16 @@ class Coordinator:
         self._token = 0
 
     def _replay(self, journal: list[bytes]) -> None:
+        lines: list[Marked] = []
         for record in journal:
-            line = msgspec.msgpack.decode(record, type=Journalled)
-            self.roster.term = line.term + 1
-            self.roster.incarnations, self.roster.tables_made = line.incarnations, line.tables_made
+            line = msgspec.msgpack.decode(record, type=Journalled | Marked)
+            if isinstance(line, Marked):
+                lines.append(line)
+            else:
+                self.roster.term = line.term + 1
+                self.roster.incarnations, self.roster.tables_made = line.incarnations, line.tables_made
+        if self.dealing is not None and lines:
+            self.dealing.resume(lines)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
@@ -89,13 +102,19 @@ class Coordinator:
                 effects += self._durable(now, self._joining.pop(token), error)
             case Durable(token, error) if token in self._creating:
                 effects += self._reserved(self._creating.pop(token), error)
+            case Durable(token, error) if token == JOURNAL_TOKEN and error and self.dealing is not None:
+                effects += self.dealing.warn(f"the journal cannot be written: {error}")
             case Ended(name, reason) if name in self.roster.people:
-                self.roster.remove(name, reason)
+                effects += self._remove(now, name, reason, died=True)
+            case Ended(name, reason) if self.dealing is not None:
+                effects += self.dealing.never_came(now, name, reason)
             case _:
                 pass
         for name in self.roster.silent(now):
             self.counts["removed"] += 1
-            self.roster.remove(name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s")
+            effects += self._remove(now, name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s", died=True)
+        if self.dealing is not None:
+            effects += self.dealing.tick(now)
         if self.roster.number != before:
             effects += self._announce()
         effects += self._settle()
@@ -116,14 +135,35 @@ class Coordinator:
             case m.Leave(incarnation):
                 person = self.roster.people.get(sender)
                 if person is not None and person.member.incarnation == incarnation:
-                    self.roster.remove(sender, "it left")
+                    return self._remove(now, sender, "it left", died=False)
             case m.Refresh(request):
                 return [Send(sender, self.roster.view()), Send(sender, m.Done(request))]
             case m.Create() | m.Drop() | m.Delay():
                 return self._change(sender, message)
+            case m.Want() | m.Ready():
+                return self._train(now, sender, message)
             case _:
                 self.counts["unexpected"] += 1
         return []
+
+    def _train(self, now: int, sender: str, ask: m.Want | m.Ready) -> list[Effect]:
+        person = self.roster.people.get(sender)
+        if person is None or person.member.incarnation != ask.incarnation:
+            self.counts["fenced"] += 1
+            return [Send(sender, m.Fence(0, ask.incarnation))]
+        person.heard = now
+        if self.dealing is None:
+            return [Send(sender, m.No(ask.request, "setting", "there is no run here to take part in"))]
+        role = "worker" if isinstance(ask, m.Want) else "evaluator"
+        if person.member.role != role:
+            return [
+                Send(
+                    sender, m.No(ask.request, "setting", f"only a {role} may ask this, you are a {person.member.role}")
+                )
+            ]
+        if isinstance(ask, m.Want):
+            return self.dealing.want(now, sender, ask)
+        return self.dealing.ready(now, sender, ask)
 
     # ------------------------------------------------------------ members
 
@@ -151,8 +191,18 @@ class Coordinator:
         if error:
             self.roster.lost[hello.name] = f"the journal cannot be written: {error}"
             return [Send(hello.name, m.No(0, "full", f"the journal cannot be written: {error}"))]
+        effects: list[Effect] = []
+        if hello.name in self.roster.people:
+            effects += self._remove(now, hello.name, "another process took its name", died=True)
         self.roster.join(now, hello.name, hello.role, hello.token, hello.address, joining.incarnation)
-        return [Send(hello.name, m.Welcome(hello.token, joining.incarnation, self.roster.view()))]
+        if self.dealing is not None:
+            effects += self.dealing.joined(now, hello.name, hello.role)
+        return [*effects, Send(hello.name, m.Welcome(hello.token, joining.incarnation, self.roster.view()))]
+
+    def _remove(self, now: int, name: str, why: str, died: bool) -> list[Effect]:
+        member = self.roster.people[name].member
+        self.roster.remove(name, why)
+        return self.dealing.gone(now, member, why, died) if self.dealing is not None else []
 
     def _heartbeat(self, now: int, sender: str, beat: m.Heartbeat) -> list[Effect]:
         person = self.roster.people.get(sender)

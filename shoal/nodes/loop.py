@@ -1,6 +1,7 @@
 """The loop that holds a node: it waits, hands events in, and carries effects out. Dull on purpose.
 
-One thread at a time turns the loop, and only that thread touches the transport and the node. Computations run on the
+One thread at a time turns the loop, and only that thread touches the transport and the node: as a rule the node's own; in
+one process also whoever brings a message while the node is idle (``take``). Computations run on the
 node's one compute thread and come back as events, so the loop stays awake, answers, resends and sends the heartbeats: a
 node whose loop is stuck is seen as stuck. The simulator has this module's twin.
 """
@@ -11,12 +12,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal import limits
 from shoal.errors import Invalid
+from shoal.events import RunEvent
 from shoal.nodes.storage import Journal
 from shoal.wire import Transport
 from shoal.wire.effects import (
@@ -29,6 +31,7 @@ from shoal.wire.effects import (
     Node,
     Persist,
     Send,
+    Tell,
     Tick,
     Wake,
 )
@@ -43,10 +46,13 @@ class Loop:
         self.node, self.transport = node, transport
         self.stopped = threading.Event()
         self.waiting = False  # for something to happen, so that nothing is half done
+        self._turning = threading.Lock()  # whoever has it may touch the node
+        self._broken: BaseException | None = None
         self._journal = journal if journal is not None else Journal()
         self._wake_at = 0
         self._events: deque[Event] = deque()  # from the compute thread, the journal, other threads
         self._compute: ThreadPoolExecutor | None = None
+        self.listener: Callable[[RunEvent], None] = lambda event: None
 
     def run(self) -> None:
         """Turn until told to stop."""
@@ -63,16 +69,36 @@ class Loop:
         self.waiting = True
         events = self.transport.receive(wait if most is None else min(wait, most))
         self.waiting = False
-        while self._events:
-            self._feed(self._events.popleft())
-        for event in events:
-            self._feed(event)
-        if time.monotonic_ns() >= self._wake_at:
-            self._feed(Tick())
+        with self._turning:
+            if self._broken is not None:
+                raise self._broken
+            while self._events:
+                self._feed(self._events.popleft())
+            for event in events:
+                self._feed(event)
+            if time.monotonic_ns() >= self._wake_at:
+                self._feed(Tick())
+            self.transport.flush()
+
+    def take(self, events: Sequence[Event]) -> bool:
+        """See to these right now, in the thread of whoever brings them; False if somebody is at the node already."""
+        if not self._turning.acquire(blocking=False):
+            return False
+        try:
+            for event in events:
+                self._feed(event)
+            self.transport.flush()
+        except BaseException as error:  # this node's trouble, not the caller's: its own thread ends with it
+            self._broken = error
+            self.transport.wake()
+        finally:
+            self._turning.release()
+        return True
 
     def poke(self) -> None:
         """There is something new to do in the node: see to it now. For the thread that turns the loop."""
         self._feed(Tick())
+        self.transport.flush()
 
     def poke_soon(self) -> None:
         """The same, from any thread: whoever turns the loop sees to it."""
@@ -94,6 +120,8 @@ class Loop:
                     self._start(token, function)
                 case Persist(token, record):
                     self._events.append(Durable(token, self._journal.append(record)))
+                case Tell(event):
+                    self.listener(event)
                 case Connect(name, ""):
                     self.transport.disconnect(name)
                 case Connect(name, address):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal.errors import Invalid
 
-_MAGIC = b"shoal journal 1\n"
+_MAGIC = b"shoal journal 2\n"
 _HEAD = 8  # length and checksum, four bytes each
 
 

@@ -15,7 +15,7 @@ from shoal.errors import Closed, Refused, Unanswered
 from shoal.store.client import Client
 from shoal.store.task import Task
 from shoal.wire import messages as m
-from shoal.wire.effects import Effect, Event, Received, Wake
+from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Tick, Wake
 
 
 class Sleep(Task):
@@ -41,6 +41,10 @@ class Worker:
         self.on_fenced: Callable[[], None] | None = None
         self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # running, waiting for, its own task
         self._sleepers: list[Sleep] = []
+        self._computing: dict[int, Task] = {}
+        self._effects: list[Effect] = []
+        self._token = 0
+        self._due = 0  # when there is something to do, whatever comes
 
     def start(self, coroutine: Coroutine[Task, None, Any]) -> Task:
         """Run this; the task is done when it has returned."""
@@ -54,20 +58,40 @@ class Worker:
         self._sleepers.append(sleeper)
         return sleeper
 
+    def compute(self, function: Callable[[], Any], cost: int) -> Task:
+        """Run this: here if it is short (``cost`` elements), else on the compute thread, and the loop stays awake."""
+        task = Task("compute")
+        if cost <= limits.INLINE_ELEMENTS:
+            task.finish(function())
+        else:
+            self._token += 1
+            self._computing[self._token] = task
+            self._effects.append(Compute(self._token, function))
+        return task
+
     def handle(self, now: int, event: Event) -> list[Effect]:
         self.now = now
         effects: list[Effect] = []
         if isinstance(event, Received):
             effects += self._received(now, event)
-        effects += self.member.tick(now)
-        self._check_hello(now)
-        effects += self.client.tick(now)
-        for sleeper in [one for one in self._sleepers if one.until <= now]:
-            self._sleepers.remove(sleeper)
-            sleeper.finish()
+        elif isinstance(event, Computed) and (task := self._computing.pop(event.token, None)) is not None:
+            if event.error is not None and not isinstance(event.error, Exception):
+                raise event.error
+            task.finish(event.result, event.error)
+        if now >= self._due or isinstance(event, Tick):
+            effects += self.member.tick(now)
+            self._check_hello(now)
+            effects += self.client.tick(now)
+            for sleeper in [one for one in self._sleepers if one.until <= now]:
+                self._sleepers.remove(sleeper)
+                sleeper.finish()
         while self._resume():
             effects += self.client.submit(now)
-        effects.append(Wake(self._next()))
+        if self._effects:
+            effects += self._effects
+            self._effects = []
+        self._due = self._next()
+        effects.append(Wake(self._due))
         return effects
 
     def leave(self) -> list[Effect]:

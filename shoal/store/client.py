@@ -9,14 +9,14 @@ unless it names the step itself (one step may push to several tables).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyRange, KeyValues, add_up, as_keys, as_range, as_values, tidy
+from shoal.keys import KeyList, KeyRange, KeyValues, add_up, as_keys, as_range, as_values, tidy
 from shoal.store.dispatch import Dispatch
 from shoal.store.hashed import mixed
 from shoal.store.operation import Admin, Asking, Parking, Pulling, Pushing
@@ -42,9 +42,29 @@ class Client(Dispatch):
         of: Task | None = None,
         void: bool = False,
         after: Task | Sequence[Task] = (),
+        ahead: KeyList | None = None,
+        clock: int | None = None,
     ) -> Task:
-        """Count these values, once. ``of`` names the pull they were computed from, if it was not the last one."""
-        return self._ready_push(table, keys, values, slot, step, of, void, after, pull=False, clock=None)
+        """Count these values, once. ``of`` names the pull they were computed from, if it was not the last one.
+
+        ``ahead`` are other keys, whose rows come back with the answer, as from a pull at ``clock`` that follows.
+        """
+        task = self._ready_push(table, keys, values, slot, step, of, void, after, ahead is not None, clock)
+        if ahead is not None:
+            self._look_ahead(self.layout(table), ahead)
+        return task
+
+    def may_look_ahead(self, table: str, keys: KeyList, ahead: KeyList) -> bool:
+        """Whether one message to each server holds both: few keys, in order, of a table that counts pushes at once."""
+        spec = self.layout(table).spec
+        most = limits.FRAME_BYTES // (16 * max(8, 4 * spec.width))
+        return isinstance(spec.apply, Each) and not spec.hashed and len(keys) <= most and len(ahead) <= most
+
+    def _look_ahead(self, layout: Layout, ahead: KeyList) -> None:
+        op = self._new[-1]
+        assert isinstance(op, Pushing)
+        self._check_last(layout, ahead.last)
+        op.look_ahead(ahead.keys)
 
     def push_pull(
         self,
@@ -102,6 +122,12 @@ class Client(Dispatch):
         delay, name = None if max_delay is None else whole("max_delay", max_delay), _name(name)
         return self._admin(f"change max_delay of {name!r}", lambda request: m.Delay(request, name, delay))
 
+    def ask(self, what: str, message: Callable[[int], m.Message], kind: type[m.Message]) -> Task:
+        """A question to the coordinator; ``message`` makes it from the request's number, the answer is of that kind."""
+        op = Admin(Task(what), message, kind)
+        self._new.append(op)
+        return op.task
+
     def refresh(self) -> Task:
         return self._admin("refresh the view", m.Refresh)
 
@@ -157,6 +183,9 @@ class Client(Dispatch):
         spec = layout.spec
         if void:
             return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.width), np.float32)), None
+        if isinstance(keys, KeyList) and not spec.hashed:
+            self._check_last(layout, keys.last)
+            return KeyValues(keys.keys, as_values(values, len(keys), spec.width)), None
         span = as_range(keys, spec.span)
         if span is not None:
             if span.stop > spec.span:
@@ -178,17 +207,25 @@ class Client(Dispatch):
         return KeyValues(unique, summed), places
 
     def _listed(self, layout: Layout, keys: Any) -> Any:
-        listed = as_keys(keys)
+        listed = keys.keys if isinstance(keys, KeyList) else as_keys(keys)
         if layout.spec.hashed:
             return mixed(listed)
-        if layout.spec.span < limits.KEY_LIMIT and len(listed) and (most := int(listed.max())) >= layout.spec.span:
-            raise BadKeys(f"key {most} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
+        if layout.spec.span < limits.KEY_LIMIT and len(listed):
+            self._check_last(layout, int(listed.max()))
         return listed
+
+    def _check_last(self, layout: Layout, last: int) -> None:
+        if last >= layout.spec.span:
+            raise BadKeys(f"key {last} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
     def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> Pulling:
         spec = layout.spec
-        span = as_range(keys, spec.span)
-        if span is not None:
+        if isinstance(keys, KeyList) and not spec.hashed:
+            self._check_last(layout, keys.last)
+            task = Task(f"pull keys of {layout.name!r}", after)
+            op = Pulling(task, layout.number, keys.keys, None, spec.width)
+            span = None
+        elif (span := as_range(keys, spec.span)) is not None:
             if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
                 raise BadKeys(
                     f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all"

@@ -54,7 +54,7 @@ class Extent:
 
     def given(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> KeyValues | None:
         """What a push brings; None if it brings nothing."""
-        if push.count == 0 and push.start < 0 and not any(len(array) for array in arrays):
+        if push.count == 0 and push.start < 0 and (push.ahead > 0 or not any(len(array) for array in arrays)):
             return None
         if not arrays or (push.start < 0) != (len(arrays) == 2):
             raise BadValues(f"a push with {len(arrays)} arrays: keys and values, or a range and values, are needed")
@@ -62,17 +62,23 @@ class Extent:
         if len(arrays[-1]) != push.count * width:
             raise BadValues(f"{len(arrays[-1])} values came, {push.count} rows of width {width} were announced")
         values: Values = arrays[-1].reshape(push.count, width)
-        keys = self.keys(push, arrays[0], covered)
+        keys = self.keys(push, arrays[0][: push.count] if push.ahead > 0 else arrays[0], covered)
         if (reason := self.table.check_values(keys, values)) is not None:
             raise BadValues(reason)
         return KeyValues(keys, values)
 
+    def ahead(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> Keys:
+        """The other keys whose rows a push asks for."""
+        if push.ahead == 0:
+            return np.empty(0, np.uint64)
+        if len(arrays) != 2 or not push.pull or len(arrays[0]) != push.count + push.ahead:
+            raise BadKeys(f"{push.ahead} more keys were announced to be pulled, and did not come")
+        return self._listed(arrays[0][push.count :], covered)
+
     def keys(self, ask: m.Push | m.Pull, listed: m.Array | None, covered: Mask) -> Keys | KeyRange:
         """The keys a message is about, inside the segments it covers. Of a range, the part that is."""
-        low, high = self._ends
-        if covered is not self.whole:
-            low, high = int(self._starts[covered][0]), int(self._stops[covered][-1])
         if ask.start >= 0:
+            low, high = self._bounds(covered)
             keys = KeyRange(ask.start, ask.stop)
             if keys.start < low or keys.stop > high:
                 keys = KeyRange(min(max(keys.start, low), high), max(low, min(keys.stop, high)))
@@ -82,6 +88,15 @@ class Extent:
         found: Keys = np.empty(0, np.uint64) if listed is None else listed
         if len(found) != ask.count:
             raise BadKeys(f"{len(found)} keys came, the header says {ask.count}")
+        return self._listed(found, covered)
+
+    def _bounds(self, covered: Mask) -> tuple[int, int]:
+        if covered is self.whole:
+            return self._ends
+        return int(self._starts[covered][0]), int(self._stops[covered][-1])
+
+    def _listed(self, found: Keys, covered: Mask) -> Keys:
+        low, high = self._bounds(covered)
         self._check_size(len(found))
         reason = self.table.check_keys(found)
         if reason is None and len(found) and not (low <= int(found[0]) and int(found[-1]) < high):

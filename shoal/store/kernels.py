@@ -251,6 +251,10 @@ def gather_keys(index, slots, slab, used, keys, out, kind, first, second, seed):
 @compiled(types.void(slab_in, rows_in, int64, slab_out))
 def gather_rows(slab, rows, word, out):
     """out[i] = the weights of row rows[i]."""
+    if out.shape[1] == 1:
+        for i in range(len(rows)):
+            out[i, 0] = slab[uint64(rows[i]), uint64(word)]  # unsigned: no look whether it counts from the end
+        return
     for i in range(len(rows)):
         for c in range(out.shape[1]):
             out[i, c] = slab[rows[i], word + c]
@@ -297,6 +301,19 @@ def check_keys(keys, starts, stops):
 def dense_rows(keys, starts, stops, offsets, rows):
     """check_keys, and rows[i] = the row of keys[i] in a slab that holds the segments one after another."""
     part, parts = 0, len(starts)
+    if parts == 1 and len(keys) > 0:
+        # No early end and no search: a vector loop. What it finds wrong is looked for again below.
+        start, stop = starts[0], stops[0]
+        bad = keys[0] < start or keys[len(keys) - 1] >= stop
+        for i in range(uint64(len(keys))):
+            rows[i] = int64(keys[i] - start)
+        these, those = keys[: len(keys) - 1], keys[1:]
+        for i in range(len(those)):
+            bad |= these[i] >= those[i]
+        if not bad:
+            for i in range(uint64(len(keys))):
+                rows[i] += offsets[0]
+            return FINE, 0
     for i in range(len(keys)):
         if i > 0 and keys[i] <= keys[i - 1]:
             return DISORDER, i

@@ -22,14 +22,15 @@ Numbers = npt.NDArray[np.int64]
 class Stream:
     """One stream's numbers: all below ``mark[s]`` are counted in segment s, and those whose bit is set above it.
 
-    While all segments agree and nothing is ahead, which is nearly always, ``even`` is the one mark and no array is touched.
+    While all segments agree, which is nearly always, ``even`` is the one mark, ``_ahead`` the one ring, and no array is touched.
     """
 
-    __slots__ = ("_mark", "_segments", "bits", "even")
+    __slots__ = ("_ahead", "_mark", "_segments", "bits", "even")
 
     def __init__(self, segments: int) -> None:
         self._segments = segments
-        self.even = 0  # the mark of all segments; -1: they differ, or some number is ahead
+        self.even = 0  # the mark of all segments; -1: they differ
+        self._ahead = bytearray(64)  # while they agree: which numbers above the mark are counted
         self._mark: Numbers = np.zeros(segments, np.int64)
         self.bits: Mask = np.zeros((segments, 64), np.bool_)  # ring: number n is at n modulo the width
 
@@ -45,16 +46,22 @@ class Stream:
 
     def has(self, number: int) -> Mask:
         """The segments in which this number is counted."""
-        counted: Mask = self.mark > number
-        if self.even < 0:
-            width = self.bits.shape[1]
-            counted |= (number - self._mark < width) & self.bits[:, number % width]
+        if self.even >= 0:
+            return np.full(self._segments, self._is_counted(number))
+        counted: Mask = self._mark > number
+        width = self.bits.shape[1]
+        counted |= (number - self._mark < width) & self.bits[:, number % width]
         return counted
+
+    def _is_counted(self, number: int) -> bool:
+        """In all segments, while they agree."""
+        ring = self._ahead
+        return number < self.even or (number - self.even < len(ring) and bool(ring[number % len(ring)]))
 
     def fresh(self, number: int, among: Mask) -> Mask | None:
         """Those of these segments in which the number is not counted yet; None if there are none."""
         if self.even >= 0:
-            return None if number < self.even else among
+            return None if self._is_counted(number) else among
         missing = among & ~self.has(number)
         return missing if missing.any() else None
 
@@ -63,29 +70,72 @@ class Stream:
 
     def add(self, number: int, segments: Mask) -> None:
         """Count ``number`` in these segments."""
-        if number == self.even and segments.all():
-            self.even += 1
+        if self.even >= 0 and segments.all():
+            self._add_to_all(number)
             return
-        mark = self.mark
-        self.even = -1
+        self._part()
+        mark = self._mark
         while number - int(mark.min()) >= self.bits.shape[1]:
             self._widen()
         self.bits[segments & (mark <= number), number % self.bits.shape[1]] = True
         self._advance()
 
+    def _add_to_all(self, number: int) -> None:
+        while number - self.even >= len(self._ahead):
+            ring = bytearray(2 * len(self._ahead))
+            for ahead in self._numbers_ahead():
+                ring[ahead % len(ring)] = 1
+            self._ahead = ring
+        ring, width = self._ahead, len(self._ahead)
+        if number >= self.even:
+            ring[number % width] = 1
+        self._advance_all()
+
+    def _advance_all(self) -> None:
+        ring, width = self._ahead, len(self._ahead)
+        while ring[self.even % width]:
+            ring[self.even % width] = 0
+            self.even += 1
+
+    def _numbers_ahead(self) -> list[int]:
+        width = len(self._ahead)
+        return [
+            self.even + (place - self.even) % width
+            for place in np.flatnonzero(np.frombuffer(self._ahead, np.uint8)).tolist()
+        ]
+
+    def _part(self) -> None:
+        """From here on each segment has its own truth."""
+        if self.even < 0:
+            return
+        ahead = self._numbers_ahead()
+        while self.bits.shape[1] < len(self._ahead):
+            self._widen()
+        self._mark[:], self.even = self.even, -1
+        for number in ahead:
+            self.bits[:, number % self.bits.shape[1]] = True
+        self._ahead = bytearray(64)
+
     def raise_to(self, floor: int | Numbers) -> bool:
         """All numbers below ``floor`` are over: those that were never counted will not come any more."""
         if self.even >= 0 and isinstance(floor, int):
-            raised = floor > self.even
-            self.even = max(self.even, floor)
-            return raised
-        mark = self.mark
-        if not (mark < floor).any():
+            if floor <= self.even:
+                return False
+            kept = [number for number in self._numbers_ahead() if number >= floor] if 1 in self._ahead else None
+            self.even = floor
+            if kept is not None:
+                self._ahead = bytearray(len(self._ahead))
+                for number in kept:
+                    self._ahead[number % len(self._ahead)] = 1
+            self._advance_all()
+            return True
+        if not (self.mark < floor).any():
             return False
-        if self.even < 0:  # bits that are passed must not be met again
-            width = self.bits.shape[1]
-            numbers = mark[:, None] + (np.arange(width) - mark[:, None]) % width
-            self.bits &= numbers >= np.reshape(floor, (-1, 1))
+        self._part()
+        mark = self._mark
+        width = self.bits.shape[1]  # bits that are passed must not be met again
+        numbers = mark[:, None] + (np.arange(width) - mark[:, None]) % width
+        self.bits &= numbers >= np.reshape(floor, (-1, 1))
         np.maximum(mark, floor, out=self._mark)
         self._advance()
         return True

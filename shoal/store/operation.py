@@ -62,12 +62,23 @@ class Operation:
 class Admin(Operation):
     """A question to the coordinator."""
 
-    def __init__(self, task: Task, message: Callable[[int], m.Message]) -> None:
+    def __init__(self, task: Task, message: Callable[[int], m.Message], kind: type[m.Message] = m.Done) -> None:
         super().__init__(task)
-        self._message = message
+        self._message, self._kind = message, kind
+        self._answer: m.Message | None = None
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
         return [(client.coordinator, self._message(client.request()), ())]
+
+    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        self._answer = answer
+        return []
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        return isinstance(answer, self._kind)
+
+    def value(self, client: Dispatch) -> Any:
+        return self._answer if self._kind is not m.Done else None
 
 
 class Parking(Operation):
@@ -197,14 +208,25 @@ class Pushing(_Rows):
         self.reads: dict[str, list[int]] | None = None
         self.number: int | None = None  # in the client's own stream; kept over restarts, or it would count twice
         self.size = given.values.nbytes + 8 * len(given)
+        self.ahead: Keys | None = None  # pull these, not those that are pushed
+
+    def look_ahead(self, keys: Keys) -> None:
+        """Bring back the rows of other keys than are pushed."""
+        self.ahead = self.keys = keys
+        self.size += 12 * len(keys)
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
         layout = client.of_number(self.table)
         self._name(client)
         keys, values = self.given.keys, self.given.values
         everyone = self.in_step or self.slot is not None
-        shares = layout.shares(keys, max(8, 4 * self.width), everyone)
-        return [self._letter(client, share, keys, values) for share in shares]
+        row_bytes = max(8, 4 * self.width)
+        shares = layout.shares(keys, row_bytes, everyone or self.ahead is not None)
+        if self.ahead is None:
+            return [self._letter(client, share, None, keys, values) for share in shares]
+        # Both are small (see ``Client.push``): one share for every server, in the same order.
+        pulls = layout.shares(self.ahead, row_bytes, every_server=True)
+        return [self._letter(client, *pair, keys, values) for pair in zip(shares, pulls, strict=True)]
 
     def _name(self, client: Dispatch) -> None:
         """Give it its number and its step, once."""
@@ -217,14 +239,19 @@ class Pushing(_Rows):
             if self.own_clock:
                 self.clock, self.own_clock = client.clock, False
 
-    def _letter(self, client: Dispatch, share: Share, keys: Keys | KeyRange, values: Values) -> Outgoing:
+    def _letter(
+        self, client: Dispatch, share: Share, pulled: Share | None, keys: Keys | KeyRange, values: Values
+    ) -> Outgoing:
         stream, number = self.slot if self.slot is not None else (-client.incarnation, self.number or 0)
         start = stop = -1
         arrays: list[m.Array] = [share.take(values).reshape(-1)]
         if isinstance(keys, KeyRange):
             start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
+        elif pulled is not None and self.ahead is not None:
+            arrays.insert(0, np.concatenate([share.take(keys), pulled.take(self.ahead)]))
         else:
             arrays.insert(0, share.take(keys))
+        ahead = -1 if pulled is None else pulled.rows
         reads = self.reads if self.reads is not None else client.reads.get(self.table, {})
         push = m.Push(
             request=client.request(),
@@ -247,10 +274,11 @@ class Pushing(_Rows):
             void=self.void,
             pull=self.pull,
             clock=m.NO_CLOCK if self.clock is None else self.clock,
+            ahead=ahead,
         )
         if self.pull:
-            self._shares[push.request] = share
-        return share.server, push, arrays if share.rows else ()
+            self._shares[push.request] = share if pulled is None else pulled
+        return share.server, push, arrays if share.rows or ahead > 0 else ()
 
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
         if isinstance(answer, m.Values):

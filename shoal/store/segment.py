@@ -109,10 +109,11 @@ class Segments:
         try:
             covered = self.extent.covered(push.first, push.last)
             given = self.extent.given(push, arrays, covered)
+            asked = self.extent.ahead(push, arrays, covered) if push.ahead >= 0 else _asked(given)
             slot = self.extent.slot(push)
         except Invalid as error:
             return self._refuse(sender, push.request, error)
-        asker = Asker(sender, push, _asked(given), now, covered)
+        asker = Asker(sender, push, asked, now, covered)
         self.clocks.heard(push.incarnation, push.spell, push.entered)
         if slot is not None:
             return self._push_slot(now, asker, slot, given)

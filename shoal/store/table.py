@@ -170,12 +170,15 @@ class _Dense(_Part):
         from shoal.store.generate import dense_kernels
 
         before = [0, *accumulate(segment.stop - segment.start for segment in segments)]
+        alone = all(one.stop == other.start for one, other in pairwise(segments))
         self.updates = dense_kernels(self.rule)
         self.rows = before[-1]
         zero = bytes(4) == np.float32(self.initial[1]).tobytes() and self.initial[0] == self.kernels.CONSTANT
         self.slab = _slab(self.rows, self.words, zero)
         self.offsets: Rows = np.array(before[:-1], np.int64)
-        self._segments = segments
+        self._segments, self._before = segments, before
+        if alone:  # side by side: to look rows up they are one
+            self.starts, self.stops, self.offsets = self.starts[:1], self.stops[-1:], self.offsets[:1]
         if not zero:
             for segment, row in zip(segments, before, strict=False):
                 count = segment.stop - segment.start
@@ -193,7 +196,7 @@ class _Dense(_Part):
         at = bisect_right(self._segments, key, key=lambda segment: segment.start) - 1
         if at < 0:
             return 0
-        return int(self.offsets[at]) + min(key, self._segments[at].stop) - self._segments[at].start
+        return self._before[at] + min(key, self._segments[at].stop) - self._segments[at].start
 
     def push_range(self, keys: KeyRange, gradients: Values) -> None:
         self.updates.push_range(self.slab, 0, self.interval(keys)[0], gradients, self.given)

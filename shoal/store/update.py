@@ -15,6 +15,14 @@ Only a rule's name and settings travel, never code. A user's own rule, in a modu
         return weight - settings.step * velocity, (velocity,)
 
     shoal.Sparse(hashed=True, update=momentum(step=0.01))
+
+Penalties are proximal steps: with l1 or l2, SGD and AdaGrad move along the gradient first and then to
+
+    argmin over u of  l1 |u| + l2/2 u^2 + (u - moved)^2 / (2 step)  =  shrink(moved, step * l1) / (1 + step * l2)
+
+with the step size that this weight moved by. They act on a key when the key is pushed, even with a gradient of 0: a
+key that is rarely seen is rarely penalised. FTRL has no such lag, since its weight is a closed form of all that was
+pushed, penalties included: it is the same however long the key was left alone.
 """
 
 from __future__ import annotations
@@ -44,6 +52,8 @@ class Rule:
     function: Function
     state: int
     defaults: Mapping[str, float] = field(default_factory=dict)
+    above_zero: tuple[str, ...] = ()  # settings that divide
+    from_zero: tuple[str, ...] = ()  # settings that would turn the rule round if they were negative
 
     def settings(self, given: Mapping[str, float]) -> tuple[float, ...]:
         """The named tuple that the function takes: the defaults, with what was given in their place."""
@@ -51,6 +61,10 @@ class Rule:
             if name not in self.defaults:
                 raise Invalid(f"update {self.name!r} has no setting {name!r}{_instead(name, list(self.defaults))}")
             _check_number(f"{name}={value!r}", value)
+            if value <= 0 and name in self.above_zero:
+                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number above 0 is needed")
+            if value < 0 and name in self.from_zero:
+                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number of 0 or more is needed")
         merged = {**self.defaults, **given}
         made: tuple[float, ...] = _named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values()))
         return made
@@ -104,14 +118,30 @@ def Assign() -> Update:
     return Update("assign")
 
 
-def SGD(step: float = 0.1) -> Update:
-    """weight - step * gradient."""
-    return Constructor(_rules["sgd"])(step=step)
+def SGD(step: float = 0.1, l1: float = 0.0, l2: float = 0.0) -> Update:
+    """weight - step * gradient; with l1 or l2, then the proximal step."""
+    if _is_zero(l1) and _is_zero(l2):
+        return Constructor(_rules["sgd"])(step=step)
+    return Constructor(_rules["proximal_sgd"])(step=step, l1=l1, l2=l2)
 
 
-def AdaGrad(step: float = 0.1, epsilon: float = 1e-8) -> Update:
-    """weight - step * gradient / (sqrt(sum of squares) + epsilon) (Duchi, Hazan, Singer, JMLR 2011)."""
-    return Constructor(_rules["adagrad"])(step=step, epsilon=epsilon)
+def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float = 0.0) -> Update:
+    """weight - step * gradient / (sqrt(sum of squares) + epsilon) (Duchi, Hazan, Singer, JMLR 2011).
+
+    With l1 or l2, then the proximal step, of the size step / (sqrt(sum of squares) + epsilon) that the weight moved by.
+    """
+    if _is_zero(l1) and _is_zero(l2):
+        return Constructor(_rules["adagrad"])(step=step, epsilon=epsilon)
+    return Constructor(_rules["proximal_adagrad"])(step=step, epsilon=epsilon, l1=l1, l2=l2)
+
+
+def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Update:
+    """Follow the regularised leader (McMahan et al., KDD 2013, algorithm 1): exact zeros wherever |z| <= l1.
+
+    For tables that start at 0, as the closed form does. ``beta`` is on the scale of the gradients: their means over a
+    batch of sparse rows are small and want it far below 1.
+    """
+    return Constructor(_rules["ftrl"])(alpha=alpha, beta=beta, l1=l1, l2=l2)
 
 
 def _sum(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> tuple[float, tuple[float, ...]]:
@@ -133,11 +163,51 @@ def _adagrad(
     return weight - settings.step * gradient / (math.sqrt(squares) + settings.epsilon), (squares,)
 
 
+def _shrink(value: float, by: float) -> float:
+    """Towards 0 by so much, and no further."""
+    if value > by:
+        return value - by
+    if value < -by:
+        return value + by
+    return 0.0
+
+
+def _proximal_sgd(
+    weight: float, state: tuple[float, ...], gradient: float, settings: Any
+) -> tuple[float, tuple[float, ...]]:
+    step = settings.step
+    return _shrink(weight - step * gradient, step * settings.l1) / (1.0 + step * settings.l2), state
+
+
+def _proximal_adagrad(
+    weight: float, state: tuple[float, ...], gradient: float, settings: Any
+) -> tuple[float, tuple[float, ...]]:
+    squares = state[0] + gradient * gradient
+    step = settings.step / (math.sqrt(squares) + settings.epsilon)
+    return _shrink(weight - step * gradient, step * settings.l1) / (1.0 + step * settings.l2), (squares,)
+
+
+def _ftrl(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> tuple[float, tuple[float, ...]]:
+    z, squares = state[0], state[1] + gradient * gradient
+    root = math.sqrt(squares)
+    z += gradient - (root - math.sqrt(state[1])) / settings.alpha * weight
+    # Of -z, since 0 / x must be 0 and not -0.
+    return _shrink(-z, settings.l1) / ((settings.beta + root) / settings.alpha + settings.l2), (z, squares)
+
+
+_PENALTY = {"l1": 0.0, "l2": 0.0}
+_ADAGRAD = {"step": 0.1, "epsilon": 1e-8}
 _builtin = {
-    "sum": Rule("sum", _sum, 0),
-    "assign": Rule("assign", _assign, 0),
-    "sgd": Rule("sgd", _sgd, 0, {"step": 0.1}),
-    "adagrad": Rule("adagrad", _adagrad, 1, {"step": 0.1, "epsilon": 1e-8}),
+    rule.name: rule
+    for rule in (
+        Rule("sum", _sum, 0),
+        Rule("assign", _assign, 0),
+        Rule("sgd", _sgd, 0, {"step": 0.1}, (), ("step",)),
+        Rule("adagrad", _adagrad, 1, _ADAGRAD, (), ("step", "epsilon")),
+        Rule("proximal_sgd", _proximal_sgd, 0, {"step": 0.1, **_PENALTY}, (), ("step", "l1", "l2")),
+        Rule("proximal_adagrad", _proximal_adagrad, 1, _ADAGRAD | _PENALTY, ("epsilon",), ("step", "l1", "l2")),
+        Rule("ftrl", _ftrl, 2, {"alpha": 0.1, "beta": 1.0, **_PENALTY}, ("alpha", "beta"), ("l1", "l2")),
+    )
 }
 _rules = dict(_builtin)
 
@@ -167,6 +237,10 @@ def _module(function: Function) -> str:
 def _file(function: Function) -> str:
     code: Any = getattr(function, "__code__", None)
     return str(code.co_filename)
+
+
+def _is_zero(penalty: object) -> bool:
+    return not isinstance(penalty, bool) and penalty == 0  # False is no number: the rule with penalties refuses it
 
 
 def _check_number(what: str, value: object) -> None:

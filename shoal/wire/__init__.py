@@ -29,11 +29,18 @@ class Transport(Protocol):
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
         """Never blocks and never raises for a peer that is gone: what is lost is sent again by who cares."""
 
+    def flush(self) -> None:
+        """What was sent may have waited for more to go with it: now it goes."""
+
     def receive(self, seconds: float) -> list[Received]:
         """What has come, waiting at most so long for the first."""
 
     def wake(self) -> None:
         """End a ``receive`` that waits in another thread."""
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received so far."""
 
     def counters(self) -> dict[str, int]:
         """What was dropped, by reason."""

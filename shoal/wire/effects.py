@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shoal.events import RunEvent
 from shoal.wire.messages import Arrays, Message
 
 
@@ -96,7 +97,14 @@ class Connect:
     address: str
 
 
-Effect = Send | Wake | Persist | Compute | Connect
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """This happened: for whoever looks at the run."""
+
+    event: RunEvent
+
+
+Effect = Send | Wake | Persist | Compute | Connect | Tell
 
 
 class Node(Protocol):

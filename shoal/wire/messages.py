@@ -160,6 +160,58 @@ class Done(Message, frozen=True):
     request: int
 
 
+# ---------------------------------------------------------------- training
+
+Run = tuple[Count, Count]  # slots from the first up to, not including, the second, counted over all passes
+
+
+class Want(Message, frozen=True):
+    """Worker to coordinator: "these slots are counted, this is how it goes, and I have room for so many more"."""
+
+    request: int
+    incarnation: Count
+    more: Count
+    counted: list[Run] = []
+    back: list[Run] = []  # I shall not compute these: I am leaving
+    refused: dict[Count, str] = {}  # slots whose gradient cannot be pushed, and why
+    examples: Count = 0  # in the slots counted now
+    loss: float = 0.0  # summed over them, each before its own update
+    sent: Count = 0  # bytes, in this life
+    received: Count = 0
+    leaving: bool = False
+
+
+class Deal(Message, frozen=True):
+    """Coordinator: "compute these, in this order"."""
+
+    request: int
+    slots: list[Run]
+    again: list[Run] = []  # were dealt before, and somebody may wait for them: first
+    void: list[Count] = []  # nobody can compute these: push them empty
+    over: str = ""  # nothing will come any more, and why; or you are asked to leave
+
+
+class Ready(Message, frozen=True):
+    """Evaluator to coordinator: "I hold the weights of this evaluation, this is what I found; what next?"."""
+
+    request: int
+    incarnation: Count
+    holds: Signed = -1  # the evaluation whose weights are here
+    found: Signed = -1  # the one whose loss follows
+    loss: float = 0.0
+    metrics: dict[str, float | None] = {}
+    error: str = ""  # it cannot be judged, and why
+
+
+class Judge(Message, frozen=True):
+    """Coordinator: "judge the model now"; or, if the number is negative, "not yet"."""
+
+    request: int
+    number: Signed = -1
+    clock: Signed = NO_CLOCK  # as the model is after so many steps, where the table knows steps
+    over: bool = False  # this was the last one
+
+
 # ---------------------------------------------------------------- data
 
 
@@ -186,8 +238,9 @@ class Push(Message, frozen=True):
     stop: int = -1
     read: list[Count] = []  # the versions its weights were read at, one for all segments or one for each
     void: bool = False  # an empty push in place of a slot that cannot be computed
-    pull: bool = False  # answer with the new values of the same keys
+    pull: bool = False  # answer with the new values of the same keys, or of those that follow
     clock: Signed = NO_CLOCK  # of that pull
+    ahead: Signed = -1  # so many other keys stand behind the pushed ones: pull these instead; -1: none are named
 
 
 class Pull(Message, frozen=True):
@@ -300,8 +353,8 @@ class No(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Done | Push | Pull | Park
-    | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Done | Want | Deal | Ready
+    | Judge | Push | Pull | Park | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -35,6 +35,7 @@ class ZmqTransport:
         self._name = name.encode()
         self._context = zmq.Context()  # its own: a full queue or a slow close of one node is no matter of the others
         self._counts: Counter[str] = Counter()
+        self._sent = self._received = 0  # bytes
         self._poller = zmq.Poller()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
@@ -107,7 +108,8 @@ class ZmqTransport:
             dealer.close()
 
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
-        frames: list[Any] = [encode(message), *arrays]
+        header = encode(message)
+        frames: list[Any] = [header, *arrays]
         socket = self._dealers.get(to)
         if socket is None:
             if self._router is None:
@@ -119,6 +121,11 @@ class ZmqTransport:
             socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
         except zmq.ZMQError:  # the peer is gone or its queue is full: who needs an answer asks again
             self._counts["not delivered"] += 1
+            return
+        self._sent += len(header) + sum(array.nbytes for array in arrays)
+
+    def flush(self) -> None:
+        return  # zmq has a thread of its own for that
 
     def receive(self, seconds: float) -> list[Received]:
         found: list[Received] = []
@@ -141,6 +148,7 @@ class ZmqTransport:
                 return
         else:
             sender = self._names[socket]
+        self._received += sum(map(len, frames))
         try:
             if not frames:
                 raise WireError("a message without a header")
@@ -156,6 +164,10 @@ class ZmqTransport:
         with contextlib.suppress(OSError):  # full of calls already
             if self._pipe:  # not closed
                 os.write(self._bell, b"!")
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        return self._sent, self._received
 
     def counters(self) -> dict[str, int]:
         return dict(self._counts)

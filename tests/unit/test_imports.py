@@ -16,7 +16,7 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 LEVELS = (
     ("cli",),
     ("frontends", "testing", "benchmarks"),
-    ("run",),
+    ("run", "folder"),  # a run and its folder know each other
     ("views",),
     ("launch", "simulation"),
     ("nodes",),
@@ -25,7 +25,7 @@ LEVELS = (
     ("store", "cluster"),
     ("filters", "models"),
     ("data", "wire"),
-    ("tables", "keys", "events", "errors", "limits", "cache", "compiled"),
+    ("tables", "keys", "events", "errors", "limits", "cache", "compiled", "files"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -61,8 +61,8 @@ def wrong_way(path: str, source: str) -> list[str]:
         target = rest.split(".")[0]
         if top != "shoal" or (target == room and room in LEVEL):
             continue
-        lowest = LEVEL.get(target) == LEVEL[room] == len(LEVELS) - 1
-        if target not in LEVEL or not (LEVEL[target] > LEVEL[room] or lowest):
+        friends = LEVEL.get(target) == LEVEL[room] and LEVEL[room] in (len(LEVELS) - 1, LEVEL["run"])
+        if target not in LEVEL or not (LEVEL[target] > LEVEL[room] or friends):
             wrong.append(name)
     return wrong
 

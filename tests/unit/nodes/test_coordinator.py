@@ -358,4 +358,8 @@ def test_what_the_journal_says_can_be_read_back() -> None:
     office.join("ann")
     office.create(1)
     office.join("bob")
-    assert [msgspec.msgpack.decode(record) for record in office.journal] == [[1, 1, 0], [1, 1, 1], [1, 2, 1]]
+    assert [msgspec.msgpack.decode(record) for record in office.journal] == [
+        ["counters", 1, 1, 0],
+        ["counters", 1, 1, 1],
+        ["counters", 1, 2, 1],
+    ]

@@ -16,6 +16,7 @@ def test_a_message_arrives_as_it_was_sent_without_a_copy() -> None:
     ann, bob = hub.open("ann"), hub.open("bob")
     values = np.arange(3)
     ann.send("bob", Done(1), (values,))
+    ann.flush()
     (received,) = bob.receive(0)
     assert (received.sender, received.message) == ("ann", Done(1))
     assert received.arrays[0] is values
@@ -26,11 +27,23 @@ def test_messages_arrive_in_order_many_at_a_time() -> None:
     ann, bob = hub.open("ann"), hub.open("bob")
     for number in range(1_000):
         ann.send("bob", Done(number), ())
+        ann.flush()
     found: list[Received] = []
     while more := bob.receive(0):
         assert len(more) <= 256  # so that the loop looks at its timers in between
         found += more
     assert [received.message for received in found] == [Done(number) for number in range(1_000)]
+
+
+def test_what_is_sent_in_one_turn_arrives_in_one_go() -> None:
+    hub = Hub()
+    ann, bob = hub.open("ann"), hub.open("bob")
+    ann.send("bob", Done(1), (np.zeros(2, np.float32),))
+    ann.send("bob", Done(2), ())
+    assert bob.receive(0) == []  # not yet: more may come
+    ann.flush()  # a turn ends, and with it the waiting
+    assert [received.message for received in bob.receive(0)] == [Done(1), Done(2)]
+    assert (ann.traffic, bob.traffic) == ((8, 0), (0, 8))
 
 
 def test_nothing_there_is_nothing_received() -> None:
@@ -41,6 +54,7 @@ def test_nothing_there_is_nothing_received() -> None:
 def test_what_is_sent_to_nobody_is_dropped_and_counted() -> None:
     ann = Hub().open("ann")
     ann.send("bob", Done(1), ())
+    ann.flush()
     assert ann.counters() == {"nobody there": 1}
 
 
@@ -49,6 +63,7 @@ def test_a_closed_mailbox_takes_no_mail() -> None:
     ann, bob = hub.open("ann"), hub.open("bob")
     bob.close()
     ann.send("bob", Done(1), ())
+    ann.flush()
     assert ann.counters() == {"nobody there": 1}
 
 
@@ -57,10 +72,12 @@ def test_a_second_node_of_the_same_name_takes_over() -> None:
     ann, first = hub.open("ann"), hub.open("bob")
     second = hub.open("bob")
     ann.send("bob", Done(1), ())
+    ann.flush()
     assert first.receive(0) == []
     assert len(second.receive(0)) == 1
     first.close()  # the first one going does not take the second one's mail
     ann.send("bob", Done(2), ())
+    ann.flush()
     assert len(second.receive(0)) == 1
 
 
@@ -80,6 +97,7 @@ def test_wakes_are_no_messages() -> None:
     ann, bob = hub.open("ann"), hub.open("bob")
     bob.wake()
     ann.send("bob", Done(1), ())
+    ann.flush()
     bob.wake()
     assert [received.message for received in bob.receive(0)] == [Done(1)]
 
@@ -91,4 +109,32 @@ def test_a_mailbox_has_an_address_and_needs_no_connection() -> None:
     ann.connect("bob", bob.address)
     ann.disconnect("bob")
     ann.send("bob", Done(1), ())
+    ann.flush()
     assert len(bob.receive(0)) == 1
+
+
+def test_a_node_that_offers_to_answer_is_called_and_not_woken() -> None:
+    hub = Hub()
+    ann, bob = hub.open("ann"), hub.open("bob")
+    taken: list[Received] = []
+    willing = [True]
+    bob.answer_with(lambda letters: willing[0] and (taken.extend(letters) or True))
+
+    def say(number: int) -> None:
+        ann.send("bob", Done(number), ())
+        ann.flush()
+
+    def elsewhere(number: int) -> None:
+        thread = threading.Thread(target=say, args=(number,))
+        thread.start()
+        thread.join(30)
+
+    elsewhere(1)
+    assert ([one.message for one in taken], bob.receive(0)) == ([Done(1)], [])
+    willing[0] = False  # at work
+    elsewhere(2)
+    willing[0] = True
+    elsewhere(3)  # behind what waits in the box: nothing overtakes
+    say(4)  # the main thread never does another's work: Ctrl-C would end it half way
+    assert [one.message for one in taken] == [Done(1)]
+    assert [one.message for one in bob.receive(0)] == [Done(2), Done(3), Done(4)]

@@ -1,0 +1,160 @@
+"""Minibatch training on one core with no store under it: the rival of a cluster, and what its result is held against.
+
+    weights, seconds = serial_fit(Linear(), AdaGrad(step=0.1), rows, 256, features, passes, order)
+
+One compiled loop walks the slots of a pass: gather the weights of the slot's keys, the gradient by the very kernel
+that a worker runs, the update rule inlined on the rows of one dense array. So it takes the steps of one worker and one
+server with nothing prefetched, bit for bit, and none of their messages, indexes or ledgers.
+
+What repeats is made once and not timed: the key list of each slot and its columns as places in that list, as a worker
+that has seen a slot before has them at hand. Gathering first is also the faster way: 5.0 million rows a second against
+4.3 with global columns (RCV1, 256 rows a slot, AdaGrad, one core of an AMD EPYC).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.batch import Batch, Floats, Ids
+from shoal.data.localise import Localiser
+from shoal.errors import Invalid
+from shoal.models.linear import NONE, Linear
+from shoal.store import generate
+from shoal.store.update import rule_named
+from shoal.tables import Update
+
+LOOP = '''
+
+import shoal.models.kernels as _shoal_m  # {models}
+
+from numba import types as _shoal_types
+
+_shoal_lists = _shoal_k.rows_in
+
+
+@_shoal_njit(
+    _shoal_f8(
+        _shoal_k.slab_out, _shoal_lists, _shoal_lists, _shoal_m.indptr_in, _shoal_m.columns_in, _shoal_m.floats_in,
+        _shoal_m.floats_in, _shoal_m.floats_in, _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_types.boolean,
+        _shoal_f8, _shoal_lists, _shoal_k.settings_in
+    ),
+    **_shoal_options,
+)
+def serial_pass(
+    slab, starts, keys, indptr, columns, values, labels, counts, size, kind, bias, mean, l2, order, given
+):
+    """One step for each slot in ``order``; the sum of the losses. Slot s has the keys from starts[s] on."""
+    settings = _shoal_Settings({{given}})
+    most = 0
+    for slot in range(len(starts) - 1):
+        most = max(most, starts[slot + 1] - starts[slot])
+    weights, counted = _shoal_np.empty(most, _shoal_np.float32), _shoal_np.empty(most, _shoal_np.float32)
+    gradients, sums = _shoal_np.empty((most, 1), _shoal_np.float32), _shoal_np.zeros(most)
+    scratch = _shoal_np.empty(({{last}} + 1, _shoal_k.BLOCK))
+    total = 0.0
+    for slot in order:
+        mine = keys[starts[slot] : starts[slot + 1]]
+        count = len(mine)
+        for i in range(_shoal_u8(count)):
+            weights[i] = slab[_shoal_u8(mine[i]), 0]
+        first, beyond = slot * size, min((slot + 1) * size, len(labels))
+        rows = indptr[first : beyond + 1]
+        total += _shoal_m.add_gradient(
+            kind, bias, rows, columns, values, labels[first:beyond], weights[:count], sums[:count]
+        )
+        if l2 > 0.0:
+            for i in range(_shoal_u8(count)):
+                counted[i] = counts[_shoal_u8(mine[i])]
+            _shoal_m.add_penalty(l2, rows, columns, weights[:count], counted[:count], sums[:count])
+        scale = 1.0 / (beyond - first) if mean else 1.0
+        for i in range(_shoal_u8(count)):
+            gradients[i, 0] = _shoal_f4(sums[i] * scale)
+            sums[i] = 0.0
+        for start in range(0, count, _shoal_k.BLOCK):
+            part = mine[start : min(start + _shoal_k.BLOCK, count)]
+            _shoal_rows(slab, part, len(part), 0, gradients, start, settings, scratch)
+    return total
+'''
+
+
+def serial_fit(
+    model: Linear,
+    update: Update,
+    rows: Batch,
+    batch_size: int,
+    features: int,
+    passes: int,
+    order: Ids,
+    *,
+    mean: bool = True,
+    counts: Floats | None = None,
+) -> tuple[Floats, list[float]]:
+    """The weights after so many passes, from zero, and how many seconds each pass took.
+
+    ``rows`` lie in slot order: slot s has rows s * batch_size to (s + 1) * batch_size. ``order`` has one row for each
+    pass, the slots as that pass takes them; ``counts`` is for l2_per_count, one for each key.
+    """
+    order = np.ascontiguousarray(order, np.int64)
+    _check(model, rows, batch_size, passes, order)
+    rule = rule_named(update.name)
+    kernels = generate._module(rule, generate.ROWS + LOOP.format(models=_hash_of_kernels()))
+    starts, keys, columns = _plan(model, rows, batch_size, features)
+    counts = _checked_counts(model, features, keys, counts)
+    slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
+    values = NONE if rows.values is None else rows.values
+    given = np.array(rule.settings(update.settings), np.float64)
+    seconds = []
+    for of_pass in range(passes):
+        start = time.perf_counter()
+        kernels.serial_pass(
+            slab, starts, keys, rows.indptr, columns, values, rows.labels, counts,
+            batch_size, model.kind, model.bias, mean, model.l2_per_count, order[of_pass], given,
+        )  # fmt: skip
+        seconds.append(time.perf_counter() - start)
+    return slab[:, 0].copy(), seconds
+
+
+def _plan(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[Ids, Ids, npt.NDArray[np.uint32]]:
+    """Where each slot's keys start, the keys of all slots, and all columns as places among the keys of their slot."""
+    localiser, keys, starts = Localiser(features), [], [0]
+    columns = np.empty(len(rows.columns), np.uint32)
+    for first in range(0, len(rows), batch_size):
+        low, high = rows.indptr[first], rows.indptr[min(first + batch_size, len(rows))]
+        local = localiser.local(Batch(rows.indptr[:1], rows.columns[low:high], None, rows.labels[:0]), model.bias)
+        columns[low:high] = local.columns
+        keys.append(local.keys.astype(np.int64))
+        starts.append(starts[-1] + len(local.keys))
+    return np.array(starts, np.int64), np.concatenate(keys), columns
+
+
+def _check(model: Linear, rows: Batch, batch_size: int, passes: int, order: Ids) -> None:
+    if not len(rows) or batch_size < 1:
+        raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
+    if order.ndim != 2 or len(order) < passes:
+        raise Invalid(f"order has shape {order.shape} for {passes} passes: give a row of slots for each pass")
+    slots = -(-len(rows) // batch_size)
+    if order.size and not 0 <= order.min() <= order.max() < slots:
+        raise Invalid(f"order names slots {order.min()} to {order.max()}: there are {slots}, numbered from 0")
+    model.check_labels(rows.labels)
+
+
+def _checked_counts(model: Linear, features: int, keys: Ids, counts: Floats | None) -> Floats:
+    if not model.l2_per_count:
+        return NONE
+    if counts is None or len(counts) != model.keys(features):
+        raise Invalid("l2_per_count needs counts: for each key, how many rows have it")
+    if (counts[keys[keys < features]] <= 0).any():
+        raise Invalid("counts must be above 0 at every key of a row: count the rows that are trained on")
+    return np.ascontiguousarray(counts, np.float32)
+
+
+def _hash_of_kernels() -> str:
+    """For the text of the generated module: these kernels are inlined, and numba would not notice an edit."""
+    from shoal.models import kernels
+
+    return hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest()

@@ -1,0 +1,89 @@
+"""When a run ends: passes, steps, seconds, a target loss, or patience that has run out.
+
+Passes and steps are known beforehand and bound the work that is dealt; the others are asked as the run goes on. A loss
+counts as an improvement if it is lower than the best so far by more than ``min_delta``; ``patience`` evaluations in a row
+without one end the run, and then the best weights are kept, not the last (S4-15, S4-16).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal.errors import Invalid
+
+ENDLESS = 1 << 60
+
+
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The stop rules of a job; whichever comes first ends it. Without any, five passes; with a loss to reach, a hundred."""
+
+    epochs: float | None = None  # passes over the data
+    steps: int | None = None
+    seconds: float | None = None
+    target_loss: float | None = None
+    patience: int | None = None  # evaluations in a row without improvement
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "seconds", "patience"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise Invalid(f"stop.{name}={value!r}: needs a number above 0, or leave it out")
+        if not 0 <= self.min_delta < math.inf or (self.target_loss is not None and not math.isfinite(self.target_loss)):
+            raise Invalid("stop.min_delta needs 0 or more, stop.target_loss a finite number")
+
+    @property
+    def passes(self) -> float:
+        """At most so many."""
+        if self.epochs is not None:
+            return self.epochs
+        if self.steps is not None or self.seconds is not None:
+            return math.inf
+        return 5.0 if self.target_loss is None and self.patience is None else 100.0
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.patience is not None
+
+
+@dataclass(slots=True)
+class Stopping:
+    """The rules, asked along the way."""
+
+    rules: Stop
+    best: float = math.inf
+    _mark: float = math.inf  # what an evaluation must beat to count as an improvement
+    _without: int = 0
+
+    def judged(self, loss: float) -> tuple[bool, str]:
+        """Is this the best loss so far; and why the run ends now, or nothing."""
+        rules, best = self.rules, loss < self.best
+        if best:
+            self.best = loss
+        if loss < self._mark - rules.min_delta:
+            self._mark, self._without = loss, 0
+        else:
+            self._without += 1
+        if rules.target_loss is not None and loss <= rules.target_loss:
+            return best, f"target loss {rules.target_loss:g} reached"
+        if not math.isfinite(loss):
+            return best, f"the loss is {loss}: take a smaller step (--set update.step=...)"
+        if rules.patience is not None and self._without >= rules.patience:
+            return best, f"no improvement in {rules.patience} evaluations"
+        return best, ""
+
+    def out_of_time(self, seconds: float) -> str:
+        limit = self.rules.seconds
+        return f"{limit:g} seconds are over" if limit is not None and seconds >= limit else ""
+
+    def limit(self, per_pass: int, slots_of_steps: int | None) -> tuple[int, str]:
+        """How many slots may be dealt at all, and what the reason is called when they are done."""
+        found = [(ENDLESS, "")]
+        if (passes := self.rules.passes) < ENDLESS / per_pass:
+            found.append((max(1, round(passes * per_pass)), f"{passes:g} epochs done"))
+        if slots_of_steps is not None:
+            found.append((slots_of_steps, f"{self.rules.steps} steps done"))
+        return min(found)

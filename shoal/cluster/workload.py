@@ -1,0 +1,297 @@
+"""Who computes which slot: dealt, counted, given back, dealt again.
+
+A slot is one minibatch of one pass, here a number counted over all passes. Every slot is dealt until it is counted: when
+its worker is gone it is dealt again, and if two computed it the ledgers count one. A slot whose gradient was refused
+twice, or in whose hands three workers died, is dealt *void*: pushed empty, so that nobody waits for it.
+
+    each mode    a worker gets slots whose rows it has seen before, then any, then those of who has most left
+    step mode    the slots of coming steps go round among the workers, so that all of them work on the same step
+
+Nothing is dealt past ``limit`` (the end), ``barrier`` (an evaluation that wants to see exactly this step) or, in step mode,
+more than ``AHEAD`` steps past the oldest that is not whole. Pure bookkeeping: no messages, no time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.tables import Step
+
+AHEAD = 48  # steps: servers hold a few more than that
+MOST = 4_096  # slots in one deal, whatever is asked for
+REFUSALS, DEATHS = 2, 3  # after so many of them a slot is void
+IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
+
+Runs = list[tuple[int, int]]
+
+
+class Order(Protocol):
+    """Which rows a slot has: the same group of rows comes once in every pass, at another place."""
+
+    per_pass: int
+
+    def contents(self, of_pass: int) -> npt.NDArray[np.int64]: ...
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass that is open: what of it is dealt and what is counted."""
+
+    first: int  # slot
+    group: npt.NDArray[np.int64]  # of rows, by place
+    counted: npt.NDArray[np.bool_]
+    left: int  # to be counted
+    free: deque[int] = field(default_factory=deque)  # places that nobody had before
+    kept: dict[str, deque[int]] = field(default_factory=dict)  # places by who had their rows before
+    undealt: int = 0
+
+    def take(self, worker: str, most: int) -> list[int]:
+        """Places for this worker, at most so many."""
+        taken: list[int] = []
+        while len(taken) < most and self.undealt:
+            mine = self.kept.get(worker)
+            if mine:
+                taken.append(mine.popleft())
+            elif self.free:
+                taken.append(self.free.popleft())
+            else:
+                taken.append(max(self.kept.values(), key=len).pop())
+            self.undealt -= 1
+        return taken
+
+
+class Workload:
+    """All the slots of a run."""
+
+    def __init__(self, order: Order, limit: int, step: Step | None = None) -> None:
+        self.order, self.limit, self.step = order, limit, step
+        self.per_pass = order.per_pass
+        self.barrier: int | None = None
+        self.done = 0  # slots counted
+        self.voids: dict[int, str] = {}
+        self.next = 0  # how many were ever dealt: in step mode in order, in each mode pass after pass
+        self.lowest = 0  # the first slot that is not counted
+        self._passes: dict[int, Pass] = {}  # those that are open
+        self._whole = 0  # passes counted whole
+        self._out: dict[int, dict[int, None]] = {}  # by worker: what it has and is not counted, in order
+        self._pending: dict[int, deque[int]] = {}  # step mode: dealt, not yet asked for
+        self._names: dict[int, str] = {}
+        self._again: deque[int] = deque()
+        self._refusals: Counter[int] = Counter()
+        self._deaths: Counter[int] = Counter()
+        self._had: dict[int, str] = {}  # group of rows -> who computed it last
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def finished(self) -> bool:
+        return self.done >= self.limit
+
+    @property
+    def steps(self) -> int:
+        """Steps that are whole."""
+        if self.step is None:
+            return self.done
+        return self.step_of(self.lowest) if self.lowest < self.limit else self.steps_until(self.limit)
+
+    def has(self, worker: int) -> int:
+        """How many slots it was dealt that are not counted."""
+        return len(self._out.get(worker, ()))
+
+    def among(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
+        """Those of its slots that are in these runs, however long or crooked the runs are."""
+        pairs = sorted(found)
+        firsts, ends = [first for first, _ in pairs], list(accumulate((stop for _, stop in pairs), max))
+        return [
+            slot for slot in self._out.get(worker, ()) if (at := bisect_right(firsts, slot)) and slot < ends[at - 1]
+        ]
+
+    def step_of(self, slot: int) -> int:
+        assert self.step is not None
+        return self.step.step_of(divmod(slot, self.per_pass))
+
+    def steps_until(self, slot: int) -> int:
+        """How many steps all slots before this one make."""
+        if self.step is None:
+            return slot
+        return 0 if slot == 0 else self.step_of(slot - 1) + 1
+
+    def slots_until(self, steps: int) -> int:
+        """How many slots so many steps have."""
+        if self.step is None:
+            return steps
+        per_pass = self.step.steps_per_pass() or 1
+        passes, rest = divmod(steps, per_pass)
+        return passes * self.per_pass + min(rest * self.step.slots, self.per_pass)
+
+    # ------------------------------------------------------------ workers
+
+    def enter(self, worker: int, name: str) -> None:
+        if worker not in self._names:
+            self._names[worker], self._out[worker], self._pending[worker] = name, {}, deque()
+
+    def leave(self, worker: int, died: bool) -> int:
+        """A worker is gone: what it had is dealt again. How many slots that is."""
+        if worker not in self._names:
+            return 0
+        name = self._names.pop(worker)
+        out, pending = list(self._out.pop(worker)), self._pending.pop(worker)
+        if died:
+            for slot in out[:IN_HAND]:
+                self._deaths[slot] += 1
+                if self._deaths[slot] >= DEATHS:
+                    self.voids.setdefault(slot, f"{DEATHS} workers died while they had it, {name} the last")
+        self._return([*out, *pending])
+        return len(out)
+
+    def give_back(self, worker: int, slots: Iterable[int]) -> None:
+        out = self._out.get(worker, {})
+        self._return([slot for slot in slots if out.pop(slot, 0) is None])
+
+    def refuse(self, worker: int, slot: int, why: str) -> None:
+        """The gradient of this slot cannot be pushed."""
+        if self._out.get(worker, {}).pop(slot, 0) is None:
+            self._refusals[slot] += 1
+            if self._refusals[slot] >= REFUSALS:
+                self.voids.setdefault(slot, why)
+            self._return([slot])
+
+    def _return(self, slots: list[int]) -> None:
+        if not slots:
+            return
+        elsewhere = {slot for out in self._out.values() for slot in out}
+        back = [slot for slot in slots if not self.is_counted(slot) and slot not in elsewhere]
+        self._again = deque(sorted({*self._again, *back}))
+
+    # ------------------------------------------------------------ dealing
+
+    def deal(self, worker: int, most: int) -> tuple[list[int], list[int]]:
+        """Slots for a worker, at most so many: those that come again, and new ones."""
+        again: list[int] = []
+        most = min(most, MOST)
+        while self._again and len(again) < max(most, 1) and (self.barrier is None or self._again[0] < self.barrier):
+            slot = self._again.popleft()
+            if not self.is_counted(slot):
+                again.append(slot)
+        new = self._new(worker, most - len(again)) if most > len(again) else []
+        self._out[worker].update(dict.fromkeys([*again, *new]))
+        return again, new
+
+    def _new(self, worker: int, most: int) -> list[int]:
+        end = self.limit if self.barrier is None else min(self.limit, self.barrier)
+        if self.step is not None:
+            return self._in_turn(worker, most, end)
+        # The end is dealt in ever smaller pieces, so that all are done at about the same time.
+        most = min(most, max(1, (end - self.next) // (2 * len(self._names))))
+        found: list[int] = []
+        while len(found) < most and self.next < end:
+            one = self._open(self.next // self.per_pass)
+            places = one.take(self._names[worker], min(most - len(found), end - self.next))
+            found += [one.first + place for place in places]
+            self.next += len(places)
+        return found
+
+    def _in_turn(self, worker: int, most: int, end: int) -> list[int]:
+        assert self.step is not None
+        mine = self._pending[worker]
+        while len(mine) < most and self.next < end and self.step_of(self.next) < self.steps + AHEAD:
+            self._open(self.next // self.per_pass)
+            workers = sorted(self._names)
+            self._pending[workers[self.next % self.per_pass % len(workers)]].append(self.next)
+            self.next += 1
+        return [mine.popleft() for _ in range(min(most, len(mine)))]
+
+    def stop(self) -> None:
+        """Deal nothing more than it takes to make what is dealt whole."""
+        self.limit = min(self.limit, self.slots_until(self.steps_until(self.next)))
+
+    def _open(self, number: int) -> Pass:
+        one = self._passes.get(number)
+        if one is None:
+            group = self.order.contents(number)
+            one = self._passes[number] = Pass(
+                number * self.per_pass, group, np.zeros(self.per_pass, np.bool_), self.per_pass, undealt=self.per_pass
+            )
+            if self.step is None:
+                for place, rows in enumerate(group.tolist()):
+                    had = self._had.get(rows)
+                    if had in self._names.values():
+                        one.kept.setdefault(had, deque()).append(place)  # type: ignore[arg-type]
+                    else:
+                        one.free.append(place)
+        return one
+
+    # ------------------------------------------------------------ counting
+
+    def count(self, worker: int, slots: Iterable[int]) -> list[int]:
+        """These are counted; the ones that were not before."""
+        out = self._out.get(worker, {})
+        new = [slot for slot in slots if out.pop(slot, 0) is None and self._mark(slot, self._names[worker])]
+        while self.is_counted(self.lowest):
+            self.lowest += 1
+        return new
+
+    def resume(self, counted: Iterable[int]) -> None:
+        """Take up a run that somebody else dealt: what is not counted comes again.
+
+        Each mode: of the passes that were begun, and no more than is still to do. Step mode: up to the last that is counted.
+        """
+        for slot in counted:
+            self._mark(slot, "")
+        last = max(self._passes, default=self._whole - 1)
+        for number in range(self._whole, last):
+            self._open(number)  # also those of which nothing is counted: they lie before one that was begun
+        missing: list[int] = []
+        for one in (self._passes[number] for number in sorted(self._passes)):
+            missing += (one.first + np.flatnonzero(~one.counted)).tolist()
+            one.undealt = 0
+        self.next = (last + 1) * self.per_pass
+        self.lowest = missing[0] if missing else self.next
+        if self.step is None:
+            self._again = deque(missing[: max(0, self.limit - self.done)])
+            return
+        if last in self._passes:
+            self.next = last * self.per_pass + int(np.flatnonzero(self._passes[last].counted)[-1]) + 1
+        self._again = deque(slot for slot in missing if slot < self.next)
+
+    def _mark(self, slot: int, name: str) -> bool:
+        """Count one slot; False if it was before."""
+        if self.is_counted(slot):
+            return False
+        number, place = divmod(slot, self.per_pass)
+        one = self._open(number)
+        one.counted[place] = True
+        one.left -= 1
+        self.done += 1
+        self._had[int(one.group[place])] = name
+        while self._whole in self._passes and not self._passes[self._whole].left:
+            del self._passes[self._whole]
+            self._whole += 1
+        return True
+
+    def is_counted(self, slot: int) -> bool:
+        number, place = divmod(slot, self.per_pass)
+        return number < self._whole or (number in self._passes and bool(self._passes[number].counted[place]))
+
+
+def runs(slots: Iterable[int]) -> Runs:
+    """Slots as runs of neighbours, in the order given."""
+    numbers = list(slots)
+    cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(numbers)) if b != a + 1), len(numbers)]
+    return [(numbers[a], numbers[b - 1] + 1) for a, b in pairwise(cuts) if a < b]
+
+
+def spread(found: Iterable[tuple[int, int]], most: int) -> list[int]:
+    """The slots of runs, one by one; none at all if there are more than can be."""
+    pairs = list(found)
+    if sum(max(0, stop - first) for first, stop in pairs) > most:
+        return []
+    return [slot for first, stop in pairs for slot in range(first, stop)]

@@ -1,0 +1,261 @@
+"""A set by its name or path: found, read once, packed, kept for next time.
+
+    clicks, rcv1-like                           made up, any size
+    rcv1, a9a, criteo_tb, criteo_kaggle         files under $SHOAL_DATA, each with its own test file
+    anything else                               a path: LIBSVM or Criteo text, plain or compressed
+
+Packed sets lie in the cache folder under a hash of all that decides their content, so a changed file or setting is a new
+entry. Without a cache folder they lie in a temporary one that goes when the process does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from shoal import cache as caches
+from shoal.data.labels import are_classes, check_labels, signs
+from shoal.data.make import make
+from shoal.data.pack import Facts, Plan, pack, stamps
+from shoal.data.packed import FORMAT, Packed, sweep
+from shoal.errors import Invalid
+from shoal.limits import HASH_BITS, HASH_BITS_MOST
+
+__all__ = ["NAMED", "Dataset", "Known", "Source", "check_labels", "load", "make", "names", "signs"]
+
+Format = Literal["auto", "libsvm", "criteo"]
+Progress = Callable[[str], None]
+
+VARIABLE = "SHOAL_DATA"
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where rows come from, as a job file says it."""
+
+    source: str = "clicks"  # a name or a path
+    test: str = ""  # a path
+    held_out: float = 0.1  # share of the rows to test on, if there is no test set
+    format: Format = "auto"
+    rows: int | None = None  # made up: how many; of a file: at most so many
+    features: int | None = None  # made up: how many; of a file: ids above are bad lines
+    hash_bits: int | None = None  # hash ids to 2^hash_bits
+    bad_lines: int = 0  # so many may be skipped
+    batch: int = 256  # rows in a slot
+
+
+class Named(msgspec.Struct, frozen=True):
+    """A set that has a name."""
+
+    what: str
+    rows: int = 0  # made up: how many unless told otherwise
+    format: Literal["libsvm", "criteo"] = "libsvm"
+    train: str = ""  # files under $SHOAL_DATA
+    test: str = ""
+
+
+NAMED = {
+    "clicks": Named("made up: click log, 39 fields, 1,000,000 features", rows=200_000),
+    "rcv1-like": Named("made up: bags of words, 47,236 features", rows=100_000),
+    "rcv1": Named(
+        "RCV1 news, topic CCAT: 20,000 rows, 47,236 features",
+        train="rcv1/rcv1_ccat_train.svm.xz",
+        test="rcv1/rcv1_ccat_test.svm.xz",
+    ),
+    "a9a": Named("Adult census: 32,561 rows, 123 features", train="a9a/a9a.xz", test="a9a/a9a.t.xz"),
+    "criteo_tb": Named(
+        "Criteo 1TB click log, sample: 60,000 rows",
+        format="criteo",
+        train="criteo/criteo_tb_train.tsv.xz",
+        test="criteo/criteo_tb_test.tsv.xz",
+    ),
+    "criteo_kaggle": Named(
+        "Criteo Kaggle click log, sample: 7,200 rows",
+        format="criteo",
+        train="criteo/criteo_kaggle_train.tsv.xz",
+        test="criteo/criteo_kaggle_test.tsv.xz",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Rows to train on and rows to test on, over the same features."""
+
+    name: str
+    train: Packed
+    test: Packed
+    notes: list[str]  # what a user should hear, such as skipped lines
+    folder: Path
+
+    @property
+    def features(self) -> int:
+        return self.train.features
+
+    @property
+    def classes(self) -> bool:
+        """Labels are -1/+1 or 0/1: ``signs`` makes the first of the second."""
+        return are_classes(self.train) and are_classes(self.test)
+
+    @classmethod
+    def open(cls, folder: Path) -> Dataset:
+        """Map what ``load`` packed: for another process of the same machine."""
+        try:
+            facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=Facts)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise Invalid(f"{folder} is no packed set ({error}): delete it and load again") from None
+        return cls(facts.name, Packed.open(folder / "train"), Packed.open(folder / "test"), facts.notes, folder)
+
+
+class Known(msgspec.Struct, frozen=True):
+    """One line of the list of names."""
+
+    name: str
+    what: str
+    available: bool
+    where: str
+
+
+def names() -> list[Known]:
+    """All names, whether each can be had here, and where it is or should be."""
+    home = os.environ.get(VARIABLE)
+    found = []
+    for name, named in NAMED.items():
+        if not named.train:
+            found.append(Known(name, named.what, True, "made when asked for"))
+            continue
+        paths = [Path(home or f"${VARIABLE}") / file for file in (named.train, named.test)]
+        found.append(Known(name, named.what, all(path.is_file() for path in paths), str(paths[0])))
+    return found
+
+
+def load(source: Source, seed: int, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
+    """The set, packed and mapped; from the cache if it has been packed before. ``cache``: a folder of one's own."""
+    _check(source)
+    plan = _plan(source, seed)
+    folder = _home(cache) / _entry(plan)
+    if not folder.is_dir():
+        sweep(folder.parent)
+        if progress:
+            progress(f"packing {plan.name}")
+        _pack(plan, folder, progress)
+    return Dataset.open(folder)
+
+
+def _pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
+    try:
+        pack(plan, folder, progress)
+    except OSError as error:
+        raise Invalid(
+            f"cannot pack {plan.name} into {folder.parent}: {error.strerror or error}; nothing was left there: "
+            f"make room, or point SHOAL_CACHE elsewhere"
+        ) from error
+
+
+def _plan(source: Source, seed: int) -> Plan:
+    """All that decides the content of the packed pair, and nothing else."""
+    named = NAMED.get(source.source)
+    if named is not None and not named.train:
+        if source.test or source.hash_bits is not None or source.format != "auto":
+            raise Invalid(f"{source.source} is made up: it takes rows and features, and no test, format or hash_bits")
+        rows = source.rows or named.rows
+        return Plan(name=source.source, made=source.source, rows=rows, features=source.features, seed=seed)
+    if named is None:
+        train, format = _path(source.source), source.format
+        test = _path(source.test) if source.test else None
+    else:
+        if source.format not in ("auto", named.format):
+            raise Invalid(f"{source.source} is {named.format} text: leave the format out")
+        train, format = _file(source.source, named.train), named.format
+        test = _path(source.test) if source.test else _file(source.source, named.test)
+    return Plan(
+        name=source.source if named else train.name,
+        train=str(train),
+        test=str(test) if test else None,
+        stamps=stamps([path for path in (train, test) if path]),
+        format=_format(train) if format == "auto" else format,
+        held_out=0.0 if test else source.held_out,
+        rows=source.rows,
+        features=source.features,
+        hash_bits=source.hash_bits,
+        bad_lines=source.bad_lines,
+    )
+
+
+def _format(path: Path) -> Literal["libsvm", "criteo"]:
+    from shoal.data.readers import guess
+
+    return guess(path)
+
+
+def _file(name: str, file: str) -> Path:
+    home = os.environ.get(VARIABLE)
+    if not home:
+        raise Invalid(f"{name} is read from files: put {file} into a folder and name it in {VARIABLE}")
+    path = Path(home) / file
+    if not path.is_file():
+        raise Invalid(f"{name} needs {path}, which is not there: put it there, or point {VARIABLE} elsewhere")
+    return path.absolute()
+
+
+def _path(text: str) -> Path:
+    try:
+        path = Path(text).expanduser()
+        if path.exists():
+            return path.absolute()
+    except (OSError, RuntimeError) as error:  # a folder on the way may not be entered; a user has no home
+        raise Invalid(f"{text!r} cannot be looked at ({error}): give a path that can") from None
+    near = difflib.get_close_matches(text.lower(), NAMED, 1, 0.6)
+    hint = f"did you mean {near[0]}?" if near else f"names are {', '.join(NAMED)}; anything else is a path"
+    raise Invalid(f"no file {text!r}: {hint}")
+
+
+def _entry(plan: Plan) -> str:
+    return hashlib.sha256(msgspec.json.encode([FORMAT, plan])).hexdigest()[:32]
+
+
+def _home(cache: Path | None) -> Path:
+    if cache is not None:
+        return cache.absolute()
+    kept = caches.cache_folder()
+    return kept / "data" if kept is not None else _temporary(os.getpid())
+
+
+@functools.cache
+def _temporary(process: int) -> Path:
+    """One folder for this process and its children to read; it goes with the process that made it."""
+    folder = Path(tempfile.mkdtemp(prefix="shoal-data-"))
+
+    def remove() -> None:
+        if os.getpid() == process:  # not in a forked child
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+def _check(source: Source) -> None:
+    if source.rows is not None and source.rows < 1:
+        raise Invalid(f"rows = {source.rows}: at least 1, or leave it out for all")
+    if source.batch < 1:
+        raise Invalid(f"batch = {source.batch}: a slot has at least 1 row")
+    if not source.test and not 0 < source.held_out < 1:
+        raise Invalid(f"held_out = {source.held_out}: a share between 0 and 1 of the rows is needed to test on")
+    if source.bad_lines < 0:
+        raise Invalid(f"bad_lines = {source.bad_lines}: 0 or more may be skipped")
+    if source.features is not None and source.features < 1:
+        raise Invalid(f"features = {source.features}: at least 1, or leave it out")
+    if source.hash_bits is not None and not 1 <= source.hash_bits <= HASH_BITS_MOST:
+        raise Invalid(f"hash_bits = {source.hash_bits}: 1 to {HASH_BITS_MOST} (click logs: {HASH_BITS} if not given)")
+    if source.hash_bits is not None and source.features is not None:
+        raise Invalid("features and hash_bits are both given: hashing makes 2^hash_bits features, leave one out")

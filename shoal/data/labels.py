@@ -1,0 +1,50 @@
+"""What the labels of a set are, asked before training and not in its middle.
+
+Labels are stored as they stood in the file. A model of two classes takes -1/+1 or 0/1 and sees ``signs`` of them; a
+model of numbers takes any.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from shoal.data.batch import Floats
+from shoal.data.packed import LabelCount, Packed
+from shoal.errors import Invalid
+
+CLASSES = ({-1.0, 1.0}, {0.0, 1.0})
+
+
+def signs(labels: Floats) -> Floats:
+    """-1 or +1 for each label of two classes, whichever way they were written."""
+    return np.where(labels > 0, np.float32(1), np.float32(-1))
+
+
+def are_classes(packed: Packed) -> bool:
+    """Whether all labels are of two classes (one of them may be missing)."""
+    found = {label.value for label in packed.meta.labels}
+    return not packed.meta.more_labels and any(found <= pair for pair in CLASSES)
+
+
+def check_labels(packed: Packed, kind: Literal["classes", "numbers"], both: bool = True) -> None:
+    """Refuse labels that a model of this kind cannot learn from. ``both``: each class must be there (to train on)."""
+    if kind == "numbers":
+        return  # readers let no NaN or infinite one in
+    where = packed.meta.source or str(packed.folder)
+    if not are_classes(packed):
+        odd = _odd_one(packed.meta.labels)
+        raise Invalid(
+            f"{where}, line {odd.line}: label {odd.value:g}, and two classes are -1 and +1 or 0 and 1: "
+            f"choose model squared for numbers, or write the labels anew"
+        )
+    if both and len(packed.meta.labels) == 1:
+        (only,) = packed.meta.labels
+        raise Invalid(f"{where}: all {only.rows:,} labels are {only.value:g}: rows of both classes are needed to train")
+
+
+def _odd_one(labels: list[LabelCount]) -> LabelCount:
+    """The one that fits neither pair; if each fits one of them, the second to appear of -1 and 0."""
+    strange = [label for label in labels if label.value not in (-1.0, 0.0, 1.0)]
+    return min(strange, key=lambda label: label.line) if strange else max(labels, key=lambda label: label.line)

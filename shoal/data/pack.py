@@ -1,0 +1,137 @@
+"""A plan becomes a folder with two packed sets: train/ and test/, whole or not at all.
+
+Rows of a file are shuffled on the way (``shuffle``); made-up ones come in no order anyway. Which rows are held out depends on their place in the file alone, never on the seed: runs that differ in the seed are
+tested on the same rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import readers, synthetic
+from shoal.data.batch import take
+from shoal.data.packed import Aside, Writer
+from shoal.data.shuffle import Shuffle
+from shoal.errors import Invalid
+
+Progress = Callable[[str], None]
+
+TEST_SHARE = 10  # of made-up rows: one test row for so many
+AT_ONCE = 50_000  # made-up rows
+HELD_OUT = np.uint64(3218)  # chosen so that the second row is among the first to be held out: a few rows will do to try
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides the content of a packed pair: its hash is the pair's name in the cache."""
+
+    name: str
+    made: str = ""  # which maker; else files
+    seed: int = 0
+    train: str = ""
+    test: str | None = None
+    stamps: list[tuple[int, int]] = []  # size and time of the files
+    format: readers.Format = "libsvm"
+    held_out: float = 0.0
+    rows: int | None = None
+    features: int | None = None
+    hash_bits: int | None = None
+    bad_lines: int = 0
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of a packed pair beside the arrays."""
+
+    name: str
+    notes: list[str]
+
+
+def pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
+    """Read or make all rows; on any error nothing is left behind."""
+    with Aside(folder) as aside, Writer(aside.path / "train") as train, Writer(aside.path / "test") as test:
+        if plan.made:
+            features, notes = _make(plan, train, test, progress)
+        else:
+            size = plan.stamps[0][0]
+            with Aside(aside.path / "buckets") as buckets, Shuffle(buckets.path, size) as shuffle:
+                features, notes = _read(plan, shuffle, train, test, progress)
+            if stamps([Path(path) for path in (plan.train, plan.test) if path]) != plan.stamps:
+                raise Invalid(f"{plan.name} was changed while it was read: load it again")
+        features = max(features, train.features, test.features, 1)
+        train.finish(plan.train or plan.name, features)
+        test.finish(plan.test or plan.train or plan.name, features)
+        with (aside.path / "facts.json").open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(Facts(plan.name, notes))) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.settle()
+
+
+def stamps(paths: list[Path]) -> list[tuple[int, int]]:
+    """Size and time of files: what tells that one of them is no longer what it was."""
+    facts = [path.stat() for path in paths]
+    return [(one.st_size, one.st_mtime_ns) for one in facts]
+
+
+def _make(plan: Plan, train: Writer, test: Writer, progress: Progress | None) -> tuple[int, list[str]]:
+    maker = synthetic.MAKERS[plan.made](plan.seed, plan.features)
+    rows = plan.rows or 1
+    for writer, first, count in ((train, 0, rows), (test, synthetic.TEST_FROM, max(1, rows // TEST_SHARE))):
+        for start in range(0, count, AT_ONCE):
+            writer.append(maker.rows(first + start, min(AT_ONCE, count - start)))
+            _tell(progress, plan.name, writer.rows)
+    return maker.features, []
+
+
+def _read(
+    plan: Plan, shuffle: Shuffle, train: Writer, test: Writer, progress: Progress | None
+) -> tuple[int, list[str]]:
+    reader = _reader(plan, plan.train, plan.rows)
+    for batch, lines in reader:
+        if plan.test:
+            shuffle.append(batch, lines)
+        else:
+            held = _held_out(shuffle.rows + test.rows, len(batch), plan.held_out)
+            for writer, rows in ((shuffle, np.flatnonzero(~held)), (test, np.flatnonzero(held))):
+                writer.append(take(batch, rows), lines[rows])
+        _tell(progress, plan.name, shuffle.rows + test.rows)
+    shuffle.into(train)
+    notes = reader.notes()
+    if plan.test:
+        others = _reader(plan, plan.test, None)
+        for batch, lines in others:
+            test.append(batch, lines)
+        notes += others.notes()
+    elif not train.rows or not test.rows:
+        what = "left to train on" if test.rows else "held out to test on"
+        raise Invalid(
+            f"{plan.train} has {train.rows + test.rows} rows, and with held_out = {plan.held_out:g} none is {what}: "
+            f"give a test set, or another share"
+        )
+    return max(reader.features, plan.features or 0), notes
+
+
+def _reader(plan: Plan, path: str, rows: int | None) -> readers.Reader:
+    return readers.Reader(
+        Path(path), plan.format, features=plan.features, hash_bits=plan.hash_bits, bad_lines=plan.bad_lines, rows=rows
+    )
+
+
+def _held_out(first: int, count: int, share: float) -> npt.NDArray[np.bool_]:
+    """Whether rows first.. are held out: the same rows for any seed, and about ``share`` of them."""
+    from shoal.data import kernels
+
+    draws = np.empty(count, np.float64)
+    kernels.draws(first, HELD_OUT, draws)
+    held: npt.NDArray[np.bool_] = draws < share
+    return held
+
+
+def _tell(progress: Progress | None, name: str, rows: int) -> None:
+    if progress:
+        progress(f"packing {name}: {rows:,} rows")

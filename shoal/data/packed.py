@@ -1,0 +1,332 @@
+"""A set of rows on disk as plain arrays, mapped into memory: whoever needs a row reads that row and no other.
+
+    labels.f32  indptr.i64  columns.u32  values.f32 (not there if all are 1)  counts.u32  meta.json
+
+counts[c] is the number of rows that have feature c. All little-endian, nothing compressed. A folder is there whole or
+not at all: it is written aside, synced and renamed; what a killed writer leaves aside is no set, and ``sweep`` removes
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.batch import Batch, Columns, Floats, Ids, take
+from shoal.errors import Invalid
+from shoal.limits import FEATURES, LABELS_COUNTED
+
+FORMAT = 2  # of the folder and of what readers and makers put there: another number is packed again
+ASIDE = ".part"
+BLOCK = 1 << 20  # elements written or looked at in one go
+YOUNG = 60.0  # seconds: a folder aside that is younger may not have been locked yet
+
+
+class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A label, how many rows have it, and the first line (or made-up row) where it stands."""
+
+    value: float
+    rows: int
+    line: int
+
+
+class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the arrays of a folder are."""
+
+    format: int
+    rows: int
+    features: int
+    nonzeros: int
+    ones: bool  # all values are 1, and not stored
+    labels: list[LabelCount]  # by value; the commonest are not sought out: the first LABELS_COUNTED that came
+    more_labels: bool  # there are others
+    source: str  # what the rows were read from, for messages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A packed set, mapped. Labels are as they stood in the file."""
+
+    folder: Path
+    meta: Meta
+    indptr: Ids
+    columns: Columns
+    values: Floats | None
+    labels: Floats
+    counts: Columns
+
+    @classmethod
+    def open(cls, folder: Path) -> Packed:
+        """Map a folder that ``Writer`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
+        try:
+            meta = msgspec.json.decode((folder / "meta.json").read_bytes(), type=Meta)
+        except FileNotFoundError:
+            raise Invalid(f"no packed set in {folder}: load the data again") from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise Invalid(f"{folder / 'meta.json'} cannot be read ({error}): delete {folder} and load again") from None
+        if meta.format != FORMAT:
+            raise Invalid(f"{folder} has format {meta.format}, this is {FORMAT}: delete it and load again")
+        packed = cls(
+            folder,
+            meta,
+            _map(folder, "indptr.i64", np.int64, meta.rows + 1),
+            _map(folder, "columns.u32", np.uint32, meta.nonzeros),
+            None if meta.ones else _map(folder, "values.f32", np.float32, meta.nonzeros),
+            _map(folder, "labels.f32", np.float32, meta.rows),
+            _map(folder, "counts.u32", np.uint32, meta.features),
+        )
+        if packed.indptr[0] != 0 or packed.indptr[-1] != meta.nonzeros:
+            raise _damaged(folder / "indptr.i64", "its rows do not cover its columns")
+        return packed
+
+    @property
+    def rows(self) -> int:
+        return self.meta.rows
+
+    @property
+    def features(self) -> int:
+        return self.meta.features
+
+    @property
+    def nonzeros(self) -> int:
+        return self.meta.nonzeros
+
+    def __len__(self) -> int:
+        return self.meta.rows
+
+    def take(self, rows: Ids) -> Batch:
+        """These rows, in this order, copied."""
+        try:
+            return take(Batch(self.indptr, self.columns, self.values, self.labels), rows)
+        except Invalid as error:
+            raise Invalid(f"{self.folder}: {error}") from None
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Rows start..stop, as views of the map; only ``indptr`` is made anew where it must start at 0."""
+        if not 0 <= start <= stop <= self.rows:
+            raise Invalid(f"rows {start}..{stop}: the set has {self.rows:,}, numbered from 0")
+        indptr = self.indptr[start : stop + 1]
+        first, last = int(indptr[0]), int(indptr[-1])
+        if not 0 <= first <= last <= self.nonzeros or (indptr[1:] < indptr[:-1]).any():
+            raise _damaged(self.folder / "indptr.i64", f"rows {start}..{stop} end before they start")
+        values = None if self.values is None else self.values[first:last]
+        return Batch(indptr - first if first else indptr, self.columns[first:last], values, self.labels[start:stop])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packed.open, (self.folder,)  # another process maps it for itself
+
+
+class Writer:
+    """Takes batches of any length and leaves a whole folder, or none. Use as a context: an error cleans up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows = self.nonzeros = self.features = 0
+        self.labels: dict[float, tuple[int, int]] = {}  # value -> rows, first line (see ``know_labels``)
+        self.more_labels = False
+        self._counts = np.zeros(0, np.uint32)
+        self._files: dict[str, IO[bytes]] = {}
+        self._aside = Aside(folder)
+        try:
+            for name in ("labels.f32", "indptr.i64", "columns.u32"):
+                self._open(name)
+            self._write("indptr.i64", np.zeros(1, np.int64))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, batch: Batch, lines: Ids | None = None) -> None:
+        """Some more rows, with the lines they stood on (else counted from 1)."""
+        if not len(batch):
+            return
+        if lines is None:
+            lines = np.arange(self.rows + 1, self.rows + 1 + len(batch), dtype=np.int64)
+        self._note(batch.labels, lines)
+        self._count(batch.columns)
+        self._write("labels.f32", batch.labels)
+        self._write("indptr.i64", batch.indptr[1:] + (self.nonzeros - batch.indptr[0]))
+        self._write("columns.u32", batch.columns)
+        if batch.values is not None and "values.f32" not in self._files and not (batch.values == 1).all():
+            self._open("values.f32")
+            self._ones(self.nonzeros)  # those before
+        if "values.f32" in self._files:
+            self._ones(len(batch.columns)) if batch.values is None else self._write("values.f32", batch.values)
+        self.rows += len(batch)
+        self.nonzeros += len(batch.columns)
+
+    def know_labels(self, labels: dict[float, tuple[int, int]], more: bool) -> None:
+        """Rows that were copied from elsewhere: where their labels stood in the file is known there."""
+        self.labels, self.more_labels = labels, more
+
+    def finish(self, source: str = "", features: int | None = None) -> Packed:
+        """Sync, rename, map. ``features``: at least so many (the other half of a set may have more than this one)."""
+        self.features = max(self.features, features or 0)
+        labels = [LabelCount(value, *found) for value, found in sorted(self.labels.items())]
+        ones = "values.f32" not in self._files
+        meta = Meta(FORMAT, self.rows, self.features, self.nonzeros, ones, labels, self.more_labels, source)
+        self._write_counts()
+        self._open("meta.json").write(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        self._aside.settle()
+        return Packed.open(self.folder)
+
+    def close(self) -> None:
+        """Without ``finish``, as if nothing had been written."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # a full disk says so again when what is left is flushed
+                file.close()
+        self._aside.discard()
+
+    def _open(self, name: str) -> IO[bytes]:
+        self._files[name] = open(self._aside.path / name, "wb", buffering=1 << 20)  # noqa: SIM115
+        return self._files[name]
+
+    def _write(self, name: str, array: npt.NDArray[Any]) -> None:
+        self._files[name].write(np.ascontiguousarray(array).data)
+
+    def _ones(self, count: int) -> None:
+        for start in range(0, count, BLOCK):
+            self._write("values.f32", np.ones(min(BLOCK, count - start), np.float32))
+
+    def _count(self, columns: Columns) -> None:
+        from shoal.data import kernels
+
+        if not len(columns):
+            return
+        self.features = max(self.features, int(columns.max()) + 1)
+        if len(self._counts) < self.features:
+            try:  # zeros that nobody touches take no memory
+                larger = np.zeros(min(FEATURES, max(self.features, 2 * len(self._counts))), np.uint32)
+            except MemoryError:
+                raise Invalid(
+                    f"feature ids up to {self.features:,} need {4 * self.features >> 20:,} MB to count: "
+                    f"hash them to fewer (hash_bits)"
+                ) from None
+            larger[: len(self._counts)] = self._counts
+            self._counts = larger
+        kernels.count(columns, self._counts)
+
+    def _write_counts(self) -> None:
+        file = self._open("counts.u32")
+        for start in range(0, self.features, BLOCK):
+            stop = min(start + BLOCK, self.features)
+            part = np.zeros(stop - start, np.uint32)
+            known = self._counts[start:stop]
+            part[: len(known)] = known
+            if part.any():
+                file.seek(4 * start)
+                file.write(part.data)
+        file.truncate(4 * self.features)  # stretches without a feature are holes
+
+    def _note(self, labels: Floats, lines: Ids) -> None:
+        values, firsts, counts = np.unique(labels, return_index=True, return_counts=True)
+        for value, first, count in zip(values[:BLOCK].tolist(), firsts.tolist(), counts.tolist(), strict=False):
+            if value in self.labels:
+                rows, line = self.labels[value]
+                self.labels[value] = (rows + count, line)
+            elif len(self.labels) < LABELS_COUNTED:
+                self.labels[value] = (count, int(lines[first]))
+            else:
+                self.more_labels = True
+
+
+class Aside:
+    """A folder beside the one to be, locked while its writer lives."""
+
+    def __init__(self, final: Path) -> None:
+        self.final = final
+        final.parent.mkdir(parents=True, exist_ok=True)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{final.name}.", suffix=ASIDE, dir=final.parent))
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def __enter__(self) -> Aside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def settle(self) -> None:
+        """Make it the real one; if somebody else was faster, theirs is as good."""
+        os.fsync(self._lock)
+        try:
+            os.rename(self.path, self.final)
+        except OSError:
+            if not self.final.is_dir():
+                raise
+            self.discard()
+            return
+        self._unlock()
+        with _descriptor(self.final.parent) as parent:
+            os.fsync(parent)
+
+    def discard(self) -> None:
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        os.close(self._lock)
+        self._lock = -1
+
+
+def sweep(folder: Path) -> int:
+    """Remove what killed writers left aside here; answers how many there were."""
+    removed = 0
+    for path in sorted(folder.glob(f"*{ASIDE}")):
+        with contextlib.suppress(OSError), _descriptor(path) as lock:  # held by its writer: let it be
+            if time.time() - path.stat().st_mtime > YOUNG:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+                removed += 1
+    return removed
+
+
+@contextlib.contextmanager
+def _descriptor(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _map(folder: Path, name: str, kind: type[np.generic], count: int) -> npt.NDArray[Any]:
+    path = folder / name
+    wanted = np.dtype(kind).itemsize * count
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != wanted:
+                raise _damaged(path, f"it has {size:,} bytes instead of {wanted:,}")
+            if not size:
+                return np.empty(0, kind)
+            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), kind)
+    except OSError as error:
+        raise _damaged(path, error.strerror or str(error)) from None
+
+
+def _damaged(path: Path, what: str) -> Invalid:
+    return Invalid(f"{path} is damaged ({what}): delete {path.parent} and load again")

@@ -1,0 +1,128 @@
+"""Whole lines out of a file, plain or compressed, a few megabytes at a time.
+
+What a file is, its first bytes say, not its name. Memory is bounded whatever the file: a line that is too long is cut
+just past the limit, so that it is still seen to be too long, and a compressed file that grows without end is refused.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import Invalid
+from shoal.limits import CHUNK, EXPANSION, EXPANSION_FROM, LINE, MB
+
+Bytes = npt.NDArray[np.uint8]
+
+GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
+FOREIGN = {b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed with zstd", b"PAR1": "a Parquet file"}
+MARK = b"\xef\xbb\xbf"  # some editors put it before the first line
+BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+
+
+class Lines:
+    """The lines of a file: ``for stop in lines`` has whole lines in ``data[:stop]``, the last one ended as well."""
+
+    def __init__(self, path: Path, chunk: int = CHUNK, longest: int = LINE) -> None:
+        self.path, self._chunk, self._longest = path, chunk, longest
+        self._memory = bytearray(longest + 1 + chunk + 1)
+        self.data: Bytes = np.frombuffer(self._memory, np.uint8)
+        self.size = 0  # bytes that came out so far
+
+    def __iter__(self) -> Iterator[int]:
+        with _reading(self.path) as (file, raw):
+            used, room = 0, memoryview(self._memory)
+            while taken := self._fill(file, room[used : used + self._chunk]):
+                if self.size == 0:
+                    _look(self.path, self._memory[: min(taken, 1 << 16)])
+                    taken = self._unmarked(taken)
+                self.size += taken
+                if file is not raw:
+                    _bounded(self.path, self.size, raw.tell())
+                stop = self._memory.rfind(b"\n", used, used + taken) + 1
+                used += taken
+                if not stop:
+                    used = min(used, self._longest + 1)  # the rest of a line that is too long already is of no use
+                    continue
+                yield stop
+                self.data[: used - stop] = self.data[stop:used]
+                used -= stop
+            if used:
+                self._memory[used] = 10
+                yield used + 1
+
+    def _unmarked(self, taken: int) -> int:
+        if not self._memory.startswith(MARK):
+            return taken
+        self.data[: taken - len(MARK)] = self.data[len(MARK) : taken]
+        return taken - len(MARK)
+
+    def _fill(self, file: Any, room: memoryview) -> int:
+        try:
+            return int(file.readinto(room))
+        except BROKEN as error:
+            cut = "ends in the middle" if isinstance(error, EOFError) else f"is damaged ({error})"
+            raise Invalid(f"{self.path}, a compressed file, {cut}: fetch it again") from None
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[tuple[Any, IO[bytes]]]:
+    """The file as plain bytes, and the file as it lies on disk."""
+    try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise Invalid(f"{path} is a folder: name a file in it")
+        if not stat.S_ISREG(kind):
+            raise Invalid(f"{path} is no regular file: write the rows to one first, they are read more than once")
+        with path.open("rb", buffering=0) as raw:
+            start = raw.read(8)
+            raw.seek(0)
+            if not start:
+                raise Invalid(f"{path} is empty: rows are needed, one a line")
+            for magic, what in FOREIGN.items():
+                if start.startswith(magic):
+                    raise Invalid(f"{path} is {what}: give plain text, .gz, .bz2 or .xz")
+            if start.startswith(GZIP):
+                with gzip.GzipFile(fileobj=raw) as file:
+                    yield file, raw
+            elif start.startswith(BZIP2):
+                with bz2.BZ2File(raw) as bz2_file:
+                    yield bz2_file, raw
+            elif start.startswith(XZ):
+                with lzma.LZMAFile(raw) as xz_file:
+                    yield xz_file, raw
+            else:
+                yield raw, raw
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _look(path: Path, start: bytes | bytearray) -> None:
+    if (place := start.find(0)) >= 0:
+        raise Invalid(f"{path} is no text: byte {place:,} of it is zero; give LIBSVM or Criteo lines")
+
+
+def _bounded(path: Path, size: int, taken: int) -> None:
+    if size > EXPANSION_FROM and size > EXPANSION * max(taken, 1):
+        raise Invalid(
+            f"{path} has grown to {size // MB:,} MB from {taken:,} bytes, more than {EXPANSION}-fold, as no text does: "
+            f"if it is what you want, unpack it first"
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> Invalid:
+    if isinstance(error, FileNotFoundError):
+        return Invalid(f"no file {path}: is the path right?")
+    return Invalid(f"{path} cannot be read: {error.strerror or error}")

@@ -1,0 +1,262 @@
+"""A job describes a run in full: what to learn from, what to learn, how, with whom, and when to stop.
+
+    data = "rcv1"                     workers = 4
+    model = "logistic"                servers = 2
+    strategy = "bounded"              seed = 7
+
+    [update]                          [stop]
+    rule = "ftrl"                     epochs = 10
+    l1 = 1e-5                         patience = 3
+
+A file (TOML) decodes straight into the objects that do the work. Where a table has one setting that names it, the name
+alone will do, as above. ``--set a.b=c`` and ``shoal.train(settings={"a.b": c})`` change one setting. What is not known is
+refused, with the nearest name that is.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from shoal import limits
+from shoal.cluster.stopping import Stop
+from shoal.data.datasets import Source
+from shoal.errors import Invalid
+from shoal.models.linear import Linear
+from shoal.strategies.parameter_server import Async, Bounded, Sync
+from shoal.tables import Update
+
+STRATEGIES = {"sync": Sync, "bounded": Bounded, "async": Async}
+_NAMED_BY = {"data": "source", "model": "loss", "strategy": "name", "update": "rule"}  # the setting that names a table
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the servers do with a gradient."""
+
+    rule: Literal["adagrad", "sgd", "ftrl"] = "adagrad"
+    step: float | None = None  # ftrl calls it alpha; by default 0.1, or 0.5 for sgd
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def update(self) -> Update:
+        from shoal.store import update
+
+        step = {} if self.step is None else {"step": self.step}
+        match self.rule:
+            case "sgd":
+                return update.SGD(**{"step": 0.5, **step}, l1=self.l1, l2=self.l2)
+            case "ftrl":
+                return update.FTRL(**({} if self.step is None else {"alpha": self.step}), l1=self.l1, l2=self.l2)
+        return update.AdaGrad(**step, l1=self.l1, l2=self.l2)
+
+
+class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the model is judged on held-out rows; always before the first slot and after the last."""
+
+    every: float = 1.0  # passes; inf: not in between
+
+    def __post_init__(self) -> None:
+        if not self.every > 0:
+            raise Invalid(f"evaluate.every={self.every}: needs a number of passes above 0")
+
+
+class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the nodes run."""
+
+    how: Literal["processes", "threads"] = "processes"
+    transport: Literal["ipc", "tcp"] = "ipc"
+    modules: list[str] = []  # with updates of your own, imported by every server
+    cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A run, described."""
+
+    data: Source = Source()
+    model: Linear = Linear()
+    strategy: Sync | Bounded | Async = Async()
+    update: Rule = Rule()
+    stop: Stop = Stop()
+    evaluate: Evaluate = Evaluate()
+    launch: Launch = Launch()
+    workers: int = 2
+    servers: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "servers"):
+            value = getattr(self, name)
+            if not 1 <= value <= limits.MEMBERS // 2:
+                raise Invalid(f"{name}={value}: needs 1 to {limits.MEMBERS // 2}")
+        if not 0 <= self.seed < 1 << 63:
+            raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
+        self.update.update()  # says what is wrong with it
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Job:
+        """From nested settings, as a TOML file has them."""
+        return _decode(settings)
+
+    @classmethod
+    def load(cls, path: Path, changes: Mapping[str, Any] | None = None) -> Job:
+        """From a TOML file, with changes such as {"stop.epochs": 3}."""
+        try:
+            text = path.read_bytes().decode()
+            settings = tomllib.loads(text)
+        except OSError as error:
+            raise Invalid(f"cannot read {path}: {error.strerror}: give a job file (TOML) or a data set") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Invalid(f"{path} is no TOML: {error}") from None
+        try:
+            return cls.of(changed(settings, changes or {}))
+        except Invalid as error:
+            raise Invalid(f"{path}: {error}") from None
+
+    def toml(self) -> str:
+        """All settings, as a file that ``load`` reads back."""
+        return "".join(_toml(msgspec.to_builtins(self)))
+
+
+def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with some of them, named "a.b", replaced."""
+    tree: dict[str, Any] = {name: _table(name, value) for name, value in settings.items()}
+    names_first = sorted(changes.items(), key=lambda one: one[0] not in ("strategy", "strategy.name"))
+    for dotted, value in names_first:  # whatever else is said of a strategy is meant for the one that is named
+        first, *rest = str(dotted).split(".")
+        if not rest:
+            new, keep = _table(first, value), tree.get(first)
+            if not isinstance(keep, dict) or first not in _NAMED_BY or _is_other_strategy(first, keep, new):
+                keep = {}
+            tree[first] = {**keep, **new} if isinstance(new, dict) else new
+            continue
+        inner = tree.setdefault(first, {})
+        for name in rest[:-1]:
+            inner = inner.setdefault(name, {}) if isinstance(inner, dict) else {}
+        if not isinstance(inner, dict):
+            raise Invalid(f"{dotted}: {first!r} is one value and has no settings of its own")
+        if _is_other_strategy(first, inner, {rest[-1]: value}):
+            inner.clear()
+        inner[rest[-1]] = value
+    return tree
+
+
+def _is_other_strategy(table: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """A strategy's settings are its own: another strategy begins with its defaults."""
+    return table == "strategy" and "name" in after and after["name"] != before.get("name", "async")
+
+
+def value_of(text: str) -> Any:
+    """The c of a.b=c: a number, true, false, a list, as TOML has them; none for nothing; otherwise a string."""
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float | str | list | dict) else text  # no setting is a date
+
+
+def _table(name: str, value: Any) -> Any:
+    by = _NAMED_BY.get(name)
+    if by is None or isinstance(value, Mapping):
+        return dict(value) if isinstance(value, Mapping) else value
+    return {by: value}
+
+
+def _decode(settings: Mapping[str, Any]) -> Job:
+    tree = changed(settings, {})
+    if isinstance(tree.get("strategy"), dict):
+        tree["strategy"].setdefault("name", "async")
+    _check_names(tree)
+    try:
+        return msgspec.convert(tree, Job, strict=True)
+    except msgspec.ValidationError as error:
+        raise Invalid(_readable(str(error), tree)) from None
+
+
+def _check_names(tree: Mapping[str, Any]) -> None:
+    """Every setting is one that exists; otherwise say which one is near."""
+    known = {field.name: field.type for field in msgspec.structs.fields(Job)}
+    strategies = ", ".join(STRATEGIES)
+    for name, value in tree.items():
+        if name not in known:
+            raise Invalid(f"no setting {name!r}{_instead(name, _all_settings())}")
+        kind = known[name]
+        if name == "strategy":
+            chosen = value.get("name") if isinstance(value, Mapping) else None
+            if not isinstance(chosen, str) or chosen not in STRATEGIES:
+                near = _instead(str(chosen), list(STRATEGIES))
+                raise Invalid(f"no strategy {chosen!r}{near} (strategies: {strategies})")
+            kind = STRATEGIES[chosen]
+        if isinstance(value, Mapping):
+            if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+                raise Invalid(f"{name} is one value and has no settings of its own: {name}={value!r}")
+            inside = [field.name for field in msgspec.structs.fields(kind)]
+            for inner in value:
+                if inner not in inside and not (name == "strategy" and inner == "name"):
+                    if name == "strategy" and (others := [one for one, its in STRATEGIES.items() if _has(its, inner)]):
+                        raise Invalid(f"strategy {value['name']!r} has no setting {inner!r}, only {', '.join(others)}")
+                    near = _instead(f"{name}.{inner}", _all_settings(), [f"{name}.{one}" for one in inside])
+                    raise Invalid(f"no setting {name}.{inner}{near}")
+
+
+def _has(kind: Any, setting: str) -> bool:
+    return setting in kind.__struct_fields__
+
+
+def _all_settings() -> list[str]:
+    found: list[str] = []
+    for field in msgspec.structs.fields(Job):
+        kinds = STRATEGIES.values() if field.name == "strategy" else (field.type,)
+        found.append(field.name)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                found += [f"{field.name}.{inner.name}" for inner in msgspec.structs.fields(kind)]
+    return list(dict.fromkeys(found))
+
+
+def _instead(name: str, known: list[str], first: list[str] | None = None) -> str:
+    """The nearest valid name: also one whose last part is what was meant."""
+    tail = name.split(".")[-1]
+    own = {one.split(".")[-1]: one for one in first or []}
+    others = {one.split(".")[-1]: one for one in reversed(known) if "." in one or "." not in name}
+    if near := get_close_matches(tail, own, n=1, cutoff=0.7):
+        return f": did you mean {own[near[0]]!r}?"
+    if near := [tail] if tail in others else get_close_matches(tail, others, n=1, cutoff=0.6):
+        return f": did you mean {others[near[0]]!r}?"
+    return f" (settings: {', '.join(first or known)})"
+
+
+def _readable(error: str, tree: Mapping[str, Any]) -> str:
+    """msgspec says "Expected `int`, got `str` - at `$.stop.epochs`": put the setting first."""
+    what, _, where = error.partition(" - at `$")
+    return f"{where.strip('`.')}: {what}" if where else error
+
+
+def _toml(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        if value is not None and not isinstance(value, Mapping):
+            yield f"{name} = {_literal(value)}\n"
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield f"\n[{prefix}{name}]\n"
+            yield from _toml(value, f"{prefix}{name}.")
+
+
+def _literal(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case float() if math.isinf(value) or math.isnan(value):
+            return str(value)
+        case int() | float():
+            return repr(value)
+        case list() | tuple():
+            return f"[{', '.join(map(_literal, value))}]"
+    return msgspec.json.encode(str(value)).decode().replace("\x7f", "\\u007f")  # else a JSON string is a TOML string

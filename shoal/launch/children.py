@@ -1,0 +1,236 @@
+"""The processes of a cluster as the top process knows them: ordered from the nursery, and told of by it.
+
+The pipes to the nursery are the lifeline: when we hang up, by closing them or by ending in whatever way, everything that
+was forked ends. When the nursery is gone its children end by themselves, and here each is told as lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal import limits
+from shoal.errors import Invalid, StartFailed
+from shoal.launch.child import Failed, Line, Orders, Running
+from shoal.launch.nursery import Ended, Fork, Forked, Refused, Report, Settled, Setup, Signal
+
+_LOOK = 500  # milliseconds between two looks whether the nursery is alive: its children hold its pipe, too
+
+
+@dataclass(slots=True)
+class Child:
+    """What we were told of one process."""
+
+    pid: int = 0
+    running: bool = False
+    error: str = ""
+    ended: str = ""  # how
+
+    def is_decided(self) -> bool:
+        """Whether it came up, or never will."""
+        return bool(self.ended) or (self.running and self.pid > 0)
+
+
+class Children:
+    """A nursery, and all that it forked.
+
+    When one that ran is no more, ``lost`` is called (unless it ended as it should) before its name may be used again, and
+    ``ended`` after that; both
+    on the thread that listens to the nursery.
+    """
+
+    def __init__(self, lost: Callable[[str, str], None], ended: Callable[[str, str], None]) -> None:
+        self.known: dict[str, Child] = {}
+        self.gone = ""  # why there is no nursery any more
+        self._lost, self._ended = lost, ended
+        self._settled = False
+        self._refused = ""
+        self._error = ""  # of the nursery itself
+        self._news = threading.Condition()
+        self._ordering = threading.Lock()
+        self._closing = False
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
+
+    def start(self, setup: Setup, label: str) -> None:
+        """Start the nursery. If this is interrupted half way, ``close`` ends what there is of it."""
+        self._nursery = nursery = subprocess.Popen(
+            [sys.executable, "-m", "shoal.launch.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is ours to answer
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's would start threads when it is imported
+        )
+        listener = threading.Thread(target=self._listen, args=(nursery,), name=f"shoal-{label}-nursery", daemon=True)
+        listener.start()
+        self._listener = listener
+        self._order(setup)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        with self._news:
+            return {name: child.pid for name, child in self.known.items() if child.pid and not child.ended}
+
+    def wait_until_settled(self, deadline: float) -> None:
+        """Until the folder of sockets is there."""
+        self._wait(lambda: self._settled, "the nursery", deadline)
+
+    def order(self, orders: Orders) -> None:
+        """Have a process forked."""
+        if threading.current_thread() is self._listener:
+            raise Invalid("on_ended is called by the thread that would hear of the new process: fork from another one")
+        with self._news:
+            old = self.known.get(orders.name)
+            if old is not None and not old.ended:
+                raise Invalid(f"the name {orders.name!r} is taken by process {old.pid}: choose another")
+            self.known[orders.name] = Child()
+        try:
+            self._order(Fork(orders))
+        except Invalid:
+            del self.known[orders.name]
+            raise
+
+    def wait_until_running(self, names: Sequence[str], deadline: float) -> None:
+        """Until all of them run; the first that does not is an error, with its reason."""
+        for name in names:
+            child = self.known[name]
+            try:
+                self._wait(child.is_decided, name, deadline)
+            except StartFailed:
+                self.signal(name, signal.SIGKILL)  # or it comes up when nobody waits for it any more
+                raise
+            if not child.running:
+                raise StartFailed(f"{name} did not start: {child.error or child.ended}; what it printed is above")
+
+    def signal(self, name: str, number: int) -> None:
+        self._order(Signal(name, number))
+
+    def close(self) -> None:
+        """End them all: they go when we hang up."""
+        self._closing = True
+        if self._nursery is None:
+            return
+        with self._ordering:
+            assert self._nursery.stdin is not None
+            self._nursery.stdin.close()
+        try:
+            self._nursery.wait(limits.DRAIN / limits.SECOND)
+        except subprocess.TimeoutExpired:  # it is stuck or stopped, so it reaps nobody and the numbers are still theirs
+            for pid in self.pids.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._nursery.kill()
+            self._nursery.wait()
+        if self._listener is None:  # interrupted before anybody listened
+            assert self._nursery.stdout is not None
+            self._nursery.stdout.close()
+        elif self._listener is not threading.current_thread():
+            self._listener.join()
+
+    def _order(self, line: Line) -> None:
+        try:
+            rest = msgspec.json.encode(line) + b"\n"
+        except TypeError as error:
+            raise Invalid(f"orders are plain data: {error}") from None
+        with self._ordering:
+            assert self._nursery is not None and self._nursery.stdin is not None
+            try:
+                while rest and not self._nursery.stdin.closed:
+                    rest = rest[os.write(self._nursery.stdin.fileno(), rest) :]
+            except BrokenPipeError:
+                return  # it is dead: the listener says so to whoever waits
+
+    # ------------------------------------------------------------ what the nursery says
+
+    def _wait(self, done: Callable[[], object], who: str, deadline: float) -> None:
+        with self._news:
+            self._news.wait_for(
+                lambda: done() or self._refused or self._error or self.gone, max(0.0, deadline - time.monotonic())
+            )
+            if self._refused:
+                raise Invalid(self._refused)
+            if self._error:
+                raise StartFailed(f"{who} did not start: {self._error}")
+            if not done():
+                how = self.gone or "no word from it in time"
+                raise StartFailed(f"{who} did not start: {how}; what it printed is above")
+
+    def _listen(self, nursery: subprocess.Popen[bytes]) -> None:
+        for line in _lines(nursery):
+            match msgspec.json.decode(line, type=Report):
+                case Ended(name, 0):  # its work is done, and it has said good-bye itself
+                    self._end(name, "it ended", lost=False)
+                case Ended(name, code):
+                    error = self.known[name].error
+                    self._end(name, f"its process ended ({error or _how(code)})")
+                case report:
+                    with self._news:
+                        self._note(report)
+                        self._news.notify_all()
+        how = _how(nursery.wait())
+        with self._news:
+            left = [name for name, child in self.known.items() if not child.ended]
+        for name in left:
+            self._end(name, f"its process ended with the nursery ({how})")
+        with self._news:
+            self.gone = f"the nursery ended ({how})"
+            self._news.notify_all()
+
+    def _note(self, report: Report) -> None:
+        match report:
+            case Settled():
+                self._settled = True
+            case Refused(reason):
+                self._refused = reason
+            case Failed("nursery", error):
+                self._error = error
+            case Failed(name, error):
+                self.known[name].error = error
+            case Forked(name, pid):
+                self.known[name].pid = pid
+            case Running(name):
+                self.known[name].running = True
+
+    def _end(self, name: str, why: str, lost: bool = True) -> None:
+        child = self.known[name]
+        told = child.running and not self._closing
+        if told and lost:
+            self._lost(name, why)
+        with self._news:
+            child.ended = why
+            self._news.notify_all()
+        if told:
+            try:
+                self._ended(name, why)
+            except Exception as error:  # of a caller's making: others may end, too, and must be told of
+                print(f"shoal: {type(error).__name__}: {error} when told that {name} ended", file=sys.stderr)
+
+
+def _lines(nursery: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """Whole lines, until nobody can say anything any more."""
+    assert nursery.stdout is not None
+    rest, poll = b"", select.poll()
+    with nursery.stdout as source:
+        poll.register(source, select.POLLIN)
+        while True:
+            over = nursery.poll() is not None  # asked first, so that its last words are not missed
+            seen = poll.poll(0 if over else _LOOK)
+            more = os.read(source.fileno(), 65_536) if seen else b""
+            if not more and (seen or over):
+                return
+            *lines, rest = (rest + more).split(b"\n")
+            yield from lines
+
+
+def _how(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

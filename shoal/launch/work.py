@@ -1,0 +1,83 @@
+"""One worker of a run, in a process or a thread of its own, from its first hello until nothing is left to compute."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.data.packed import Packed
+from shoal.data.slots import Slots
+from shoal.job import Job
+from shoal.nodes.loop import Loop
+from shoal.nodes.trainer import Trainer
+from shoal.nodes.worker import Worker
+from shoal.wire import Transport
+
+if TYPE_CHECKING:
+    from shoal.launch.child import Orders
+
+
+class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker needs to know, as plain data."""
+
+    job: Job
+    rows: str  # the folder of the packed set
+    cache_bytes: int
+
+
+def warm() -> None:
+    """Load the kernels, so that no slot waits for them."""
+    for module in ("shoal.data.kernels", "shoal.models.kernels"):
+        importlib.import_module(module)
+
+
+def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Trainer:
+    warm()
+    data = Packed.open(Path(work.rows))
+    slots = Slots(data.rows, work.job.data.batch, work.job.seed)
+    worker = Worker(name, "worker", token)
+    job = work.job
+    return Trainer(worker, job.strategy, job.model, data, slots, lambda: transport.traffic, work.cache_bytes)
+
+
+def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None = None) -> None:
+    """Until it is over, or ``stopped`` is set; raises what ended it before its time."""
+    loop = Loop(trainer.worker, transport)
+    try:
+        done = trainer.start()
+        while not done.done and not (stopped is not None and stopped.is_set()):
+            loop.turn()
+        loop.carry_out(trainer.worker.leave())
+        if done.error is not None:
+            raise done.error
+    finally:
+        loop.close()
+
+
+def work(orders: Orders, ready: Callable[[], None]) -> None:
+    """In a process of its own. SIGTERM asks it to finish what it has begun, give back the rest, and go."""
+    from shoal.wire.zmq import ZmqTransport
+
+    asked: list[Callable[[], None]] = []  # to leave: who hears of it, as soon as there is somebody
+    leaving = threading.Event()
+
+    def leave(*_: object) -> None:
+        leaving.set()
+        for call in asked:
+            call()
+
+    signal.signal(signal.SIGTERM, leave)
+    ready()
+    transport = ZmqTransport(orders.name)
+    transport.connect("coordinator", orders.coordinator)
+    trainer = trainer_of(orders.name, orders.token, transport, msgspec.convert(orders.work, Work))
+    asked.append(trainer.leave)
+    if leaving.is_set():
+        trainer.leave()
+    run(trainer, transport)

@@ -1,0 +1,230 @@
+"""The compiled loops under the linear models: rows in, losses and gradients out.
+
+A row is walked twice: once for its margin, once to scatter its slope times its values into the gradient. Rows of ones
+(``values`` is empty) have loops of their own. Sums are kept in double precision, in an order that depends on the row
+alone, and rounded once at the end; no fastmath. So the same rows and weights give the same bits, whoever computes them.
+
+Nothing here checks its arguments: ``linear`` has looked at them, and places in a Local are right by construction.
+Importing this module costs about half a second (numba), so it is imported late.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import boolean, float32, float64, int64, uint32, uint64
+from numba.core import types
+
+from shoal.compiled import compiled
+
+LOGISTIC, HINGE, SQUARED = 0, 1, 2
+ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+
+indptr_in = types.Array(int64, 1, "C", readonly=True)
+columns_in = types.Array(uint32, 1, "C", readonly=True)
+floats_in = types.Array(float32, 1, "C", readonly=True)
+doubles_in = types.Array(float64, 1, "C", readonly=True)
+floats_out = types.Array(float32, 1, "C")
+doubles_out = types.Array(float64, 1, "C")
+
+
+@compiled(float64(columns_in, floats_in, floats_in, uint64, uint64))
+def dot(columns, values, weights, start, stop):
+    """sum of values[j] * weights[columns[j]], in four sums side by side: one alone would wait for itself."""
+    a = b = c = d = 0.0
+    j = start
+    while j + FOUR <= stop:
+        a += float64(values[j]) * float64(weights[columns[j]])
+        b += float64(values[j + ONE]) * float64(weights[columns[j + ONE]])
+        c += float64(values[j + TWO]) * float64(weights[columns[j + TWO]])
+        d += float64(values[j + THREE]) * float64(weights[columns[j + THREE]])
+        j += FOUR
+    while j < stop:
+        a += float64(values[j]) * float64(weights[columns[j]])
+        j += ONE
+    return (a + b) + (c + d)
+
+
+@compiled(float64(columns_in, floats_in, uint64, uint64))
+def dot_of_ones(columns, weights, start, stop):
+    """sum of weights[columns[j]]; the same bits as ``dot`` with values of 1."""
+    a = b = c = d = 0.0
+    j = start
+    while j + FOUR <= stop:
+        a += float64(weights[columns[j]])
+        b += float64(weights[columns[j + ONE]])
+        c += float64(weights[columns[j + TWO]])
+        d += float64(weights[columns[j + THREE]])
+        j += FOUR
+    while j < stop:
+        a += float64(weights[columns[j]])
+        j += ONE
+    return (a + b) + (c + d)
+
+
+@compiled(float64(float64))
+def softplus(x):
+    """log(1 + exp(x)), also where exp(x) would be infinite or 1 + exp(x) would be 1."""
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+@compiled(float64(float64))
+def sigmoid(x):
+    """1 / (1 + exp(-x)), without an exponent that grows."""
+    small = math.exp(-abs(x))
+    return (1.0 if x >= 0.0 else small) / (1.0 + small)
+
+
+@compiled(float64(float64))
+def side_of(label):
+    """+1 or -1: classes may be written -1/+1 or 0/1."""
+    return 1.0 if label > 0.0 else -1.0
+
+
+@compiled(float64(int64, float64, float64))
+def loss_at(kind, margin, label):
+    """log(1 + exp(-y m)), max(0, 1 - y m) or (m - y)^2 / 2."""
+    if kind == SQUARED:
+        return 0.5 * (margin - label) * (margin - label)
+    towards = side_of(label) * margin
+    if kind == LOGISTIC:
+        return softplus(-towards)
+    return 0.0 if towards >= 1.0 else 1.0 - towards  # this way round, a NaN stays one
+
+
+@compiled(float64(int64, float64, float64))
+def slope_at(kind, margin, label):
+    """The derivative of the loss by the margin; at the kink of the hinge the flat side's 0."""
+    if kind == SQUARED:
+        return margin - label
+    side = side_of(label)
+    if kind == LOGISTIC:
+        return -side * sigmoid(-side * margin)
+    return 0.0 if side * margin >= 1.0 else -side
+
+
+@compiled(float64(int64, boolean, indptr_in, columns_in, floats_in, floats_in, floats_in, doubles_out))
+def add_gradient(kind, bias, indptr, columns, values, labels, weights, sums):
+    """sums[k] += slope_i * value_ik over all rows i; the sum of their losses.
+
+    With the bias, its weight is the last, and every row has it with a value of 1.
+    """
+    last = uint64(max(len(weights) - 1, 0))
+    constant = float64(weights[last]) if bias else 0.0
+    total = slopes = 0.0
+    start = uint64(indptr[0])
+    for i in range(uint64(len(labels))):
+        stop = uint64(indptr[i + ONE])
+        label = float64(labels[i])
+        if len(values) > 0:
+            margin = constant + dot(columns, values, weights, start, stop)
+        else:
+            margin = constant + dot_of_ones(columns, weights, start, stop)
+        total += loss_at(kind, margin, label)
+        slope = slope_at(kind, margin, label)
+        if slope != 0.0:
+            slopes += slope
+            if len(values) > 0:
+                for j in range(start, stop):
+                    sums[columns[j]] += slope * float64(values[j])
+            else:
+                for j in range(start, stop):
+                    sums[columns[j]] += slope
+        start = stop
+    if bias:
+        sums[last] += slopes
+    return total
+
+
+@compiled(types.void(float64, indptr_in, columns_in, floats_in, floats_in, doubles_out))
+def add_penalty(l2, indptr, columns, weights, counts, sums):
+    """sums[k] += l2 * weight_k / count_k for each row that has k; no row has a key without a count, nor the bias."""
+    each = np.empty(len(weights), np.float64)
+    for k in range(uint64(len(weights))):
+        each[k] = l2 * float64(weights[k]) / float64(counts[k]) if counts[k] > float32(0.0) else 0.0
+    for j in range(uint64(indptr[0]), uint64(indptr[-1])):
+        sums[columns[j]] += each[columns[j]]
+
+
+@compiled(
+    float64(
+        int64, boolean, float64, float64, indptr_in, columns_in, floats_in, floats_in, floats_in, floats_in, floats_out
+    )
+)
+def gradient(kind, bias, scale, l2, indptr, columns, values, labels, weights, counts, out):
+    """out = scale * (the sum of the rows' gradients, penalty included); the sum of the rows' losses, without it."""
+    sums = np.zeros(len(out), np.float64)
+    total = add_gradient(kind, bias, indptr, columns, values, labels, weights, sums)
+    if l2 > 0.0:
+        add_penalty(l2, indptr, columns, weights, counts, sums)
+    for k in range(uint64(len(out))):
+        out[k] = float32(sums[k] * scale)
+    return total
+
+
+@compiled(types.void(boolean, indptr_in, columns_in, floats_in, floats_in, doubles_out))
+def margins(bias, indptr, columns, values, weights, out):
+    """out[i] = <row i, weights>, plus the last weight with the bias."""
+    constant = float64(weights[uint64(max(len(weights) - 1, 0))]) if bias else 0.0
+    start = uint64(indptr[0])
+    for i in range(uint64(len(out))):
+        stop = uint64(indptr[i + ONE])
+        if len(values) > 0:
+            out[i] = constant + dot(columns, values, weights, start, stop)
+        else:
+            out[i] = constant + dot_of_ones(columns, weights, start, stop)
+        start = stop
+
+
+@compiled(float64(int64, doubles_in, floats_in))
+def total_loss(kind, margins, labels):
+    """The sum of the losses at these margins."""
+    total = 0.0
+    for i in range(uint64(len(labels))):
+        total += loss_at(kind, margins[i], float64(labels[i]))
+    return total
+
+
+@compiled(types.void(doubles_out))
+def to_probabilities(margins):
+    """margins[i] = sigmoid(margins[i])."""
+    for i in range(uint64(len(margins))):
+        margins[i] = sigmoid(margins[i])
+
+
+@compiled(int64(floats_in, boolean))
+def first_no_class(labels, zero):
+    """Where the first label that is neither +1 nor -1, nor 0 if that may be, stands; or -1."""
+    for i in range(len(labels)):
+        size = abs(labels[i])
+        if size != float32(1.0) and not (zero and size == float32(0.0)):
+            return i
+    return -1
+
+
+@compiled(int64(doubles_in, floats_in))
+def hits(margins, labels):
+    """Rows whose class, +1 where the margin is above 0 and -1 elsewhere, is their label."""
+    count = 0
+    for i in range(uint64(len(labels))):
+        if (margins[i] > 0.0) == (labels[i] > float32(0.0)):
+            count += 1
+    return count
+
+
+@compiled(int64(doubles_in, doubles_in))
+def twice_pairs_won(positives, negatives):
+    """Over all pairs of a positive and a negative margin: 2 where the positive is larger, 1 where they tie.
+
+    Both sorted. Whole numbers, so the sum is exact whatever its order.
+    """
+    below = upto = won = 0
+    for i in range(len(positives)):
+        while below < len(negatives) and negatives[below] < positives[i]:
+            below += 1
+        upto = max(upto, below)
+        while upto < len(negatives) and negatives[upto] <= positives[i]:
+            upto += 1
+        won += below + upto
+    return won

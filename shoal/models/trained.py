@@ -1,0 +1,112 @@
+"""A model that was trained: its weights and what they mean, to predict with, to keep, to read back.
+
+The file is safetensors: ``weights`` (one float32 for each feature), ``bias`` (one), and a text that says how to use
+them. Only numbers and text are in it, nothing that runs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.batch import Batch
+from shoal.errors import Invalid
+from shoal.files import replace_file
+from shoal.models.linear import Linear
+
+_FORMAT = "shoal linear 1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A linear model with its weights; the last one is the bias, where the model has one."""
+
+    table: npt.NDArray[np.float32]
+    linear: Linear
+    features: int
+
+    def __repr__(self) -> str:
+        return f"<{self.linear.loss} model: {self.features:,} features, {self.nonzeros:,} weights that are not zero>"
+
+    @property
+    def weights(self) -> npt.NDArray[np.float32]:
+        """One for each feature."""
+        return self.table[: self.features]
+
+    @property
+    def bias(self) -> float:
+        return float(self.table[self.features]) if self.linear.bias else 0.0
+
+    @property
+    def nonzeros(self) -> int:
+        return int(np.count_nonzero(self.weights))
+
+    def predict(self, rows: Any) -> npt.NDArray[np.float64]:
+        """The probability of +1 (logistic) or the margin, for a Batch, a scipy CSR matrix or a dense array of rows."""
+        return self.linear.predict(_batch(rows, self.features), self.table)
+
+    def save(self, path: str | Path) -> None:
+        from safetensors.numpy import save
+
+        tensors = {"weights": np.ascontiguousarray(self.weights)}
+        if self.linear.bias:
+            tensors["bias"] = np.array([self.bias], np.float32)
+        facts = {
+            "format": _FORMAT,
+            "model": msgspec.json.encode(self.linear).decode(),
+            "features": str(self.features),
+            "crc32": str(zlib.crc32(np.ascontiguousarray(self.table).data)),  # safetensors accepts a flipped bit
+        }
+        replace_file(Path(path), save(tensors, metadata=facts))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trained:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), "numpy") as file:
+                facts = file.metadata() or {}
+                if facts.get("format") != _FORMAT:
+                    raise Invalid(
+                        f"{path} is no model of shoal's (format {facts.get('format')!r}): give a model.safetensors"
+                    )
+                linear = msgspec.json.decode(facts["model"], type=Linear)
+                parts = [file.get_tensor("weights")] + ([file.get_tensor("bias")] if linear.bias else [])
+                table = np.concatenate(parts).astype(np.float32, copy=False)
+                features = int(facts["features"])
+        except FileNotFoundError:
+            raise Invalid(f"no file {str(path)!r}: give the model.safetensors of a run") from None
+        except Invalid:
+            raise
+        except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, ValueError) as error:
+            raise Invalid(f"{path} cannot be read as a model: {error}") from None
+        if table.shape != (linear.keys(features),) or str(zlib.crc32(table.data)) != facts.get("crc32"):
+            raise Invalid(f"{path} is damaged: its checksum differs; take it from a copy, or train again")
+        return cls(table, linear, features)
+
+
+def _batch(rows: Any, features: int) -> Batch:
+    if isinstance(rows, Batch):
+        return rows
+    if hasattr(rows, "tocsr"):  # scipy's, whatever the layout
+        rows = rows.tocsr()
+        indptr, columns, values = rows.indptr, rows.indices, rows.data
+    else:
+        dense = np.atleast_2d(np.asarray(rows, np.float32))
+        if dense.ndim != 2 or dense.shape[1] > features:
+            raise Invalid(f"rows of shape {dense.shape}: rows of at most {features:,} features are needed")
+        places = np.nonzero(dense)
+        indptr = np.concatenate([[0], np.cumsum(np.count_nonzero(dense, axis=1))])
+        columns, values = places[1], dense[places]
+    return Batch(
+        np.ascontiguousarray(indptr, np.int64),
+        np.ascontiguousarray(columns, np.uint32),
+        np.ascontiguousarray(values, np.float32),
+        np.zeros(len(indptr) - 1, np.float32),
+    )

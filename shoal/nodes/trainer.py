@@ -1,0 +1,287 @@
+"""A worker that trains: it asks the coordinator for slots, runs a strategy over them, and reports what is counted.
+
+It can read all rows and holds those of the slots it computed, up to a bound: what is dealt to it again in a later pass is
+there, already in places of its own key list (S4-12, S4-13). Where slots come in steps, those that come again are computed on
+lanes of their own, one for each deal: others wait for them, and this worker's other lanes may wait for a later step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shoal import limits
+from shoal.cluster.workload import MOST, runs, spread
+from shoal.data.batch import Local
+from shoal.data.packed import Packed
+from shoal.data.slots import Slots
+from shoal.errors import Fenced
+from shoal.models.linear import Linear
+from shoal.nodes.rows import Rows
+from shoal.nodes.worker import Worker
+from shoal.store.client import Client
+from shoal.store.task import Task
+from shoal.strategies import TABLE, Slot
+from shoal.strategies.parameter_server import ParameterServer
+from shoal.wire import messages as m
+
+_AHEAD = 500 * limits.MILLISECOND  # of work is asked for ahead
+_REPORT = 200 * limits.MILLISECOND  # at least so often
+_SOON, _LATER = (
+    2 * limits.MILLISECOND,
+    50 * limits.MILLISECOND,
+)  # when there is nothing to do: at first, then twice that
+_FIRST = 4  # slots asked for at first
+
+
+class Lane:
+    """One queue of slots, and one run of the strategy over it. One that is given slots ends with them."""
+
+    def __init__(self, trainer: Trainer, slots: Sequence[int] = ()) -> None:
+        self._trainer = trainer
+        self.queue: deque[int] = deque(slots)
+        self._ends = bool(slots)
+        self._waits: Task | None = None
+        self._closed: Exception | None = None
+
+    def close(self, error: Exception) -> None:
+        """This life is over: whoever still runs here meets the error, and pushes nothing in the name of the next."""
+        self._closed = error
+        self.queue.clear()
+        if self._waits is not None:
+            self._waits.finish(error=error)
+
+    @property
+    def client(self) -> Client:
+        if self._closed is not None:
+            raise self._closed
+        return self._trainer.worker.client
+
+    @property
+    def over(self) -> bool:
+        return (self._ends or self._trainer.over) and not self.queue
+
+    def next(self) -> Slot | None:
+        if self._closed is not None:
+            raise self._closed
+        if not self.queue:
+            return None
+        slot = self.queue.popleft()
+        if len(self.queue) == self._trainer.low:
+            self._trainer.ask_now()
+        self._trainer.look_ahead(self.queue)
+        return divmod(slot, self._trainer.slots.per_pass)
+
+    def put_back(self, slot: Slot | None) -> None:
+        if slot is not None:
+            self.queue.appendleft(self._trainer.number(slot))
+
+    def more(self) -> Task:
+        self._waits = Task("another slot")
+        if self.queue or self._trainer.over or self._closed is not None:
+            self._waits.finish(error=self._closed)
+        return self._waits
+
+    def wake(self) -> None:
+        if self._waits is not None:
+            self._waits.finish()
+
+    def is_void(self, slot: Slot) -> bool:
+        return self._trainer.number(slot) in self._trainer.void
+
+    def local(self, slot: Slot) -> Local:
+        return self._trainer.local(slot)
+
+    def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
+        return self._trainer.gradient(local, weights, mean)
+
+    def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
+        task.then(partial(self._trainer.pushed, self._trainer.number(slot), 0 if local is None else len(local), loss))
+
+    def refuse(self, slot: Slot, why: str) -> None:
+        self._trainer.refused[self._trainer.number(slot)] = why
+
+
+class Trainer:
+    """One worker's part in a run."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        strategy: ParameterServer,
+        model: Linear,
+        data: Packed,
+        slots: Slots,
+        traffic: Callable[[], tuple[int, int]],
+        cache_bytes: int = limits.SLOT_CACHE,
+    ) -> None:
+        self.worker, self.strategy, self.model, self.data, self.slots = worker, strategy, model, data, slots
+        self.over = False
+        self.leaving = False
+        self.void: set[int] = set()
+        self.refused: dict[int, str] = {}
+        self._life = 0  # the incarnation that the slots here were dealt to
+        worker.on_fenced = self._fenced
+        self._traffic = traffic
+        self._rows = Rows(worker, data, slots, model.bias, cache_bytes)
+        self._lane = Lane(self)
+        self._lanes: dict[Lane, Task] = {}  # at work: the first, and those of slots that came again
+        self._counted: list[int] = []
+        self._examples, self._loss = 0, 0.0
+        self._rate = 0.0  # slots a second
+        self._idle = _SOON
+        self._nap: Task | None = None
+        self.low = 0  # slots in the queue at which more are asked for
+        self._done = self._measured = self._last = 0
+
+    def start(self) -> Task:
+        """The task is done when this worker has nothing more to do."""
+        return self.worker.start(self._work())
+
+    def leave(self) -> None:
+        """Finish what is begun, give the rest back, and go. From any thread."""
+        self.leaving = True
+
+    def ask_now(self) -> None:
+        """Few slots are left: do not wait for the next report."""
+        if self._nap is not None:
+            self._nap.finish()
+
+    def look_ahead(self, queue: deque[int]) -> None:
+        """The slots to come are made ready while this one is seen to."""
+        self._rows.make_ready(queue)
+
+    def number(self, slot: Slot) -> int:
+        return slot[0] * self.slots.per_pass + slot[1]
+
+    # ------------------------------------------------------------ computing
+
+    def local(self, slot: Slot) -> Local:
+        return self._rows.local(slot)
+
+    def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
+        return self.worker.compute(partial(self._gradient, local, weights, mean), local.nonzeros // 2)
+
+    def _gradient(self, local: Local, weights: Any, mean: bool) -> tuple[float, Any]:
+        counts = None
+        if self.model.l2_per_count:
+            counts = np.ones(len(local.keys), np.float32)
+            features = len(local.keys) - self.model.bias
+            counts[:features] = self.data.counts[local.keys[:features]]
+        return self.model.gradient(local, weights, mean, counts)
+
+    def pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
+        if task.error is None:
+            self._counted.append(slot)
+            self._examples += rows
+            self._loss += loss
+            self._done += 1
+
+    # ------------------------------------------------------------ life
+
+    async def _work(self) -> None:
+        """A life after another, until nothing is left: one that was declared dead joins again and starts afresh."""
+        await self.worker.joined
+        while True:
+            try:
+                await self._live()
+                return
+            except Fenced:
+                self._forget()
+
+    async def _live(self) -> None:
+        while TABLE not in self.worker.client.layouts or not self.worker.client.incarnation:
+            await self.worker.client.refresh()
+            await self.worker.sleep(20 * limits.MILLISECOND)
+        self._life = self.worker.client.incarnation
+        self._run(self._lane)
+        while self._lanes:
+            await self._report()
+            for lane, task in list(self._lanes.items()):
+                if task.done:
+                    await task  # one that failed ends this life: another may wait for its slot
+                    del self._lanes[lane]
+            self._nap = self.worker.sleep(self._pause())
+            await self._nap
+        await self._report()
+
+    def _run(self, lane: Lane) -> None:
+        self._lanes[lane] = self.worker.start(self.strategy.run(lane))
+
+    async def _report(self) -> None:
+        """Say what is counted, ask for more."""
+        back: list[int] = []
+        client, leaving = self.worker.client, self.leaving
+        if client.incarnation != self._life:  # what would be dealt now is for the next life
+            raise Fenced(self.worker.name, self._life)
+        if leaving:
+            for lane in self._lanes:
+                back += lane.queue
+                lane.queue.clear()
+        ahead = max(_FIRST, min(MOST, int(self._rate * _AHEAD / limits.SECOND)))
+        self.low = ahead // 2
+        more = 0 if leaving or self.over else max(0, ahead - len(self._lane.queue))
+        counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused
+        self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
+        sent, received = self._traffic()
+
+        def want(request: int) -> m.Message:
+            return m.Want(
+                request,
+                client.incarnation,
+                more,
+                counted=runs(sorted(counted)),
+                back=runs(sorted(back)),
+                refused=refused,
+                examples=examples,
+                loss=loss,
+                sent=sent,
+                received=received,
+                leaving=leaving,
+            )
+
+        self._take(await client.ask("ask for slots", want, m.Deal))
+
+    def _take(self, deal: m.Deal) -> None:
+        self.void.update(deal.void)
+        again = spread(deal.again, limits.LEDGER_WINDOW)
+        if again and self.strategy.in_steps:
+            self._run(Lane(self, again))
+        else:
+            self._lane.queue.extendleft(reversed(again))
+        self._lane.queue.extend(spread(deal.slots, limits.LEDGER_WINDOW))
+        if deal.over:
+            self.over = True
+        self._wake()
+
+    def _pause(self) -> int:
+        """How long to wait before asking again."""
+        now = self.worker.now
+        if now - self._measured >= _REPORT:
+            if self._measured:
+                rate = (self._done - self._last) * limits.SECOND / (now - self._measured)
+                self._rate = max(rate, self._rate / 2)
+            self._measured, self._last = now, self._done
+        if not self._lane.queue:
+            self._idle = min(2 * self._idle, _LATER)
+            return self._idle
+        self._idle = _SOON
+        return _REPORT if len(self._lane.queue) > self.low else _SOON
+
+    def _wake(self) -> None:
+        for lane in self._lanes:
+            lane.wake()
+
+    def _fenced(self) -> None:
+        for lane in self._lanes:
+            lane.close(Fenced(self.worker.name, self._life))
+
+    def _forget(self) -> None:
+        """What this life had is dealt to others; rows that were read stay."""
+        self.over = False
+        self._lane, self._lanes = Lane(self), {}
+        self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}

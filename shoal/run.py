@@ -1,0 +1,230 @@
+"""Train, and what training leaves: a ``Run``.
+
+run = shoal.train("rcv1", strategy="async", workers=4, servers=2, out="runs/first")
+run.summary["metrics"]["accuracy"], run.model.predict(rows), run.plot()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from shoal.errors import Invalid, RunFailed
+from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped, read_run
+from shoal.folder import EventCall, Folder, Log
+from shoal.job import Job, changed
+
+if TYPE_CHECKING:
+    from shoal.data.datasets import Dataset
+    from shoal.launch.training import Outcome, Training
+    from shoal.models.trained import Trained
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A run that is over: its model, its figures, what happened, and where it lies."""
+
+    job: Job
+    model: Trained | None
+    summary: dict[str, Any]
+    events: list[RunEvent] = field(repr=False)
+    folder: Path | None = None
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """The losses over time, as a matplotlib figure (pip install 'shoal[view]'); with ``path``, written there."""
+        from shoal.views.plots import loss
+
+        return loss(self.events, path)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """Read a run folder back."""
+        from shoal.models.trained import Trained
+
+        folder = Path(folder)
+        try:
+            summary = msgspec.json.decode((folder / "summary.json").read_bytes())
+            events = read_run(folder / "events.jsonl")
+        except FileNotFoundError as error:
+            raise Invalid(
+                f"{folder} has no {Path(str(error.filename)).name}: it is no run, or one that did not end"
+            ) from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise Invalid(f"{folder} cannot be read: {error}") from None
+        model = Trained.load(folder / "model.safetensors") if (folder / "model.safetensors").exists() else None
+        return cls(Job.load(folder / "job.toml"), model, summary, events, folder)
+
+
+def train(
+    data: str | os.PathLike[str] | Job | None = None,
+    *,
+    model: str | None = None,
+    strategy: str | None = None,
+    workers: int | None = None,
+    servers: int | None = None,
+    seed: int | None = None,
+    test: str | os.PathLike[str] | None = None,
+    batch: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target_loss: float | None = None,
+    patience: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_event: EventCall | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Run:
+    """Train a model on this machine; returns when it is done.
+
+    ``data`` is a name (`shoal data list`), a path, or a Job. ``settings`` are any others by their names in a job file, such
+    as {"update.step": 0.05}. With ``out`` a run folder is written. ``on_event`` hears what happens while it happens.
+    """
+    given = {
+        "model": model,
+        "strategy": strategy,
+        "workers": workers,
+        "servers": servers,
+        "seed": seed,
+        "data.test": None if test is None else os.fspath(test),
+        "data.batch": batch,
+        "stop.epochs": epochs,
+        "stop.steps": steps,
+        "stop.seconds": seconds,
+        "stop.target_loss": target_loss,
+        "stop.patience": patience,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if isinstance(data, Job):
+        base = msgspec.to_builtins(data)
+    else:
+        base = {} if data is None else {"data": os.fspath(data)}
+    job = Job.of(changed(base, {**changes, **(settings or {})}))
+    return execute(job, None if out is None else Path(out), on_event, progress)
+
+
+def execute(
+    job: Job,
+    out: Path | None = None,
+    on_event: EventCall | None = None,
+    progress: Callable[[str], None] | None = None,
+    started: Callable[[Training], None] | None = None,
+) -> Run:
+    """Run a job to its end. ``started`` is handed the running training, to add or drain workers.
+
+    A run that cannot end well raises RunFailed; one that is interrupted (Ctrl-C) raises that. Either way everything that
+    was started has ended, and what was judged last is saved.
+    """
+    from shoal.data.datasets import load
+    from shoal.launch.training import Training, check
+
+    folder = None if out is None else Folder(out, job)
+    try:
+        dataset = load(job.data, job.seed, progress=progress)
+        for note in dataset.notes:
+            _say(progress, note)
+        check(job, dataset)
+        log = Log(folder, on_event)
+        training = Training(job, dataset, log, None if folder is None else folder.path)
+    except BaseException:
+        if folder is not None:
+            folder.discard()
+        raise
+    outcome: Outcome | None = None
+    interrupted: BaseException | None = None
+    try:
+        _say(progress, f"starting {job.servers} servers and {job.workers} workers")
+        with training:
+            if started is not None:
+                started(training)
+            outcome = training.wait()
+    except (KeyboardInterrupt, SystemExit) as error:
+        interrupted = error
+    except BaseException:
+        if folder is not None and not any(isinstance(event, Started) for event in log.events):
+            folder.discard()
+        raise
+    outcome = outcome or training.outcome()
+    if not any(isinstance(event, Stopped) for event in log.events):
+        log(Stopped(seconds=outcome.seconds, why=outcome.why))
+    run = _finished(job, dataset, outcome, log, folder)
+    if interrupted is not None:
+        raise interrupted
+    if outcome.failed:
+        failure = RunFailed(outcome.why, "" if run.folder is None else str(run.folder))
+        failure.run = run
+        raise failure
+    return run
+
+
+def _finished(job: Job, dataset: Dataset, outcome: Outcome, log: Log, folder: Folder | None) -> Run:
+    from shoal.models.trained import Trained
+
+    model = None
+    if outcome.judged is not None:
+        model = Trained(outcome.judged.weights, job.model, dataset.features)
+    summary = summarise(job, dataset, outcome, log.events)
+    run = Run(job, model, summary, log.events, None if folder is None else folder.path)
+    if folder is not None:
+        try:
+            run.folder = folder.save(run)
+        except RunFailed as error:
+            error.run = run
+            raise
+    return run
+
+
+def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[RunEvent]) -> dict[str, Any]:
+    """The figures of a run: the same for every strategy."""
+    judged = outcome.judged
+    losses = [event.train_loss for event in events if isinstance(event, Progress | Evaluated)]
+    rate = outcome.examples / outcome.seconds if outcome.seconds > 0 else 0.0
+    metrics: dict[str, float | None] = {"accuracy": None, "auc": None}
+    return {
+        "data": dataset.name,
+        "model": job.model.loss,
+        "strategy": job.strategy.name,
+        "workers": job.workers,
+        "servers": job.servers,
+        "seed": job.seed,
+        "seconds": round(outcome.seconds, 4),
+        "steps": outcome.steps,
+        "examples": outcome.examples,
+        "examples_per_second": round(rate, 1),
+        "train_loss": next((loss for loss in reversed(losses) if loss is not None), None),
+        "test_loss": None if judged is None else judged.loss,
+        "metrics": metrics | (judged.metrics if judged is not None else {}),
+        "bytes_sent": outcome.sent,
+        "bytes_received": outcome.received,
+        "staleness": _staleness(outcome.staleness),
+        "stopped_because": outcome.why,
+        "failed": outcome.failed,
+        "cores": next((event.cores for event in events if isinstance(event, Started)), None),
+        "workers_lost": outcome.counts.get("workers lost", 0),
+        "slots_dealt_again": outcome.counts.get("slots dealt again", 0),
+    }
+
+
+def _staleness(histogram: Sequence[int]) -> dict[str, float | None]:
+    """Of the pushes that were counted: how many others came between what they read and them."""
+    counts = np.asarray(histogram, np.int64)
+    total = int(counts.sum())
+    if not total:
+        return {"mean": None, "p95": None, "max": None}
+    ages = np.arange(len(counts))
+    return {
+        "mean": round(float((ages * counts).sum() / total), 3),
+        "p95": int(np.searchsorted(np.cumsum(counts), 0.95 * total)),
+        "max": int(ages[counts > 0].max()),
+    }
+
+
+def _say(progress: Callable[[str], None] | None, what: str) -> None:
+    if progress is not None:
+        progress(what)

@@ -1,0 +1,52 @@
+"""The choreography: how the workers' gradients become one model.
+
+A strategy's settings are its fields, and a job file decodes straight into them. Its algorithm is ``run``: a coroutine on
+one ``Lane`` of slots, in terms of what a ``Lane`` offers; it reads like the paper, and runs on threads, on processes and
+in the simulator alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from shoal.data.batch import Local
+from shoal.store.client import Client
+from shoal.store.task import Task
+
+TABLE = "weights"
+Slot = tuple[int, int]  # pass, number
+
+
+class Lane(Protocol):
+    """What a worker offers to a strategy: slots one after another, and the means to see to them."""
+
+    @property
+    def client(self) -> Client: ...
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will come."""
+
+    def next(self) -> Slot | None:
+        """The next slot, if one is here."""
+
+    def put_back(self, slot: Slot | None) -> None:
+        """Taken too early: it is the next one again."""
+
+    def more(self) -> Task:
+        """Done when there may be another slot, or it is over."""
+
+    def is_void(self, slot: Slot) -> bool:
+        """Nobody can compute it: push it empty."""
+
+    def local(self, slot: Slot) -> Local:
+        """Its rows, in places of their own key list."""
+
+    def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
+        """The summed loss and the gradient."""
+
+    def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
+        """This push is under way: report the slot when it is counted."""
+
+    def refuse(self, slot: Slot, why: str) -> None:
+        """Its gradient cannot be pushed."""

@@ -1,0 +1,181 @@
+"""Pull, gradient, push: the parameter server of Li et al. (OSDI'14), in its three famous forms.
+
+    sync       one update per step of m slots; every slot of a step reads the same weights (bulk synchronous)
+    bounded    every push counts at once; nobody is more than max_delay steps ahead of the slowest (S1-16)
+    async      every push counts at once; nobody waits (S3-04, S3-05)
+
+While a slot is computed, the weights of the next ``prefetch`` slots are already on their way. That costs a step of
+staleness where pushes count at once, and nothing at all in sync, where a pull waits for its step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from shoal.data.batch import Local
+from shoal.errors import BadValues, Invalid
+from shoal.limits import SLOTS_PER_STEP
+from shoal.store.task import Task
+from shoal.strategies import TABLE, Lane, Slot
+from shoal.tables import Apply, Dense, Each, Sparse, Step, Table, Update
+
+_DENSE_ROWS = 1 << 24  # up to here all rows are alive from the start: no index, and a range is one piece of memory
+MAX_DELAY = 1 << 53  # steps; more is no bound at all, and strategy = "async" says so
+_UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they count at once
+
+
+class Begun(NamedTuple):
+    """A slot whose weights are on their way."""
+
+    slot: Slot
+    local: Local | None  # None: void
+    pull: Task
+
+
+class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", kw_only=True):
+    """What the three have in common."""
+
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, and of the slots in a step (S0-03)
+    prefetch: int = 1  # slots whose weights are asked for ahead
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefetch <= 64:
+            raise Invalid(f"strategy.prefetch={self.prefetch}: needs 0 to 64")
+        for name, least, most in (("max_delay", 0, MAX_DELAY), ("slots_per_step", 1, SLOTS_PER_STEP)):
+            if not least <= getattr(self, name, least) <= most:
+                raise Invalid(f"strategy.{name}={getattr(self, name)}: needs {least} to {most:,}")
+
+    @property
+    def name(self) -> str:
+        return str(type(self).__struct_config__.tag)
+
+    @property
+    def in_steps(self) -> bool:
+        return False
+
+    def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
+        """The table that holds the weights."""
+        apply, max_delay = self._consistency(slots_per_pass)
+        if rows <= _DENSE_ROWS:
+            return Dense(rows=rows, update=update, apply=apply, max_delay=max_delay)
+        return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay)
+
+    def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        raise AssertionError  # each has its own
+
+    async def run(self, lane: Lane) -> None:
+        """Slot after slot, until it is over."""
+        begun: deque[Begun] = deque()  # slots whose weights are on their way, in order
+        pushed: deque[Task] = deque()
+        clock: int | None = None  # our steps, once we know where we were entered
+        while True:
+            room = self.prefetch if self.in_steps or clock is not None else 0
+            while len(begun) <= room and (slot := lane.next()) is not None:
+                begun.append(self._pull(lane, slot, None if clock is None else clock + len(begun)))
+            if begun:
+                one = begun.popleft()
+                weights = await one.pull
+                clock = lane.client.clock if clock is None else clock
+                push = await self._push(lane, one, weights, clock + 1 + len(begun))
+                if push is not None:
+                    clock = None if one.local is None else clock + 1
+                    pushed.append(push.pull)
+                    if push.local is not None:
+                        begun.append(push)
+                await self._settle(pushed)
+            elif lane.over:
+                break
+            else:
+                clock = None
+                if not self.in_steps:
+                    await _all(pushed)
+                    await lane.client.park()  # nobody waits for who has nothing to do
+                await lane.more()
+        await _all(pushed)
+        if not self.in_steps:  # there nobody waits for workers, and another lane may be at work
+            await lane.client.park()
+
+    def _pull(self, lane: Lane, slot: Slot, clock: int | None) -> Begun:
+        if lane.is_void(slot):
+            nothing = Task("nothing to pull")
+            nothing.finish()
+            return Begun(slot, None, nothing)
+        local = lane.local(slot)
+        if self.in_steps:
+            return Begun(slot, local, lane.client.pull(TABLE, local.listed, slot=slot))
+        # Used when the slots before it are pushed: that is the clock it has to be good for.
+        return Begun(slot, local, lane.client.pull(TABLE, local.listed, clock=clock))
+
+    async def _push(self, lane: Lane, one: Begun, weights: Any, clock: int) -> Begun | None:
+        """The gradient of a slot goes; where it can, the same message asks for the weights of the next (then it is named)."""
+        client, slot, local = lane.client, one.slot, one.local
+        if local is None:
+            void = client.push(TABLE, (), (), slot=slot, void=True)
+            lane.push(slot, None, 0.0, void)
+            return Begun(slot, None, void)
+        loss, gradient = await lane.gradient(local, weights, self.combine == "mean")
+        following = None if self.in_steps else lane.next()
+        coming = None if following is None or lane.is_void(following) else lane.local(following)
+        push: Task | None
+        try:
+            if coming is None or not client.may_look_ahead(TABLE, local.listed, coming.listed):
+                push = client.push(TABLE, local.listed, gradient, slot=slot, of=one.pull)
+                coming = None
+            else:
+                push = client.push(
+                    TABLE, local.listed, gradient, slot=slot, of=one.pull, ahead=coming.listed, clock=clock
+                )
+        except BadValues as error:
+            lane.refuse(slot, str(error))
+            push = None
+        if push is None or coming is None:
+            lane.put_back(following)
+        if push is None:
+            return None
+        lane.push(slot, local, loss, push)
+        return Begun(slot if following is None or coming is None else following, coming, push)
+
+    async def _settle(self, pushed: deque[Task]) -> None:
+        """Not too many at once; one that failed for good ends this life, since somebody may wait for it."""
+        # A slot of a step is counted only when the step is whole.
+        most = SLOTS_PER_STEP if self.in_steps else _UNDER_WAY
+        while len(pushed) > most or (pushed and pushed[0].done):
+            await pushed.popleft()
+
+
+class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
+    """One update per step of m slots: the same run, bit for bit, with any number of workers and servers."""
+
+    slots_per_step: int = 8  # never taken from the number of workers
+    max_delay: int = 0  # steps that the weights of a slot may be behind
+
+    @property
+    def in_steps(self) -> bool:
+        return True
+
+    def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        return Step(slots=self.slots_per_step, combine=self.combine, slots_per_pass=slots_per_pass), self.max_delay
+
+
+class Bounded(ParameterServer, frozen=True, tag="bounded", kw_only=True):
+    """Nobody runs more than max_delay steps ahead of the slowest worker."""
+
+    max_delay: int = 4
+
+    def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        return Each(), self.max_delay
+
+
+class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
+    """Nobody waits."""
+
+    def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        return Each(), None
+
+
+async def _all(tasks: deque[Task]) -> None:
+    while tasks:
+        await tasks.popleft()

@@ -1,0 +1,13 @@
+"""Looking at runs. A view reads a run's events, live or later, and knows nothing else of it.
+
+``terminal`` shows a run while it goes on: a live picture on a terminal, few calm lines anywhere else. ``sofar`` is what
+both know, ``frame`` (with ``braille``) and ``lines`` turn it into text, ``words`` says things the same way
+everywhere. ``plots`` draws pictures. Nothing heavy (rich, matplotlib) is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+from shoal.views.plots import loss
+from shoal.views.terminal import View, view
+
+__all__ = ["View", "loss", "view"]

@@ -1,0 +1,141 @@
+"""A run in few calm lines, for a log: an hour takes tens of them, however much happens.
+
+    told                        when
+    progress                    after 1 s, then 2, 4, 8, ... s after the last such line, at last every 10 minutes
+    evaluations                 the first; then at the same pace; the last one when the run ends
+    joined, gone, warnings, ... at once; where they do not cease, at the same pace, summed up
+    notes                       a new subject at once, the same one with other figures at the same pace
+
+Times are those of the events (for notes, handed in), so the same events always make the same lines.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
+from shoal.views import words
+from shoal.views.sofar import SoFar
+
+FIRST = 1.0  # seconds
+LONGEST = 600.0
+QUIET = 120.0  # after so long without any, a happening is news again
+
+
+@dataclass(slots=True)
+class Pace:
+    """When the next line may come: the wait doubles with each."""
+
+    last: float = 0.0
+    wait: float = FIRST
+
+    def due(self, now: float) -> bool:
+        if now - self.last < self.wait:
+            return False
+        self.last = now
+        self.wait = min(self.wait * 2, LONGEST)
+        return True
+
+
+class Lines:
+    """Which lines to print, event by event."""
+
+    def __init__(self) -> None:
+        self._so_far = SoFar()
+        self._progress = Pace()
+        self._evaluations = Pace()
+        self._happenings = Pace(-math.inf)
+        self._notes = Pace()
+        self._counted = (0.0, 0)  # seconds and examples when the last rate was told
+        self._held: Evaluated | None = None  # evaluated, not told yet
+        self._news: list[words.News] = []  # happened, not told yet
+        self._last_news = -math.inf
+        self._subject = ""
+
+    def take(self, event: RunEvent) -> list[str]:
+        self._so_far.take(event)
+        match event:
+            case Started():
+                return [_started(event)]
+            case Progress():
+                return [*self._tell_news(event.seconds), *self._tell_progress(event)]
+            case Evaluated():
+                return [*self._tell_news(event.seconds), *self._tell_evaluation(event)]
+            case Stopped():
+                return [*self.end(), self._stopped(event)]
+            case Joined() | Gone() | Voided() | Warned():
+                return self._tell_happening(event) if words.is_news(event) else []
+
+    def note(self, now: float, text: str) -> list[str]:
+        text = words.clean(text)
+        subject = re.sub(r"\d[\d,.]*", "#", text)
+        if subject != self._subject:
+            self._subject = subject
+            self._notes = Pace(now)
+            return [text]
+        return [text] if self._notes.due(now) else []
+
+    def end(self) -> list[str]:
+        """What was held back and would otherwise never be told."""
+        told = self._tell_news(math.inf)
+        if self._held is not None:
+            told.append(_evaluated(self._held))
+            self._held = None
+        return told
+
+    def _tell_progress(self, event: Progress) -> list[str]:
+        if not self._progress.due(event.seconds):
+            return []
+        seconds, examples = self._counted
+        elapsed, done = event.seconds - seconds, event.examples - examples
+        self._counted = event.seconds, event.examples
+        rate = words.rate(done / elapsed if elapsed > 0 and done >= 0 else None)  # less than before: a rollback
+        loss = words.loss(self._so_far.train_loss)
+        return [f"{_at(event)}  {rate}  train loss {loss}  {words.many(event.workers, 'worker')}"]
+
+    def _tell_evaluation(self, event: Evaluated) -> list[str]:
+        first = len(self._so_far.evaluations) == 1
+        if first or self._evaluations.due(event.seconds):
+            self._held = None
+            return [_evaluated(event)]
+        self._held = event
+        return []
+
+    def _tell_happening(self, event: words.News) -> list[str]:
+        if event.seconds - self._last_news > max(QUIET, self._happenings.wait):
+            self._happenings = Pace(-math.inf)
+        self._last_news = event.seconds
+        self._news.append(event)
+        return self._tell_news(event.seconds)
+
+    def _tell_news(self, now: float) -> list[str]:
+        if not self._news or not self._happenings.due(now):
+            return []
+        line = f"{_clock(self._news[-1].seconds)}  {words.summary(self._news)}"
+        self._news.clear()
+        return [line]
+
+    def _stopped(self, event: Stopped) -> str:
+        best = self._so_far.best
+        so_good = f"; best test loss {words.loss(best.test_loss)} at pass {words.passes(best.passes)}" if best else ""
+        return f"{_clock(event.seconds)}  stopped: {words.clean(event.why)}{so_good}"
+
+
+def _started(event: Started) -> str:
+    what = ", ".join(words.title(event)[:-2])
+    rows = f"{event.rows:,} rows (and {event.test_rows:,} to test) of {event.features:,} features"
+    return f"{what}: {rows}, {words.crew(event)} on {words.many(event.cores, 'core')}"
+
+
+def _clock(seconds: float) -> str:
+    return f"{words.seconds(seconds):>6} s"
+
+
+def _at(event: Progress | Evaluated) -> str:
+    return f"{_clock(event.seconds)}  pass {words.passes(event.passes):<3}"
+
+
+def _evaluated(event: Evaluated) -> str:
+    return f"{_at(event)}  {words.evaluation(event)}"

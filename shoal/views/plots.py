@@ -1,0 +1,319 @@
+"""Pictures of a run, from its events alone.
+
+    loss(read_run(folder / "events.jsonl"), folder / "loss.png")
+
+Every call makes a figure of its own, without pyplot: no state is shared, threads may draw at once, and the backend that
+the user chose stays. What cannot be drawn (a loss that is not finite) is left out, and the caption says so.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.errors import Invalid
+from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
+from shoal.views import words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito: told apart by everybody; dark enough on white.
+TRAIN, TEST, JOINED, LOST, INK = "#0072B2", "#D55E00", "#007A5A", "#A0447C", "#444444"
+METRICS = ("#007A5A", "#A0447C", "#56B4E9", "#444444")
+
+POINTS = 400  # of a curve: about two pixels each
+FEW = 60  # evaluations that are drawn as marks one can count
+NAMED = 6  # more joins and losses than this are marked without names
+WIDE = 50.0  # highest over lowest loss from which the scale is logarithmic
+UNITS = (  # up to so many seconds, so called, so many seconds long
+    (1.0, "milliseconds", 0.001),
+    (600.0, "seconds", 1.0),
+    (4 * 3_600.0, "minutes", 60.0),
+    (3 * 86_400.0, "hours", 3_600.0),
+    (math.inf, "days", 86_400.0),
+)
+
+
+@dataclass(slots=True)
+class Series:
+    """Points of one curve; ``left_out`` counts those that are not finite."""
+
+    x: list[float] = field(default_factory=list)
+    y: list[float] = field(default_factory=list)
+    weight: list[float] = field(default_factory=list)
+    left_out: int = 0
+
+    def add(self, x: float, y: float | None, weight: float = 1.0) -> None:
+        if y is None:
+            return
+        if not math.isfinite(y) or not math.isfinite(x):
+            self.left_out += 1
+            return
+        self.x.append(x)
+        self.y.append(y)
+        self.weight.append(weight)
+
+    def thinned(self, most: int = POINTS) -> Series:
+        """So many points at most: neighbours become their mean, each counted by its rows."""
+        if len(self.x) <= most:
+            return self
+        import numpy as np
+
+        starts = np.unique(np.linspace(0, len(self.x), most, endpoint=False).astype(int))
+        weight = np.add.reduceat(np.array(self.weight), starts)
+        x, y = (np.add.reduceat(np.array(one) * self.weight, starts) / weight for one in (self.x, self.y))
+        return Series(x.tolist(), y.tolist(), weight.tolist(), self.left_out)
+
+
+@dataclass(slots=True)
+class Run:
+    """The events of a run, sorted by what is drawn of them."""
+
+    started: Started | None = None
+    stopped: Stopped | None = None
+    train: Series = field(default_factory=Series)
+    test: Series = field(default_factory=Series)
+    metrics: dict[str, Series] = field(default_factory=dict)
+    best: Evaluated | None = None
+    far: list[tuple[float, float]] = field(default_factory=list)  # seconds, passes
+    moves: list[Joined | Gone] = field(default_factory=list)
+    voided: int = 0
+    warned: list[Warned] = field(default_factory=list)
+    examples: int = 0
+    seconds: float = 0.0
+
+
+def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str = "") -> Figure:
+    """Losses (and accuracy, auc, ... where there are any) over time and passes; written to ``path`` if one is given."""
+    figure = _figure()
+    target = None if path is None else _target(Path(path))
+    run = _sorted(events)
+    unit, scale = _unit(run.seconds)
+    metrics = {name: one for name, one in run.metrics.items() if one.y and min(one.y) >= 0 and max(one.y) <= 1}
+    panels = figure.subplots(
+        2 if metrics else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 1] if metrics else [1]
+    )
+    upper, lower = panels[0, 0], panels[-1, 0]
+    _draw_losses(upper, run, scale)
+    _draw_passes(upper, run, scale)
+    if metrics:
+        _draw_metrics(lower, metrics, scale)
+    _draw_moves(upper, run.moves, scale)
+    for panel in panels[:, 0]:
+        panel.grid(True, color="#dddddd", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_axisbelow(True)
+    lower.set_xlabel(f"{unit} since training began")
+    end = run.seconds / scale or 1.0
+    lower.set_xlim(-0.012 * end, 1.012 * end)
+    if title or run.started:
+        said = title or " · ".join(words.title(run.started)[:-2] if run.started else [])
+        figure.suptitle(words.clean(said), x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
+    caption = "\n".join(textwrap.wrap(_caption(run), 150))
+    figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color=INK, parse_math=False)
+    if target is not None:
+        _write(figure, target)
+    return figure
+
+
+def _figure() -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise Invalid("pictures need matplotlib, which is not installed: pip install 'shoal[view]'") from error
+    figure = Figure(figsize=(9, 5.6), dpi=100, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+def _sorted(events: Iterable[RunEvent]) -> Run:
+    run = Run()
+    between = Series()  # as the evaluations tell the train loss: for runs that tell it nowhere else
+    for event in events:
+        run.seconds = max(run.seconds, event.seconds) if math.isfinite(event.seconds) else run.seconds
+        match event:
+            case Started():
+                run.started = event
+            case Stopped():
+                run.stopped = event
+            case Progress() | Evaluated():
+                rows = max(1, event.examples - run.examples)
+                run.examples = event.examples
+                run.far.append((event.seconds, event.passes))
+                (run.train if isinstance(event, Progress) else between).add(event.seconds, event.train_loss, rows)
+                if isinstance(event, Evaluated):
+                    _judged(run, event)
+            case Joined() | Gone():
+                if event.seconds > 0:  # who is there from the start is no news
+                    run.moves.append(event)
+            case Voided():
+                run.voided += 1
+            case Warned():
+                run.warned.append(event)
+    if len(run.train.x) < 2:
+        run.train = between if len(between.x) > len(run.train.x) else run.train
+    return run
+
+
+def _judged(run: Run, event: Evaluated) -> None:
+    run.test.add(event.seconds, event.test_loss)
+    for name, value in event.metrics.items():
+        run.metrics.setdefault(name, Series()).add(event.seconds, value)
+    if event.best and math.isfinite(event.test_loss):
+        run.best = event
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """The unit of time in which a run of this length reads well, and its length in seconds."""
+    return next((unit, scale) for longest, unit, scale in UNITS if seconds < longest)
+
+
+def _caption(run: Run) -> str:
+    said = []
+    if run.started:
+        s = run.started
+        said.append(
+            f"{words.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features. "
+            f"{words.clean(s.model)}, {words.clean(s.strategy)}, {words.crew(s)} on {words.many(s.cores, 'core')}, "
+            f"batches of {s.batch:,}, seed {s.seed}."
+        )
+    passes = words.passes(run.far[-1][1]) if run.far else "0"
+    far = f"{passes} {'pass' if passes == '1' else 'passes'}, {run.examples:,} rows"
+    lasted = words.duration(run.seconds) if run.seconds >= 1 else f"{run.seconds * 1_000:.3g} ms"
+    if run.stopped:
+        said.append(f"Stopped after {lasted} ({far}): {words.clean(run.stopped.why)}.")
+    else:
+        said.append(f"No end is recorded after {lasted} ({far}): it goes on, or was cut short.")
+    if left_out := run.train.left_out + run.test.left_out:
+        said.append(f"Left out, not being finite: {left_out:,} {'loss' if left_out == 1 else 'losses'}.")
+    if run.voided:
+        said.append(f"{words.many(run.voided, 'slot')} void.")
+    if run.warned:
+        said.append(f"{words.summary(run.warned).capitalize()}.")
+    return " ".join(said)
+
+
+# ---------------------------------------------------------------- how it is drawn
+
+
+def _draw_losses(axes: Axes, run: Run, scale: float) -> None:
+    train = run.train.thinned()
+    if train.x:
+        alone = "o" if len(train.x) == 1 else None
+        axes.plot(_over(train.x, scale), train.y, color=TRAIN, linewidth=1.4, marker=alone, label="train")
+    test = run.test.thinned()
+    if test.x:
+        (line,) = axes.plot(_over(test.x, scale), test.y, "o-", color=TEST, label="test")
+        if len(test.x) <= FEW:
+            line.set(linewidth=0.8, markersize=6, markeredgecolor="white")
+        else:
+            line.set(linewidth=1.4, markersize=2)
+    if run.best:
+        at, height = run.best.seconds / scale, run.best.test_loss
+        label = f"best test loss {words.loss(height)} at pass {words.passes(run.best.passes)}"
+        axes.plot([at], [height], "*", color=TEST, markersize=15, markeredgecolor="white", zorder=5, label=label)
+    losses = [*train.y, *test.y]
+    if losses and min(losses) > 0 and max(losses) / min(losses) > WIDE:
+        axes.set_yscale("log")
+    axes.set_ylabel("loss")
+    if losses:
+        axes.legend(frameon=False, loc="upper right")
+    else:
+        axes.text(0.5, 0.5, "no loss is recorded yet", transform=axes.transAxes, ha="center", color=INK)
+
+
+def _draw_passes(axes: Axes, run: Run, scale: float) -> None:
+    """Passes along the top edge, where the run reached them."""
+    ticks = _pass_ticks(run.far)
+    if len(ticks) < 2:
+        return
+    top = axes.secondary_xaxis("top")
+    top.set_xticks([seconds / scale for seconds, _ in ticks], [f"{passes:g}" for _, passes in ticks])
+    top.set_xlabel("passes over the data")
+    top.tick_params(colors=INK, labelsize=8)
+    top.spines["top"].set_color("#bbbbbb")
+
+
+def _pass_ticks(far: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """When a few round numbers of passes were first reached: (seconds, passes); steadily between two records."""
+    step = _step(max((passes for _, passes in far), default=0.0))
+    ticks: list[tuple[float, float]] = []
+    before = (0.0, 0.0)
+    for seconds, passes in far if step else ():
+        while passes >= (mark := step * len(ticks)) - 1e-9 * step:
+            share = (mark - before[1]) / (passes - before[1]) if passes > before[1] else 1.0
+            ticks.append((before[0] + min(1.0, max(0.0, share)) * (seconds - before[0]), mark))
+        before = (seconds, passes)
+    return ticks
+
+
+def _step(most: float) -> float:
+    """Of 1, 2, 5, 10, ... (or a tenth, ...) the one that makes at most ten ticks; 0 where there is nothing to count."""
+    if not math.isfinite(most) or most <= 0:
+        return 0.0
+    steps = [digit * 10.0**power for power in range(-6, 12) for digit in (1, 2, 5)]
+    return steps[min(bisect.bisect_left(steps, most / 10), len(steps) - 1)]
+
+
+def _draw_metrics(axes: Axes, metrics: dict[str, Series], scale: float) -> None:
+    for (name, series), color in zip(metrics.items(), METRICS, strict=False):
+        label = words.clean(name)
+        axes.plot(_over(series.x, scale), series.y, color=color, linewidth=1.2, marker=".", label=label)
+    for text in axes.legend(frameon=False, loc="lower right", ncols=len(metrics)).get_texts():
+        text.set_parse_math(False)
+    axes.margins(y=0.15)
+
+
+def _draw_moves(axes: Axes, moves: Sequence[Joined | Gone], scale: float) -> None:
+    """Everybody who came or went: a line with a name if they are few, else a tick on the lower edge."""
+    few = len(moves) <= NAMED
+    for event in moves:
+        gone = isinstance(event, Gone)
+        at, color, dashes = (event.seconds / scale, LOST, "--") if gone else (event.seconds / scale, JOINED, ":")
+        axes.axvline(at, ymax=1.0 if few else 0.06, color=color, linewidth=1.0, linestyle=dashes, zorder=1)
+        if few:
+            label = f"{words.clean(event.name)} {'gone' if gone else 'joined'}"
+            where = axes.get_xaxis_transform()  # across in data, up in shares of the panel
+            text = axes.text(at, 0.62, label, transform=where, rotation=90, color=color, ha="center", va="center")
+            text.set(fontsize=8, parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})
+
+
+def _over(seconds: Sequence[float], scale: float) -> list[float]:
+    return [at / scale for at in seconds]
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _target(path: Path) -> Path:
+    """Where the picture goes; what cannot be is said before the work, not after it."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise Invalid(f"{path} names no kind of picture: end it in .png, .svg or .pdf (known: {', '.join(known)})")
+    if not path.parent.is_dir():
+        raise Invalid(f"there is no folder {path.parent} to write {path.name} to: make it first")
+    return path
+
+
+def _write(figure: Figure, path: Path) -> None:
+    """Aside and renamed: whoever looks sees the old picture or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        figure.savefig(aside, format=path.suffix.removeprefix(".").lower())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,140 @@
+"""How figures and happenings are said, in every view the same: plain functions, nothing that could fail on odd input.
+
+What comes from events may hold anything: a text with line ends, a name with escape codes, a loss that is not a number.
+``clean`` makes one printable line of a text; the others never raise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TypeGuard
+
+from shoal.events import Evaluated, Gone, Joined, RunEvent, Started, Voided, Warned
+
+NAMED = 3  # names in a summary before it says how many more
+
+News = Joined | Gone | Voided | Warned
+
+
+def clean(text: str) -> str:
+    """One line without control characters: a name must not move the cursor."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def loss(value: float | None) -> str:
+    """Four decimals, as long as these say something."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.2e}" if abs(value) >= 100_000 or 0 < abs(value) < 0.00005 else f"{value:.4f}"
+
+
+def passes(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.2g}" if 0 < value < 0.1 else f"{value:,.1f}".removesuffix(".0")
+
+
+def seconds(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def duration(value: float) -> str:
+    if not math.isfinite(value) or value < 600:
+        return f"{seconds(value)} s"
+    minutes, rest = divmod(int(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def rate(value: float | None) -> str:
+    return f"{value:,.0f} rows/s" if value is not None and math.isfinite(value) else "- rows/s"
+
+
+def many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def crew(started: Started) -> str:
+    servers = f" x {many(started.servers, 'server')}" if started.servers else ""
+    return many(started.workers, "worker") + servers
+
+
+def title(started: Started) -> list[str]:
+    """What runs, in parts that are still readable when a line is broken between them."""
+    what = [clean(part) for part in (started.data, started.model, started.strategy)]
+    return [*[part for part in what if part], crew(started), many(started.cores, "core")]
+
+
+def evaluation(event: Evaluated) -> str:
+    figures = "".join(f"  {clean(name)} {loss(value)}" for name, value in event.metrics.items())
+    return f"test loss {loss(event.test_loss)}{figures}{'  best' if event.best else ''}"
+
+
+def dealt_again(slots: int) -> str:
+    return f"; {many(slots, 'slot')} dealt again" if slots else ""
+
+
+def who(event: Joined | Gone) -> str:
+    """A node's name, with its role unless the name says it."""
+    name, role = clean(event.name), clean(event.role)
+    return name if name.startswith(role) else f"{role} {name}"
+
+
+def is_news(event: RunEvent) -> TypeGuard[News]:
+    """Worth telling; who is there from the start is not."""
+    return isinstance(event, News) and not (isinstance(event, Joined) and event.seconds <= 0)
+
+
+def news(event: News) -> str:
+    """One happening, as a sentence."""
+    match event:
+        case Joined():
+            return f"{who(event)} joined"
+        case Gone(why=why, slots=slots):
+            return f"{who(event)} gone: {clean(why) or 'no reason given'}{dealt_again(slots)}"
+        case Voided(slot=(number_of_pass, number), why=why):
+            return f"slot {number:,} of pass {number_of_pass:,} counts as empty: {clean(why)}"
+        case Warned(what=what):
+            return f"warning: {clean(what)}"
+
+
+def summary(events: Sequence[News]) -> str:
+    """Several happenings in one line: who joined, who is gone, what is void, what is not as it should be."""
+    if len(events) == 1:
+        return news(events[0])
+    joined = [event for event in events if isinstance(event, Joined)]
+    gone = [event for event in events if isinstance(event, Gone)]
+    voided = sum(isinstance(event, Voided) for event in events)
+    said = []
+    if joined:
+        said.append(f"{_nodes(joined)} joined")
+    if gone:
+        said.append(f"{_nodes(gone)} gone{dealt_again(sum(event.slots for event in gone))}")
+    if voided:
+        said.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
+    warned = [event for event in events if isinstance(event, Warned)]
+    if warned:
+        more = f"{len(warned):,} warnings, the last: " if len(warned) > 1 else "warning: "
+        said.append(more + clean(warned[-1].what))
+    return "; ".join(said)
+
+
+def _nodes(events: Sequence[Joined | Gone]) -> str:
+    if len(events) == 1:
+        return who(events[0])
+    roles = {clean(event.role) for event in events}
+    return f"{many(len(events), roles.pop() if len(roles) == 1 else 'node')} ({names(event.name for event in events)})"
+
+
+def names(all_of_them: Iterable[str]) -> str:
+    every = [clean(name) for name in all_of_them]
+    more = f" and {len(every) - NAMED:,} more" if len(every) > NAMED else ""
+    return ", ".join(every[:NAMED]) + more

@@ -1,0 +1,540 @@
+"""One process forks all others: whoever of them ends, and however, nothing is left and everybody is told (F43, F1).
+
+The moments are not guessed: a module that the operator named says, by a file, that it is being imported by the nursery or
+that a child was just forked, and holds things up there while the parent is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+import shoal
+from shoal.errors import ClusterError, Invalid, SegmentsLost, StartFailed
+from shoal.launch.children import Children
+from shoal.launch.nursery import Setup
+from shoal.launch.processes import ProcessCluster
+
+PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+GONE_WITHIN = 10.0  # what FAULTS.md promises (F43)
+
+RUNS = """
+import sys, time
+import shoal
+place, module = sys.argv[1:]
+with shoal.local(servers=2, processes=True, transport=place, modules=[module] if module else []) as cluster:
+    cluster.fork("more", "server", {})
+    print("running", flush=True)
+    time.sleep(60)
+"""
+
+LEAVES_A_CHILD = """
+import os, time
+import shoal
+shoal.local(servers=2, processes=True)
+child = os.fork()
+if child == 0:
+    time.sleep(60)  # it has all that its parent had open, and outlives it
+print(child, flush=True)
+os._exit(0)
+"""
+
+MODULES = {
+    "holds_the_import": "import time; open(MARKER, 'w').close(); time.sleep(60)",
+    "holds_the_child": (
+        "import os, time; os.register_at_fork(after_in_child=lambda: (open(MARKER, 'w').close(), time.sleep(0.5)))"
+    ),
+    "starts_a_thread": "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    "joins_a_thread": "import threading; thread = threading.Thread(target=int); thread.start(); thread.join()",
+    "prints_and_reads": "import sys; print('this is no report'); assert sys.stdin.read() == ''",
+    "is_wrong": "1 / 0",
+    "leaves": "import sys; sys.exit(3)",
+}
+
+
+@dataclass
+class Den:
+    """Where children live: a folder for what they make, one for their modules, and a mark by which they are known."""
+
+    folder: Path
+    modules: Path
+    mark: str = field(default_factory=lambda: f"{os.getpid()}-{time.monotonic_ns()}")
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def marker(self) -> Path:
+        return self.modules / "marker"
+
+    def start(self, code: str, *arguments: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "TMPDIR": str(self.folder),
+                "SHOAL_TEST_MARK": self.mark,
+                "PYTHONPATH": f"{self.modules}:{os.environ.get('PYTHONPATH', '')}",
+            },
+            start_new_session=True,
+        )
+        self.children.append(child)
+        return child
+
+    def alive(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if f"SHOAL_TEST_MARK={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def left(self) -> list[str]:
+        return [*map(str, self.alive()), *os.listdir(self.folder)]
+
+    def is_empty(self) -> bool:
+        return soon(lambda: not self.left(), GONE_WITHIN)
+
+
+@pytest.fixture
+def den() -> Iterator[Den]:
+    folder, modules = (Path(tempfile.mkdtemp(prefix="den-")) for _ in range(2))  # not tmp_path: names must be short
+    den = Den(folder, modules)
+    for name, text in MODULES.items():
+        (den.modules / f"{name}.py").write_text(text.replace("MARKER", repr(str(den.marker))) + "\n")
+    yield den
+    for pid in den.alive():
+        os.kill(pid, signal.SIGKILL)
+    for child in den.children:
+        child.kill()
+        child.communicate()
+    shutil.rmtree(den.folder)
+    shutil.rmtree(den.modules)
+
+
+def soon(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def start(place: str = "ipc", *modules: str, servers: int = 2) -> ProcessCluster:
+    cluster = shoal.local(servers=servers, processes=True, transport=place, modules=modules)  # type: ignore[arg-type]
+    assert isinstance(cluster, ProcessCluster)
+    return cluster
+
+
+def nursery_of(cluster: ProcessCluster) -> int:
+    """The parent of all servers, which is a child of ours."""
+    (nursery,) = {psutil.Process(pid).ppid() for pid in cluster.pids.values()}
+    assert psutil.Process(nursery).ppid() == os.getpid()
+    return int(nursery)
+
+
+def is_gone(pid: int) -> bool:
+    """Ended; whether its new parent has taken note is not our matter."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@dataclass
+class Told:
+    """What ``on_ended`` was told."""
+
+    endings: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, name: str, why: str) -> None:
+        self.endings[name] = why
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
+    with start(request.param) as cluster:
+        yield cluster  # type: ignore[misc]
+
+
+@pytest.fixture
+def told(cluster: ProcessCluster) -> Told:
+    cluster.on_ended = told = Told()
+    return told
+
+
+# ---------------------------------------------------------------- the end of the top process
+
+ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
+@pytest.mark.parametrize("place", ["ipc", "tcp"])
+def test_nothing_is_left_when_the_parent_ends_while_the_nursery_imports(
+    den: Den, place: str, how: signal.Signals
+) -> None:
+    parent = den.start(RUNS, place, "holds_the_import")
+    assert soon(den.marker.exists)
+    assert len(den.alive()) == 2  # the parent and the nursery, which sleeps in an import
+    parent.send_signal(how)
+    assert parent.wait(PATIENCE) == -how
+    assert den.is_empty(), den.left()
+
+
+@pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
+@pytest.mark.parametrize("place", ["ipc", "tcp"])
+def test_nothing_is_left_when_the_parent_ends_between_a_fork_and_its_address(
+    den: Den, place: str, how: signal.Signals
+) -> None:
+    parent = den.start(RUNS, place, "holds_the_child")
+    assert soon(den.marker.exists)
+    assert len(den.alive()) >= 3  # a server is forked, and does not listen yet
+    assert place == "tcp" or "server-0" not in os.listdir(next(den.folder.iterdir()))
+    parent.send_signal(how)
+    assert parent.wait(PATIENCE) == -how
+    assert den.is_empty(), den.left()
+
+
+@pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
+@pytest.mark.parametrize("place", ["ipc", "tcp"])
+def test_nothing_is_left_when_the_parent_ends_while_all_run(den: Den, place: str, how: signal.Signals) -> None:
+    parent = den.start(RUNS, place, "")
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "running\n"
+    assert len(den.alive()) == 5
+    parent.send_signal(how)
+    assert parent.wait(PATIENCE) == -how
+    assert den.is_empty(), den.left()
+
+
+def test_a_server_that_is_stopped_does_not_outlive_the_parent(den: Den) -> None:
+    parent = den.start(RUNS, "ipc", "")
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "running\n"
+    for pid in den.alive():
+        if psutil.Process(pid).name() == "shoal server-0":
+            os.kill(pid, signal.SIGSTOP)
+            break
+    else:
+        pytest.fail("no process is called by its name")
+    parent.kill()
+    assert den.is_empty(), den.left()
+
+
+def test_the_cluster_ends_with_the_parent_even_if_a_child_of_it_holds_the_pipes(den: Den) -> None:
+    parent = den.start(LEAVES_A_CHILD)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert soon(lambda: den.alive() == [child], GONE_WITHIN), den.left()
+    assert os.listdir(den.folder) == []
+
+
+# ---------------------------------------------------------------- the end of the nursery
+
+
+def test_when_the_nursery_is_killed_everybody_is_told_and_the_servers_end(cluster: ProcessCluster, told: Told) -> None:
+    kv = cluster.client()
+    kv.create("w", shoal.Dense(rows=100))
+    pids = cluster.pids
+    os.kill(nursery_of(cluster), signal.SIGKILL)
+    assert soon(lambda: set(told.endings) == {"server-0", "server-1"})
+    assert set(told.endings.values()) == {"its process ended with the nursery (killed by signal 9)"}
+    with pytest.raises(SegmentsLost):
+        kv.pull("w", slice(0, 100)).result(PATIENCE)
+    with pytest.raises(StartFailed, match=r"nursery ended \(killed by signal 9\): start another"):
+        cluster.fork("late", "server", {})
+    assert cluster.pids == {}
+    assert soon(lambda: all(map(is_gone, pids.values())), GONE_WITHIN)
+
+
+def test_the_death_of_the_nursery_is_told_though_a_stopped_server_holds_its_pipe(
+    cluster: ProcessCluster, told: Told
+) -> None:
+    nursery, pids = nursery_of(cluster), cluster.pids
+    os.kill(pids["server-0"], signal.SIGSTOP)
+    os.kill(nursery, signal.SIGKILL)
+    assert soon(lambda: set(told.endings) == set(pids))
+    os.kill(pids["server-0"], signal.SIGCONT)
+    assert soon(lambda: all(map(is_gone, pids.values())), GONE_WITHIN)
+
+
+def test_a_nursery_that_cannot_make_its_folder_says_so_and_leaves_what_is_there(den: Den) -> None:
+    children = Children(lambda name, why: None, lambda name, why: None)
+    children.start(Setup(os.getpid(), str(den.folder), [], sys.path), "test")
+    with pytest.raises(StartFailed, match=f"cannot make the folder {den.folder}: File exists"):
+        children.wait_until_settled(time.monotonic() + PATIENCE)
+    children.close()
+    assert den.folder.exists()
+
+
+def test_a_nursery_killed_during_the_start_ends_the_start(den: Den) -> None:
+    parent = den.start(RUNS, "ipc", "holds_the_import")
+    assert soon(den.marker.exists)
+    (nursery,) = set(den.alive()) - {parent.pid}
+    os.kill(nursery, signal.SIGKILL)
+    _, errors = parent.communicate(timeout=PATIENCE)
+    assert "server-0 did not start: its process ended with the nursery (killed by signal 9)" in errors
+    assert den.is_empty(), den.left()
+
+
+@pytest.mark.parametrize("stopped", [("server-0",), ("nursery",), ("server-0", "nursery")], ids=" and ".join)
+def test_a_cluster_is_closed_whoever_of_it_is_stopped(stopped: tuple[str, ...]) -> None:
+    with start() as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        pids = {"nursery": nursery_of(cluster), **cluster.pids}
+        for name in stopped:
+            os.kill(pids[name], signal.SIGSTOP)
+    assert soon(lambda: all(map(is_gone, pids.values())), GONE_WITHIN)
+
+
+# ---------------------------------------------------------------- the end of a child
+
+
+def test_a_server_that_is_killed_is_reported_and_its_name_can_be_given_again(
+    cluster: ProcessCluster, told: Told
+) -> None:
+    first = cluster.pids["server-0"]
+    os.kill(first, signal.SIGKILL)
+    assert soon(lambda: told.endings == {"server-0": "its process ended (killed by signal 9)"})
+    assert set(cluster.pids) == {"server-1"}
+    second = cluster.fork("server-0", "server", {})
+    assert cluster.pids["server-0"] == second != first
+    kv = cluster.client()
+    assert soon(lambda: _servers(cluster) == {"server-0", "server-1"})
+    kv.create("w", shoal.Dense(rows=100))
+    assert set(kv.stats("w")["servers"]) == {"server-0", "server-1"}
+
+
+def test_a_signal_reaches_the_process_it_is_meant_for(cluster: ProcessCluster, told: Told) -> None:
+    cluster.signal("server-1", signal.SIGTERM)
+    assert soon(lambda: told.endings == {"server-1": "its process ended (killed by signal 15)"})
+    cluster.signal("server-1", signal.SIGTERM)  # it has ended: nothing happens
+    assert cluster.fork("more", "server", {}) == cluster.pids["more"]
+    assert set(told.endings) == {"server-1"}
+
+
+def test_a_worker_that_fails_says_why(cluster: ProcessCluster, told: Told) -> None:
+    assert cluster.fork("ann", "worker", {"no": "work at all"}) > 0
+    assert soon(lambda: "ann" in told.endings)
+    assert told.endings["ann"].startswith("its process ended (ValidationError")
+    assert set(told.endings) == {"ann"}
+
+
+def test_a_server_that_cannot_listen_did_not_start() -> None:
+    with start("ipc", servers=1) as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        cluster.on_ended = told = Told()
+        in_the_way = Path(cluster.address.removeprefix("ipc://")).parent / "ann"
+        in_the_way.mkdir()
+        with pytest.raises(StartFailed, match="ann did not start: cannot listen at"):
+            cluster.fork("ann", "server", {})
+        in_the_way.rmdir()
+        assert set(cluster.pids) == {"server-0"}
+        assert cluster.fork("ann", "server", {}) == cluster.pids["ann"]
+        assert told.endings == {}  # whoever asked was told
+
+
+def test_who_is_told_of_an_end_may_fail_but_not_fork(
+    cluster: ProcessCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused: list[BaseException] = []
+
+    def fork_again(name: str, why: str) -> None:
+        try:
+            cluster.fork(name, "server", {})
+        except BaseException as error:
+            refused.append(error)
+            raise
+
+    cluster.on_ended = fork_again
+    for name in list(cluster.pids):
+        cluster.signal(name, signal.SIGKILL)
+    assert soon(lambda: len(refused) == 2)  # of the second, too
+    assert all(isinstance(error, Invalid) and "fork from another" in str(error) for error in refused)
+    assert cluster.fork("server-0", "server", {}) == cluster.pids["server-0"]
+    assert "when told that server-1 ended" in capfd.readouterr().err
+
+
+def _servers(cluster: ProcessCluster) -> set[str]:
+    assert cluster._coordinator is not None
+    view = cluster._coordinator.node.roster.view()  # type: ignore[attr-defined]
+    return {member.name for member in view.members if member.role == "server"}
+
+
+# ---------------------------------------------------------------- what a fork leaves behind, and what it does not inherit
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def pipes(pid: int) -> set[str]:
+    """The pipes that a process has, other than standard input, output and error."""
+    folder = Path(f"/proc/{pid}/fd")
+    links = (os.readlink(one) for one in folder.iterdir() if int(one.name) > 2)
+    return {link for link in links if link.startswith("pipe:")}
+
+
+def test_thirty_forks_leave_no_file_open(cluster: ProcessCluster, told: Told) -> None:
+    def fork_and_end(name: str) -> None:
+        cluster.fork(name, "server", {})
+        assert soon(lambda: name in _servers(cluster))
+        cluster.signal(name, signal.SIGKILL)
+        assert soon(lambda: name in told.endings and name not in _servers(cluster))
+        del told.endings[name]
+
+    fork_and_end("first")
+    nursery = nursery_of(cluster)
+    ours, theirs = descriptors(os.getpid()), descriptors(nursery)
+    for number in range(30):
+        fork_and_end(f"more-{number % 3}")
+    assert descriptors(nursery) == theirs
+    assert soon(lambda: descriptors(os.getpid()) <= ours)
+
+
+def test_a_nursery_has_one_thread_and_no_socket_and_its_children_get_nothing_to_read() -> None:
+    with start() as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        cluster.fork("ann", "server", {})
+        nursery = nursery_of(cluster)
+        assert len(os.listdir(f"/proc/{nursery}/task")) == 1
+        links = [os.readlink(one) for one in Path(f"/proc/{nursery}/fd").iterdir()]
+        assert not [link for link in links if link.startswith("socket:")]
+        for pid in cluster.pids.values():
+            assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
+            assert os.readlink(f"/proc/{pid}/fd/1") == os.readlink(f"/proc/{pid}/fd/2")
+            assert signal.SIGCHLD not in handled(pid)
+            assert len(pipes(pid) & pipes(nursery)) == 2  # the orders, to see a hang-up, and the reports
+
+
+def handled(pid: int) -> set[int]:
+    """The signals for which a process has a handler."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+@pytest.mark.parametrize("place", ["ipc", "tcp"])
+def test_two_clusters_side_by_side_share_nothing(place: str) -> None:
+    with start(place) as first, start(place) as second:
+        assert isinstance(first, ProcessCluster) and isinstance(second, ProcessCluster)
+        open_in = [
+            set().union(*(pipes(pid) for pid in (nursery_of(one), *one.pids.values()))) for one in (first, second)
+        ]
+        assert all(open_in) and not open_in[0] & open_in[1]
+        second.on_ended = told = Told()
+        os.kill(nursery_of(first), signal.SIGKILL)
+        gone = list(first.pids.values())
+        assert soon(lambda: all(map(is_gone, gone)), GONE_WITHIN)
+        first.close()
+        kv = second.client()
+        kv.create("w", shoal.Dense(rows=10))
+        assert kv.push_pull("w", [0], [1.0]).result(PATIENCE) == [1.0]
+        assert told.endings == {}
+
+
+# ---------------------------------------------------------------- modules, names, and what cannot be
+
+
+@pytest.fixture
+def importable(den: Den, monkeypatch: pytest.MonkeyPatch) -> Den:
+    monkeypatch.syspath_prepend(str(den.modules))
+    monkeypatch.setattr(tempfile, "tempdir", str(den.folder))
+    return den
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("starts_a_thread", "modules that start threads cannot be used with forked processes.*starts_a_thread"),
+        ("is_wrong", "ZeroDivisionError while importing.*is_wrong"),
+        ("leaves", "SystemExit while importing.*leaves"),
+        ("no_such_module_at_all", r"cannot import 'no_such_module_at_all', which was named in modules="),
+    ],
+)
+def test_a_module_that_cannot_be_used_is_refused_and_nothing_is_left(
+    importable: Den, module: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Invalid, match=reason):
+        start("ipc", module)
+    assert os.listdir(importable.folder) == []
+    assert module not in sys.modules  # the nursery imports it, not we
+    assert ("ZeroDivisionError" in capfd.readouterr().err) == (module == "is_wrong")
+
+
+@pytest.mark.parametrize("module", ["joins_a_thread", "prints_and_reads"])
+def test_a_module_may_use_a_thread_print_and_read(
+    importable: Den, module: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with start("ipc", module, servers=1) as cluster:
+        assert cluster.client().tables() == {}
+    assert ("this is no report" in capfd.readouterr().err) == (module == "prints_and_reads")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "work", "reason"),
+    [
+        ("server-0", "server", {}, "taken by process"),
+        ("coordinator", "server", {}, "taken"),
+        ("client-ann", "worker", {}, "taken"),
+        ("../above", "server", {}, "needs 1 to 64 letters"),
+        ("", "server", {}, "needs 1 to 64 letters"),
+        ("ann", "evaluator", {}, "'server' or 'worker'"),
+        ("ann", "worker", {"job": object()}, "plain data"),
+    ],
+)
+def test_a_process_that_cannot_be_is_refused_and_the_others_run_on(
+    name: str, kind: str, work: dict[str, object], reason: str
+) -> None:
+    with start(servers=1) as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        cluster.client("client-ann")
+        with pytest.raises(Invalid, match=reason):
+            cluster.fork(name, kind, work)
+        assert cluster.fork("ann", "server", {}) == cluster.pids["ann"]
+        assert set(cluster.pids) == {"server-0", "ann"}
+
+
+def test_a_signal_that_cannot_be_is_refused_and_a_closed_cluster_says_so() -> None:
+    with start(servers=1) as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        with pytest.raises(Invalid, match=r"no process 'ann' here \(processes: server-0\)"):
+            cluster.signal("ann", signal.SIGTERM)
+        with pytest.raises(Invalid, match="signal=999"):
+            cluster.signal("server-0", 999)
+    for call in (lambda: cluster.fork("ann", "server", {}), lambda: cluster.signal("server-0", signal.SIGTERM)):
+        with pytest.raises(ClusterError, match="closed"):
+            call()
+
+
+def test_a_cluster_closed_while_a_fork_waits_ends_the_wait(importable: Den) -> None:
+    cluster = start("tcp", "holds_the_child", servers=1)
+    errors: list[BaseException] = []
+
+    def fork() -> None:
+        try:
+            cluster.fork("ann", "server", {})
+        except BaseException as error:
+            errors.append(error)
+
+    importable.marker.unlink()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    assert soon(importable.marker.exists)  # ann is forked, and held for half a second
+    cluster.close()
+    thread.join(PATIENCE)
+    assert len(errors) == 1 and isinstance(errors[0], ClusterError)

@@ -1,0 +1,224 @@
+"""A workload against a plain book of sets: whatever workers do, every slot is dealt until it is counted, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.cluster.workload import AHEAD, MOST, Workload, runs, spread
+from shoal.tables import Step
+
+LAWS = settings(max_examples=200, deadline=None)
+ABSURD = st.one_of(st.integers(0, 12), st.sampled_from([40, 1 << 20, 1 << 60, 1 << 61]))
+Act = tuple[str, int, int]
+
+
+@dataclass
+class Cards:
+    """So many groups of rows, in another order in every pass."""
+
+    per_pass: int
+
+    def contents(self, of_pass: int) -> npt.NDArray[np.int64]:
+        return np.random.default_rng(of_pass).permutation(self.per_pass).astype(np.int64)
+
+
+@dataclass
+class Book:
+    """The same run in plain sets, and the laws that are checked at every turn."""
+
+    work: Workload
+    counted: set[int] = field(default_factory=set)
+    hands: dict[int, set[int]] = field(default_factory=dict)  # by worker: what it has
+    dealt: list[int] = field(default_factory=list)
+
+    def act(self, what: str, worker: int, amount: int) -> None:
+        if what == "enter":
+            self.work.enter(worker, f"worker-{worker}")
+            self.hands.setdefault(worker, set())
+        elif what == "stop":
+            self.work.stop()
+        elif what == "barrier" and self.work.step is not None:  # the next evaluation is so many steps ahead
+            ahead = self.work.steps_until(self.work.next) + amount
+            self.work.barrier = self.work.slots_until(ahead) if amount % 3 else None
+        elif worker in self.hands:
+            getattr(self, f"_{what}", self._deal)(worker, amount)
+        self.check()
+
+    def _die(self, worker: int, amount: int) -> None:
+        self.work.leave(worker, died=True)
+        del self.hands[worker]
+
+    def _leave(self, worker: int, amount: int) -> None:
+        self.work.leave(worker, died=False)
+        del self.hands[worker]
+
+    def _back(self, worker: int, amount: int) -> None:
+        back = sorted(self.hands[worker])[-amount:]
+        self.work.give_back(worker, back)
+        self.hands[worker] -= set(back)
+
+    def _refuse(self, worker: int, amount: int) -> None:
+        for slot in [*sorted(self.hands[worker])[:amount], 1 << 60, amount]:
+            self.work.refuse(worker, slot, "not a number")
+            self.hands[worker].discard(slot)
+
+    def _count(self, worker: int, amount: int) -> None:
+        self.report(worker, sorted(self.hands[worker])[:amount])
+
+    def _recount(self, worker: int, amount: int) -> None:
+        """What it has, what it had, and what is nobody's."""
+        self.report(worker, range(amount * 7))
+
+    def report(self, worker: int, slots: Iterable[int]) -> None:
+        told = set(slots) & self.hands[worker]
+        new = self.work.count(worker, self.work.among(worker, runs(sorted(slots))))
+        assert set(new) == told - self.counted and len(new) == len(set(new))
+        self.counted |= told
+        self.hands[worker] -= told
+
+    def _deal(self, worker: int, amount: int) -> None:
+        work, before, begun = self.work, set(self.dealt), self.work.next
+        steps = work.steps if work.step is not None else 0
+        again, new = work.deal(worker, amount)
+        assert len(again) + len(new) <= max(amount, 1)
+        assert again == sorted(again)
+        if work.step is None:
+            assert set(again) <= before
+        else:  # also what was meant for one that left before it asked
+            assert all(slot < begun for slot in again)
+        assert not before & set(new)
+        for slot in (*again, *new):
+            assert slot not in self.counted
+            assert not any(slot in had for had in self.hands.values()), f"{slot} is in two hands"
+            if work.step is not None:
+                assert slot < work.limit and (work.barrier is None or slot < work.barrier)
+                assert work.step_of(slot) < steps + AHEAD
+        self.hands[worker] |= {*again, *new}
+        self.dealt += [*(slot for slot in again if slot not in before), *new]
+
+    def check(self) -> None:
+        work = self.work
+        assert work.done == len(self.counted)
+        assert work.lowest == next(slot for slot in range(len(self.counted) + 1) if slot not in self.counted)
+        assert work.finished == (len(self.counted) >= work.limit)
+        if work.step is not None:
+            assert work.finished == self.counted.issuperset(range(work.limit))
+        for worker, had in self.hands.items():
+            assert work.has(worker) == len(had)
+
+    def bring_home(self) -> None:
+        """One worker that is well does all that is left."""
+        self.work.barrier = None
+        for worker in list(self.hands):
+            self.act("leave", worker, 0)
+        self.act("enter", 99, 0)
+        for _ in range(2 * self.work.limit + 2):
+            if not self.work.finished:
+                self._deal(99, 3)
+                self._count(99, 2)
+                self.check()
+        self._count(99, MOST)
+        self.check()
+        assert self.work.finished and self.work.done == self.work.limit
+        passes, rest = divmod(self.work.limit, self.work.per_pass)
+        assert self.counted.issuperset(range(passes * self.work.per_pass))
+        if rest and self.work.step is None:  # which slots of the last pass is for the workers to choose
+            assert max(self.counted) < (passes + 1) * self.work.per_pass
+
+
+def workload(per_pass: int, slots: int, limit: int, in_steps: bool) -> Workload:
+    step = Step(slots=slots, slots_per_pass=per_pass) if in_steps else None
+    work = Workload(Cards(per_pass), limit, step)
+    work.limit = work.slots_until(work.steps_until(limit))
+    return work
+
+
+WORKLOADS = st.tuples(st.integers(1, 13), st.integers(1, 5), st.one_of(st.integers(0, 60), st.just(99)), st.booleans())
+AMOUNTS = st.one_of(st.integers(0, 9), st.integers(2, 3), st.just(99))
+FAULTS = ["enter", "deal", "count", "recount", "back", "refuse", "die", "leave", "stop", "barrier"]
+
+
+def acts(names: list[str]) -> st.SearchStrategy[list[Act]]:
+    weighted = st.one_of(st.sampled_from(names), st.sampled_from(["deal", "count"]))
+    here: list[Act] = [("enter", worker, 0) for worker in range(3)]
+    return st.lists(st.tuples(weighted, st.integers(0, 3), AMOUNTS), min_size=3, max_size=40).map(here.__add__)
+
+
+@LAWS
+@given(WORKLOADS, acts(FAULTS))
+def test_every_slot_is_dealt_until_it_is_counted_and_none_is_counted_twice(
+    made: tuple[int, int, int, bool], story: list[Act]
+) -> None:
+    book = Book(workload(*made))
+    for act in story:
+        book.act(*act)
+    book.bring_home()
+
+
+@LAWS
+@given(WORKLOADS, acts(["enter", "deal", "count"]))
+def test_while_nobody_fails_every_slot_is_dealt_once(made: tuple[int, int, int, bool], story: list[Act]) -> None:
+    book = Book(workload(*made))
+    for act in story:
+        book.act(*act)
+    for worker in (0, 1):
+        book.act("enter", worker, 0)
+    while not book.work.finished:
+        for worker in sorted(book.hands):
+            book.act("deal", worker, 4)
+            book.act("count", worker, 4)
+    assert len(book.dealt) == len(set(book.dealt)) == book.work.limit
+    for number in range(book.work.limit // book.work.per_pass):
+        first = number * book.work.per_pass
+        assert set(range(first, first + book.work.per_pass)) <= set(book.dealt)
+
+
+@LAWS
+@given(WORKLOADS, acts([name for name in FAULTS if name != "stop"]))
+def test_a_run_that_is_taken_up_again_loses_and_repeats_nothing(
+    made: tuple[int, int, int, bool], story: list[Act]
+) -> None:
+    book = Book(workload(*made))
+    for act in story:
+        book.act(*act)
+    resumed = workload(*made)
+    resumed.resume(spread(runs(sorted(book.counted)), 1 << 60))
+    again = Book(resumed, set(book.counted))
+    again.dealt = list(range(resumed.next))  # in the former life, by whomever
+    again.check()
+    again.act("enter", 0, 0)
+    resumed.barrier = 0  # the first weights of this life are not yet read
+    assert resumed.deal(0, 9) == ([], [])
+    again.bring_home()
+
+
+@LAWS
+@given(WORKLOADS, acts(FAULTS), st.lists(st.tuples(ABSURD, ABSURD), max_size=5))
+def test_runs_that_make_no_sense_name_only_what_a_worker_has(
+    made: tuple[int, int, int, bool], story: list[Act], absurd: list[tuple[int, int]]
+) -> None:
+    book = Book(workload(*made))
+    for act in story:
+        book.act(*act)
+    book.act("enter", 0, 0)
+    for worker, had in book.hands.items():
+        named = {slot for slot in had if any(first <= slot < stop for first, stop in absurd)}
+        assert set(book.work.among(worker, absurd)) == named
+    assert book.work.among(77, absurd) == []
+    for worker in book.hands:
+        book.report(worker, book.work.among(worker, [*absurd, (0, 1 << 61)]))
+        book.check()
+    book.bring_home()
+
+
+@LAWS
+@given(st.lists(st.integers(0, 40), max_size=30))
+def test_runs_are_spread_into_the_slots_they_were_made_of(slots: list[int]) -> None:
+    assert spread(runs(slots), len(slots)) == slots
+    assert len(runs(sorted(set(slots)))) <= len(slots)

@@ -1,0 +1,373 @@
+"""Trainers, servers, the evaluator and the coordinator in one thread, with a seeded order of messages: nothing sleeps."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.data.datasets import Dataset, load
+from shoal.errors import Fenced
+from shoal.events import Evaluated, Gone, RunEvent, Started, Stopped, Voided
+from shoal.job import Job, changed
+from shoal.launch.training import dealing_of
+from shoal.limits import SECOND
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.evaluator import Evaluator
+from shoal.nodes.server import Server
+from shoal.nodes.trainer import Lane, Trainer
+from shoal.nodes.worker import Worker
+from shoal.store.task import Task
+from shoal.strategies import TABLE
+from shoal.wire import messages as m
+from shoal.wire.effects import Compute, Computed, Durable, Ended, Event, Node, Persist, Received, Send, Tell, Tick, Wake
+
+JOB: dict[str, Any] = {
+    "data": {"source": "rcv1-like", "rows": 400, "features": 1_000, "batch": 16},  # a pass has 25 slots
+    "stop": {"epochs": 3},
+    "servers": 2,
+}
+STRATEGIES = ("async", "bounded", "sync")
+ALL = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    job = Job.of(JOB)
+    return load(job.data, job.seed, cache=tmp_path_factory.mktemp("data"))
+
+
+class Ship:
+    """All nodes of a run. Messages between two of them keep their order, all else is drawn by lot."""
+
+    def __init__(self, rows: Dataset, seed: int = 0, cache: int = 1 << 30, **settings: Any) -> None:
+        changes = {name.replace("__", "."): value for name, value in settings.items()}
+        self.job, self.rows, self.cache = Job.of(changed(JOB, changes)), rows, cache
+        self.dealing = dealing_of(self.job, rows)
+        self.draw = random.Random(seed)
+        self.now = 1_000 * SECOND
+        self.nodes: dict[str, Node] = {}
+        self.wakes: dict[str, int] = {}
+        self.roads: dict[tuple[str, str], deque[Event]] = {}
+        self.told: list[RunEvent] = []
+        self.trainers: dict[str, Trainer] = {}
+        self.ends: dict[str, Task] = {}
+        self.drop: Callable[[str, str, m.Message], bool] = lambda sender, to, message: False
+        self.board(Coordinator(dealing=self.dealing))
+        for i in range(self.job.servers):
+            self.board(Server(f"server-{i}", "token", f"memory:server-{i}"))
+        client = Worker("launcher", "client", "token")
+        self.board(client)
+        keys = self.job.model.keys(rows.features)
+        table = self.job.strategy.table(keys, self.job.update.update(), self.dealing.workload.per_pass)
+        self.until(lambda: client.joined.done and len(client.member.view.members) == 1 + self.job.servers)
+        made = client.client.create(TABLE, table)
+        self.feed("launcher", Tick())
+        self.until(lambda: made.done)
+        assert made.error is None
+        self.launcher = client
+        self.evaluator = Evaluator(Worker("evaluator", "evaluator", "token"), self.job.model, rows.test)
+        self.ends["evaluator"] = self.evaluator.start()
+        self.board(self.evaluator.worker)
+        for i in range(self.job.workers):
+            self.hire(f"worker-{i}")
+
+    def board(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        self.feed(node.name, Tick())
+
+    def hire(self, name: str) -> Trainer:
+        worker = Worker(name, "worker", "token")
+        slots = self.dealing.workload.order
+        trainer = Trainer(
+            worker,
+            self.job.strategy,
+            self.job.model,
+            self.rows.train,
+            slots,
+            lambda: (0, 0),
+            self.cache,  # type: ignore[arg-type]
+        )
+        self.trainers[name] = trainer
+        self.ends[name] = trainer.start()
+        self.board(worker)
+        return trainer
+
+    def feed(self, name: str, event: Event) -> None:
+        for effect in self.nodes[name].handle(self.now, event):
+            match effect:
+                case Send(to, message, arrays) if not self.drop(name, to, message):
+                    self.roads.setdefault((name, to), deque()).append(Received(name, message, arrays))
+                case Wake(at):
+                    self.wakes[name] = at
+                case Compute(token, function):
+                    self.roads.setdefault((name, name), deque()).append(Computed(token, function()))
+                case Persist(token, _):
+                    self.roads.setdefault((name, name), deque()).append(Durable(token))
+                case Tell(event):
+                    self.told.append(event)
+
+    def turn(self) -> None:
+        open_roads = [road for road, letters in self.roads.items() if letters]
+        if open_roads:
+            road = self.draw.choice(open_roads)
+            event = self.roads[road].popleft()
+            if road[1] in self.nodes:
+                self.feed(road[1], event)
+            return
+        name = min(self.wakes, key=lambda one: (self.wakes[one], one))
+        self.now = max(self.now, self.wakes[name])
+        self.feed(name, Tick())
+
+    def until(self, done: Callable[[], bool], turns: int = 60_000) -> None:
+        for _ in range(turns):
+            if done():
+                return
+            self.turn()
+        raise AssertionError(f"not done at {self.now / SECOND:.1f} s: {self.told[-3:]}")
+
+    def kill(self, name: str) -> None:
+        self.nodes.pop(name)
+        self.wakes.pop(name)
+        self.ends.pop(name, None)
+        self.feed("coordinator", Ended(name, "killed by signal 9"))
+
+    def home(self) -> Ship:
+        """To the end of the run, and of all who take part."""
+        self.until(lambda: all(task.done for task in self.ends.values()))
+        return self
+
+    def slots_done(self) -> int:
+        return self.dealing.workload.done
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.told if isinstance(event, kind)]
+
+    @property
+    def weights(self) -> Any:
+        assert self.evaluator.last is not None
+        return self.evaluator.last.weights
+
+
+# ---------------------------------------------------------------- a run
+
+
+@ALL
+def test_a_run_counts_every_slot_once_and_learns(rows: Dataset, strategy: str) -> None:
+    ship = Ship(rows, strategy=strategy).home()
+    assert ship.all(Stopped)[0].why == "3 epochs done"
+    assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
+    losses = [event.test_loss for event in ship.all(Evaluated)]
+    assert losses[0] == pytest.approx(np.log(2)) and losses[-1] < 0.98 * losses[0]
+    assert all(task.error is None for task in ship.ends.values())
+
+
+def test_a_synchronous_run_is_the_same_for_any_number_of_workers_and_any_order_of_messages(rows: Dataset) -> None:
+    one = Ship(rows, strategy="sync", workers=1).home()
+    for seed, workers in ((1, 2), (2, 3)):
+        other = Ship(rows, seed=seed, strategy="sync", workers=workers).home()
+        np.testing.assert_array_equal(one.weights, other.weights)
+        assert [event.test_loss for event in other.all(Evaluated)] == [event.test_loss for event in one.all(Evaluated)]
+
+
+def test_a_synchronous_run_is_the_same_whoever_dies_in_it(rows: Dataset) -> None:
+    calm = Ship(rows, strategy="sync", workers=1, stop__epochs=2).home()
+    for seed in range(6):
+        ship = Ship(rows, seed=seed, strategy="sync", workers=3, strategy__slots_per_step=4, stop__epochs=2)
+        ship.until(lambda ship=ship: ship.slots_done() >= 5)  # type: ignore[misc]
+        ship.kill("worker-1")
+        ship.until(lambda ship=ship: ship.slots_done() >= 10 + ship.job.seed)  # type: ignore[misc]
+        ship.kill("worker-2")  # also of what was dealt to it again
+        ship.home()
+        assert ship.slots_done() == 50
+        assert len(ship.all(Gone)) == 2
+    assert calm.slots_done() == 50
+
+
+def test_slots_that_come_again_in_several_deals_do_not_wait_for_each_other(rows: Dataset) -> None:
+    """A deal of earlier steps may come when an earlier deal of later steps is under way: each has a lane of its own."""
+    for seed in range(8):
+        ship = Ship(rows, seed=seed, strategy="sync", workers=4, strategy__slots_per_step=2, stop__epochs=2)
+        for number, lost in enumerate(("worker-1", "worker-2", "worker-3")):
+            ship.until(lambda ship=ship, number=number: ship.slots_done() >= 4 * (number + 1))  # type: ignore[misc]
+            ship.kill(lost)
+        ship.home()
+        assert ship.slots_done() == 50 and ship.all(Stopped)[0].why == "2 epochs done"
+
+
+@ALL
+def test_who_joins_late_takes_part_and_who_dies_is_replaced(rows: Dataset, strategy: str) -> None:
+    ship = Ship(rows, strategy=strategy, workers=2)
+    ship.until(lambda: ship.slots_done() >= 10)
+    ship.kill("worker-0")
+    late = ship.hire("worker-9")
+    ship.home()
+    assert ship.slots_done() == 75 and late._done > 0
+
+
+# ---------------------------------------------------------------- leaving and lives
+
+
+@ALL
+def test_who_is_asked_to_leave_finishes_what_it_began_and_gives_back_the_rest(rows: Dataset, strategy: str) -> None:
+    ship = Ship(rows, strategy=strategy, workers=2)
+    ship.until(lambda: ship.slots_done() >= 10)
+    leaver = ship.trainers["worker-0"]
+    leaver.leave()
+    ship.until(lambda: ship.ends["worker-0"].done)
+    assert ship.ends["worker-0"].error is None
+    incarnation = leaver.worker.client.incarnation
+    assert ship.dealing.workload.has(incarnation) == 0  # counted or given back, all of it
+    ship.roads[("worker-0", "coordinator")].append(Received("worker-0", m.Leave(incarnation)))
+    ship.nodes.pop("worker-0")
+    ship.wakes.pop("worker-0")
+    ship.home()
+    assert ship.slots_done() == 75
+    assert ship.dealing.counts["workers lost"] == 0
+    assert sum(trainer._done for trainer in ship.trainers.values()) == 75  # what was given back, it did not compute
+
+
+@ALL
+def test_a_worker_that_was_declared_dead_starts_afresh_and_counts_nothing_twice(rows: Dataset, strategy: str) -> None:
+    for seed in range(4):
+        ship = Ship(rows, seed=seed, strategy=strategy, workers=2)
+        ship.until(lambda ship=ship: ship.slots_done() >= 10)  # type: ignore[misc]
+        trainer = ship.trainers["worker-0"]
+        before = trainer.worker.client.incarnation
+        ship.feed("coordinator", Ended("worker-0", "it looked dead"))
+        ship.home()
+        assert trainer.worker.client.incarnation > before
+        assert ship.slots_done() == 75
+        assert ship.dealing.examples <= 3 * 400
+        assert all(task.error is None for task in ship.ends.values())
+
+
+def test_a_lane_of_a_former_life_pushes_nothing_in_the_name_of_the_next(rows: Dataset) -> None:
+    ship = Ship(rows, strategy="sync")
+    trainer = ship.trainers["worker-0"]
+    lane, waits = Lane(trainer, [3, 4]), Lane(trainer)
+    task = waits.more()
+    for one in (lane, waits):
+        trainer._run(one)
+    assert trainer.worker.on_fenced is not None
+    trainer.worker.on_fenced()
+    ship.feed("worker-0", Tick())
+    assert [type(run.error) for run in trainer._lanes.values()] == [Fenced, Fenced]
+    for call in (lane.next, lambda: lane.client, task.result, lane.more().result):
+        with pytest.raises(Fenced):
+            call()
+
+
+def test_a_lane_that_is_given_slots_ends_with_them_and_another_with_the_run(rows: Dataset) -> None:
+    trainer = Ship(rows, strategy="sync").trainers["worker-0"]
+    given, other = Lane(trainer, [3, 29]), Lane(trainer)
+    assert not given.over and not other.over
+    assert [given.next(), given.next(), given.next()] == [(0, 3), (1, 4), None]
+    assert given.over and not other.over
+    other.queue.append(5)
+    trainer.over = True
+    assert not other.over  # what was dealt is computed
+    assert other.more().done
+    other.next()
+    assert other.over and other.more().done
+
+
+def test_answers_that_are_lost_delay_a_run_and_change_nothing(rows: Dataset) -> None:
+    ship = Ship(rows, seed=5, strategy="async")
+    lost = {"deal": 0, "judge": 0, "want": 0}
+
+    def drop(sender: str, to: str, message: m.Message) -> bool:
+        name = type(message).__name__.lower()
+        if name not in lost or lost[name] >= 6 or ship.draw.random() < 0.7:
+            return False
+        lost[name] += 1
+        return True
+
+    ship.drop = drop
+    ship.home()
+    assert min(lost.values()) >= 1  # the fault did happen
+    assert ship.slots_done() == 75 and ship.dealing.examples == 1_200
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_rows_that_a_worker_had_are_kept_up_to_a_bound(rows: Dataset) -> None:
+    free = Ship(rows, strategy="async", workers=1).trainers["worker-0"]
+    first = free.local((0, 0))
+    assert free.local((0, 0)) is first
+    same = next(number for number in range(25) if free.slots.content(1, number) == free.slots.content(0, 0))
+    assert free.local((1, same)) is first  # the same group of rows in the next pass
+    tight = Ship(rows, strategy="async", workers=1, cache=0).trainers["worker-0"]
+    assert tight.local((0, 0)) is not tight.local((0, 0))
+    assert tight.local((0, 0)).keys.tolist() == first.keys.tolist()
+
+
+def test_penalties_per_count_are_those_of_the_whole_set(rows: Dataset) -> None:
+    ship = Ship(rows, strategy="async", workers=1, model__l2_per_count=0.5)
+    trainer = ship.trainers["worker-0"]
+    local = trainer.local((0, 0))
+    weights = np.ones(len(local.keys), np.float32)
+    _, gradient = trainer._gradient(local, weights, False)
+    counts = np.append(rows.train.counts[local.keys[:-1]], 1).astype(np.float32)
+    _, expected = ship.job.model.gradient(local, weights, False, counts)
+    np.testing.assert_array_equal(gradient, expected)
+    assert ship.home().slots_done() == 75
+
+
+# ---------------------------------------------------------------- what cannot be pushed
+
+
+@ALL
+def test_gradients_that_are_no_numbers_become_void_slots_and_the_run_ends_well(rows: Dataset, strategy: str) -> None:
+    ship = Ship(rows, strategy=strategy, workers=2, model="squared", stop__epochs=1)
+    ship.until(lambda: bool(ship.all(Started)))
+    for trainer in ship.trainers.values():
+        gradient = trainer.model.gradient
+        bad = set(trainer.local((0, 3)).keys.tolist())
+
+        def poisoned(local: Any, *rest: Any, gradient: Any = gradient, bad: set[int] = bad) -> tuple[float, Any]:
+            loss, values = gradient(local, *rest)
+            return loss, values * np.float32("nan") if set(local.keys.tolist()) == bad else values
+
+        trainer._gradient = lambda local, weights, mean, poisoned=poisoned: poisoned(local, weights, mean)  # type: ignore[method-assign]
+    ship.home()
+    assert [event.slot for event in ship.all(Voided)] == [(0, 3)]
+    assert ship.slots_done() == 25 and ship.all(Stopped)[0].why == "1 epochs done"
+    assert ship.dealing.examples == 400 - 16
+
+
+# ---------------------------------------------------------------- the evaluator
+
+
+def test_the_best_weights_are_kept_as_they_were_judged(rows: Dataset) -> None:
+    ship = Ship(rows, strategy="sync", workers=2, stop__patience=2, stop__epochs=60, update="sgd", update__step=3.0)
+    ship.home()
+    best, last = ship.evaluator.best, ship.evaluator.last
+    assert best is not None and last is not None
+    events = ship.all(Evaluated)
+    assert best.loss == min(event.test_loss for event in events)
+    assert last.loss == events[-1].test_loss
+    assert ship.job.model.judge(rows.test, best.weights)[0] == best.loss
+
+
+def test_an_evaluator_that_cannot_judge_says_so_and_the_run_fails(rows: Dataset, tmp_path: Path) -> None:
+    ship = Ship(rows, strategy="async")
+    ship.evaluator._rows += 1  # it asks for one weight too many
+    ship.until(lambda: ship.dealing.ended)
+    assert "the model cannot be judged" in ship.all(Stopped)[0].why
+    ship.until(lambda: ship.ends["evaluator"].done)
+    assert ship.ends["evaluator"].error is not None
+
+
+def test_a_server_that_is_lost_ends_the_run_and_those_who_take_part(rows: Dataset) -> None:
+    ship = Ship(rows, strategy="async")
+    ship.until(lambda: ship.slots_done() >= 5)
+    ship.kill("server-0")
+    ship.until(lambda: all(task.done for task in ship.ends.values()))
+    assert "server-0 is gone" in ship.all(Stopped)[0].why

@@ -1,0 +1,293 @@
+"""Pull, gradient, push: what a strategy sends, in which order, and what it waits for. The servers are played by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.data.batch import Local
+from shoal.errors import Invalid
+from shoal.limits import SECOND
+from shoal.nodes.worker import Worker
+from shoal.store.client import Client
+from shoal.store.task import Task
+from shoal.store.update import SGD
+from shoal.strategies import TABLE, Slot
+from shoal.strategies.parameter_server import _UNDER_WAY, Async, Bounded, ParameterServer, Sync
+from shoal.tables import Dense, Each, Sparse, Step
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Received, Send, Tick
+
+START = 50 * SECOND
+ROWS, PER_PASS = 100, 20
+
+
+class Paper:
+    """A lane of slots, each with one row; the server's side of the road is this test."""
+
+    def __init__(self, strategy: ParameterServer, slots: int) -> None:
+        self.worker = Worker("me", "worker", "token")
+        self.queue: deque[Slot] = deque((0, number) for number in range(slots))
+        self.ended = False
+        self.void: set[Slot] = set()
+        self.bad: set[int] = set()
+        self.refused: dict[Slot, str] = {}
+        self.counted: list[Slot] = []
+        self.losses: list[float] = []
+        self.sent: list[Any] = []
+        self._waits: Task | None = None
+        table = strategy.table(ROWS, SGD(0.1), PER_PASS)
+        members = [m.Member("ann", 1, "server", "memory:ann"), m.Member("me", 7, "worker", "")]
+        view = m.View(1, 3, 0, members, [m.Placed(1, TABLE, table, [0], [m.Place(1, ["ann"])])])
+        self.feed(Tick())
+        self.feed(Received("coordinator", m.Welcome("token.0", 7, view)))
+        self.whole = self.worker.start(strategy.run(self))
+        self.feed(Tick())
+
+    @property
+    def client(self) -> Client:
+        return self.worker.client
+
+    @property
+    def over(self) -> bool:
+        return self.ended and not self.queue
+
+    def next(self) -> Slot | None:
+        return self.queue.popleft() if self.queue else None
+
+    def put_back(self, slot: Slot | None) -> None:
+        if slot is not None:
+            self.queue.appendleft(slot)
+
+    def more(self) -> Task:
+        self._waits = Task("another slot")
+        return self._waits
+
+    def is_void(self, slot: Slot) -> bool:
+        return slot in self.void
+
+    def local(self, slot: Slot) -> Local:
+        keys = np.array([slot[1]], np.uint64)
+        row = np.array([0, 1], np.int64)
+        return Local(keys, row, np.zeros(1, np.uint32), None, np.ones(1, np.float32))
+
+    def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
+        task = Task("compute")
+        value = np.nan if int(local.keys[0]) in self.bad else 1.0 + mean
+        task.finish((float(local.keys[0]), np.array([value], np.float32)))
+        return task
+
+    def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
+        self.losses.append(loss)
+        task.then(lambda task: self.counted.append(slot))
+
+    def refuse(self, slot: Slot, why: str) -> None:
+        self.refused[slot] = why
+
+    def feed(self, event: Any) -> None:
+        effects: list[Effect] = self.worker.handle(START, event)
+        self.sent += [one.message for one in effects if isinstance(one, Send) and one.to == "ann"]
+
+    def wake(self) -> None:
+        assert self._waits is not None
+        self._waits.finish()
+        self.feed(Tick())
+
+    def take(self, kind: type[Any]) -> list[Any]:
+        found = [message for message in self.sent if isinstance(message, kind)]
+        self.sent = [message for message in self.sent if not isinstance(message, kind)]
+        return found
+
+    def answer(self, pull: m.Pull) -> None:
+        values = m.Values(pull.request, pull.count, [1], entered=0 if pull.enter else m.NO_CLOCK)
+        self.feed(Received("ann", values, [np.zeros(pull.count, np.float32)]))
+
+    def count(self, push: m.Push) -> None:
+        if push.ahead < 0:
+            self.feed(Received("ann", m.Counted(push.request, new=True)))
+        else:  # it asked for the weights of the next slot as well
+            values = m.Values(push.request, push.ahead, [1])
+            self.feed(Received("ann", values, [np.zeros(push.ahead, np.float32)]))
+
+
+def play(lane: Paper, counting: bool = True) -> list[m.Push]:
+    """Answer everything as it comes; the pushes, in order."""
+    pushes: list[m.Push] = []
+    while lane.sent:
+        message = lane.sent.pop(0)
+        match message:
+            case m.Pull():
+                lane.answer(message)
+            case m.Push():
+                pushes.append(message)
+                if counting:
+                    lane.count(message)
+            case m.Park():
+                lane.feed(Received("ann", m.Done(message.request)))
+    return pushes
+
+
+STRATEGIES = [Sync(slots_per_step=2), Bounded(max_delay=3), Async()]
+ALL = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+
+
+# ---------------------------------------------------------------- described
+
+
+def test_the_three_famous_forms_are_points_of_one_table() -> None:
+    assert [(one.name, one.in_steps) for one in STRATEGIES] == [("sync", True), ("bounded", False), ("async", False)]
+    sync, bounded, free = (one.table(ROWS, SGD(0.1), PER_PASS) for one in STRATEGIES)
+    assert sync == Dense(rows=ROWS, update=SGD(0.1), apply=Step(2, "mean", PER_PASS), max_delay=0)
+    assert bounded == Dense(rows=ROWS, update=SGD(0.1), apply=Each(), max_delay=3)
+    assert free == Dense(rows=ROWS, update=SGD(0.1), apply=Each(), max_delay=None)
+
+
+def test_very_many_rows_are_born_when_they_are_pushed() -> None:
+    assert isinstance(Async().table(1 << 24, SGD(0.1), 1), Dense)
+    assert Async().table((1 << 24) + 1, SGD(0.1), 1) == Sparse(keys=(1 << 24) + 1, update=SGD(0.1))
+
+
+def test_sums_are_combined_as_sums() -> None:
+    table = Sync(combine="sum").table(ROWS, SGD(0.1), PER_PASS)
+    assert isinstance(table.apply, Step) and table.apply.combine == "sum"
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (Async, {"prefetch": -1}),
+        (Async, {"prefetch": 65}),
+        (Bounded, {"max_delay": -1}),
+        (Sync, {"max_delay": -1}),
+        (Sync, {"slots_per_step": 0}),
+        (Sync, {"slots_per_step": 4_097}),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(kind: Any, wrong: dict[str, int]) -> None:
+    with pytest.raises(Invalid, match=f"strategy.{next(iter(wrong))}"):
+        kind(**wrong)
+
+
+# ---------------------------------------------------------------- run
+
+
+@ALL
+def test_every_slot_is_pushed_once_in_order_and_then_it_is_over(strategy: ParameterServer) -> None:
+    lane = Paper(strategy, slots=6)
+    lane.ended = True
+    pushes = play(lane)
+    assert [(push.stream, push.number) for push in pushes] == [(0, number) for number in range(6)]
+    assert lane.counted == [(0, number) for number in range(6)]
+    assert lane.losses == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert lane.whole.done and lane.whole.error is None
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_so_many_pulls_are_under_way_beyond_the_one_that_is_needed(prefetch: int) -> None:
+    lane = Paper(Sync(prefetch=prefetch), slots=10)
+    pulls = lane.take(m.Pull)
+    assert [pull.count for pull in pulls] == [1] * (prefetch + 1)
+    lane.answer(pulls[0])
+    assert len(lane.take(m.Push)) == 1
+    assert len(lane.take(m.Pull)) == 1  # one is used up, one more is asked for
+
+
+def test_a_synchronous_pull_waits_for_the_step_of_its_slot() -> None:
+    lane = Paper(Sync(slots_per_step=2, prefetch=3), slots=4)
+    assert [pull.clock for pull in lane.take(m.Pull)] == [0, 0, 1, 1]
+
+
+def test_a_bounded_pull_carries_the_clock_at_which_it_will_be_used() -> None:
+    lane = Paper(Bounded(prefetch=2), slots=9)
+    (enter,) = lane.take(m.Pull)  # the others follow: this one decides the clock
+    assert enter.enter
+    lane.answer(enter)
+    clocks: list[int] = []
+    while lane.sent:
+        message = lane.sent.pop(0)
+        if isinstance(message, m.Pull) or (isinstance(message, m.Push) and message.ahead >= 0):
+            clocks.append(message.clock)
+        if isinstance(message, m.Pull):
+            lane.answer(message)
+        elif isinstance(message, m.Push):
+            lane.count(message)
+    assert sorted(clocks) == [1, 2, 3, 4, 5, 6, 7, 8]  # slot n is used when n are pushed
+
+
+@pytest.mark.parametrize("strategy", [Bounded(), Async()], ids=lambda strategy: strategy.name)
+def test_where_pushes_count_at_once_only_so_many_are_not_counted_yet(strategy: ParameterServer) -> None:
+    lane = Paper(strategy, slots=PER_PASS)
+    out = deque(play(lane, counting=False))
+    while out:
+        assert len(out) <= _UNDER_WAY + 1
+        lane.count(out.popleft())
+        out.extend(play(lane, counting=False))
+    assert len(lane.counted) == PER_PASS
+
+
+@pytest.mark.parametrize("strategy", [Bounded(), Async()], ids=lambda strategy: strategy.name)
+def test_who_has_nothing_to_do_parks_and_comes_back(strategy: ParameterServer) -> None:
+    lane = Paper(strategy, slots=1)
+    (pull,) = lane.take(m.Pull)
+    lane.answer(pull)
+    (push,) = lane.take(m.Push)
+    assert lane.take(m.Park) == []  # not before all is counted
+    lane.count(push)
+    (park,) = lane.take(m.Park)
+    lane.feed(Received("ann", m.Done(park.request)))
+    lane.queue.append((0, 5))
+    lane.wake()
+    (pull,) = lane.take(m.Pull)
+    assert pull.enter and pull.spell == park.spell + 1
+
+
+def test_in_steps_nobody_waits_for_workers_so_nobody_parks() -> None:
+    lane = Paper(Sync(), slots=1)
+    play_out = play(lane)
+    lane.ended = True
+    lane.wake()
+    assert len(play_out) == 1 and lane.whole.done and lane.take(m.Park) == []
+
+
+@ALL
+def test_a_void_slot_is_pushed_empty_and_pulls_nothing(strategy: ParameterServer) -> None:
+    lane = Paper(strategy, slots=0)
+    lane.void, lane.ended = {(0, 3)}, True
+    lane.queue.append((0, 3))
+    lane.wake() if lane._waits else play(lane)  # it may have parked first
+    if lane._waits:
+        lane.wake()
+    pushes = play(lane)
+    assert [(push.number, push.void, push.count) for push in pushes] == [(3, True, 0)]
+    assert lane.counted == [(0, 3)] and lane.losses == [0.0]
+
+
+@ALL
+def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_pushed(strategy: ParameterServer) -> None:
+    lane = Paper(strategy, slots=0)
+    play(lane)
+    lane.bad, lane.ended = {1}, True
+    lane.queue.extend([(0, 0), (0, 1), (0, 2)])
+    lane.wake()
+    pushes = play(lane)
+    assert [push.number for push in pushes] == [0, 2]
+    assert list(lane.refused) == [(0, 1)] and "not finite" in lane.refused[0, 1]
+    assert lane.whole.done and lane.whole.error is None
+
+
+@ALL
+def test_a_push_that_fails_for_good_ends_the_run_of_the_lane(strategy: ParameterServer) -> None:
+    lane = Paper(strategy, slots=4)
+    for _ in range(3):
+        for pull in lane.take(m.Pull):
+            lane.answer(pull)
+    (push, *_) = lane.take(m.Push)
+    lane.feed(Received("ann", m.No(push.request, "full", "no memory")))
+    lane.ended = True
+    if lane._waits is not None:
+        lane.wake()
+    play(lane)
+    assert "no memory" in str(lane.whole.error)

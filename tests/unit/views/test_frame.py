@@ -1,0 +1,151 @@
+"""The live picture fits the terminal it is drawn on, whatever the run brings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.events import Stopped, Voided, Warned
+from shoal.views.braille import Stroke, chart
+from shoal.views.frame import frame
+from shoal.views.sofar import SoFar
+
+
+def seen(events: Any) -> SoFar:
+    so_far = SoFar()
+    for event in events:
+        so_far.take(event)
+    return so_far
+
+
+def text(so_far: SoFar, width: int = 80, height: int = 24, **settings: Any) -> str:
+    return "\n".join(line.plain for line in frame(so_far, width, height, **settings))
+
+
+def test_the_whole_run_is_on_one_screen(story: Any) -> None:
+    shown = text(seen(list(story.run())[:200]), epochs=10)
+    assert shown.splitlines()[0] == "rcv1 · logistic · bounded · 4 workers x 2 servers · 2 cores"
+    for part in ("pass 7.8 of 10   47 s", "━╌", "3,374 rows/s", "train loss 0.1", "4 workers at work"):
+        assert part in shown
+    assert " pass seconds test loss accuracy    auc" in shown
+    assert "    7      42  ★ 0.1303   0.9499 0.9880" in shown
+    assert shown.count("★") == 1
+    for part in ("worker-3 gone: its process ended", "12 slots dealt again", "worker-4 joined", "slot 17 of pass 6"):
+        assert part in shown
+    assert any("\u2801" <= char <= "\u28ff" for char in shown)
+
+
+def test_the_last_picture_says_why_it_ended_and_what_was_best(story: Any) -> None:
+    shown = text(seen(story.run()), epochs=10, now=99.0)
+    assert "pass 10 of 10   60 s" in shown  # the time stands still
+    assert shown.endswith("stopped: 10 passes are done\nbest test loss 0.1303 at pass 7")
+    assert "no word" not in shown
+    assert "at work" not in shown
+
+
+@pytest.mark.parametrize("width", [1, 2, 9, 20, 40, 41, 79, 80, 133, 400])
+@pytest.mark.parametrize("height", [1, 2, 3, 5, 8, 12, 24, 50])
+@pytest.mark.parametrize("plain", [False, True])
+def test_no_line_is_too_long_and_no_picture_too_high(story: Any, width: int, height: int, plain: bool) -> None:
+    events = list(story.run())
+    for upto in (0, 1, 3, 100, len(events)):
+        lines = frame(seen(events[:upto]), width, height, epochs=10, note="writing the model", plain=plain)
+        assert 1 <= len(lines) <= max(1, height - 1)
+        assert all(line.cell_len <= max(1, width - 1) for line in lines)
+        assert not plain or all(line.plain.isascii() for line in lines)
+
+
+def test_forty_columns_still_have_all_figures(story: Any) -> None:
+    shown = text(seen(list(story.run())[:200]), width=40, epochs=10)
+    for part in (
+        "4 workers x 2 servers",
+        "pass 7.8 of 10   47 s",
+        "3,374 rows/s",
+        "★ 0.1303   0.9499 0.9880",
+        "worker-4 joined",
+    ):
+        assert part in shown
+
+
+def test_a_missing_worker_and_a_long_silence_are_said(story: Any) -> None:
+    so_far = seen([story.started(), story.progress(4, 1, workers=3)])
+    assert "3 of 4 workers at work" in text(so_far)
+    assert "no word" not in text(so_far, now=8.0)
+    assert "no word for 8.0 s" in text(so_far, now=12.0)
+
+
+def test_the_best_is_said_when_it_is_not_among_the_last(story: Any) -> None:
+    worse = [story.evaluated(at, at, at, 0.5, best=False) for at in range(1, 9)]
+    shown = text(seen([story.started(), story.evaluated(0, 0, 0, 0.25), *worse]))
+    assert "best test loss 0.2500" in shown
+    assert "★" not in shown
+
+
+def test_without_a_number_of_passes_there_is_no_bar(story: Any) -> None:
+    so_far = seen([story.started(), story.progress(12, 3.2)])
+    for epochs in (None, 0.0, math.nan, math.inf):
+        shown = text(so_far, epochs=epochs)
+        assert "pass 3.2   12 s" in shown.splitlines()
+    assert "━" * 10 in text(so_far, epochs=2)  # more was done than asked: the bar is full, not longer
+
+
+def test_before_the_start_there_is_only_the_note() -> None:
+    assert text(SoFar(), note="packing rcv1 ...\n12,000 rows") == "packing rcv1 ... 12,000 rows"
+    assert text(SoFar()) == ""
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e-300, 0.0])
+def test_figures_that_are_none_never_break_the_picture(story: Any, odd: float) -> None:
+    events: list[Any] = [story.started()]
+    for at in range(40):
+        events += [story.progress(at, at / 4, odd if at % 3 else 0.5)]
+        events += [
+            story.evaluated(at, at, at / 4, odd if at % 2 else 0.5, metrics={"accuracy": odd, "auc": None, "x": 1.0})
+        ]
+    for width in (20, 40, 80):
+        assert text(seen(events), width=width, epochs=10)
+    when = {"seconds": odd, "passes": odd}
+    told = [replace(story.progress(1, 1, odd), **when), replace(story.evaluated(0, 1, 1, odd), **when)]
+    assert text(seen([*told, *told, Stopped(seconds=odd, why="odd")]), epochs=10)
+
+
+def test_texts_from_elsewhere_cannot_move_the_cursor(story: Any) -> None:
+    events = [
+        story.started(),
+        story.gone(1.0, "evil\x1b[2J", "first\nsecond\r\x07"),
+        Voided(seconds=2.0, slot=(1, 2), why="[bold]no markup[/bold]"),
+        Warned(seconds=3.0, what="数据" * 100),
+    ]
+    shown = text(seen(events), note="\x1b[H")
+    assert "\x1b" not in shown
+    assert "first second" in shown
+    assert "[bold]no markup[/bold]" in shown
+
+
+def test_a_chart_falls_from_its_upper_left_to_its_lower_right() -> None:
+    drawn = chart([Stroke([(0.0, 8.0), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0)], "")], 12, 4, 3.0)
+    assert drawn is not None
+    assert (drawn.top, drawn.bottom) == (8.0, 1.0)
+    shape = [[char != " " for piece, _ in row for char in piece] for row in drawn.rows]
+    assert shape[0][0] and shape[3][11]
+    assert not shape[0][11] and not shape[3][0]
+    assert all(any(row[column] for row in shape) for column in range(12))  # no gaps
+
+
+def test_where_curves_meet_the_later_one_is_drawn_alone() -> None:
+    flat, higher = [(0.0, 1.0), (1.0, 1.0)], [(0.0, 1.1), (1.0, 2.0)]
+    alone = chart([Stroke([], "cyan"), Stroke(higher, "magenta"), Stroke([(0.0, 1.0)], "")], 6, 1, 1.0)
+    both = chart([Stroke(flat, "cyan"), Stroke(higher, "magenta"), Stroke([(0.0, 1.0)], "")], 6, 1, 1.0)
+    assert alone is not None and both is not None
+    assert [piece for piece in both.rows[0] if piece[1] == "magenta"] == [
+        piece for piece in alone.rows[0] if piece[1] == "magenta"
+    ]
+
+
+def test_one_point_is_no_curve() -> None:
+    assert chart([Stroke([(0.0, 1.0)], "")], 20, 4, 1.0) is None
+    assert chart([], 20, 4, 1.0) is None
+    assert chart([Stroke([(0.0, 1.0), (1.0, 1.0)], "")], 2, 4, 1.0) is None

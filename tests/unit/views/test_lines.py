@@ -1,0 +1,104 @@
+"""A log of a run is calm: tens of lines for an hour, and nothing that matters is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.events import Stopped, Warned
+from shoal.views.lines import Lines
+
+
+def told(events: Any) -> list[str]:
+    lines = Lines()
+    return [line for event in events for line in lines.take(event)]
+
+
+def test_lines_read_like_sentences_of_a_log(story: Any) -> None:
+    lines = told(
+        [
+            story.started(),
+            story.evaluated(0, 0.0, 0.0, 0.6931, metrics={"accuracy": 0.5, "auc": None}),
+            story.progress(12.0, 3.2),
+            story.evaluated(1, 14.0, 4.0, 0.1422),
+            story.gone(15.0, "worker-3", "its process ended with signal 9"),
+            story.evaluated(2, 15.5, 5.0, 0.1431, best=False),
+            Stopped(seconds=16.0, why="5 passes are done"),
+        ]
+    )
+    assert lines == [
+        "rcv1, logistic, bounded: 20,242 rows (and 5,000 to test) of 47,236 features, 4 workers x 2 servers on 2 cores",
+        "   0.0 s  pass 0    test loss 0.6931  accuracy 0.5000  auc -  best",
+        "    12 s  pass 3.2  5,398 rows/s  train loss 0.1312  4 workers",
+        "    14 s  pass 4    test loss 0.1422  accuracy 0.9478  auc 0.9880  best",
+        "    15 s  worker-3 gone: its process ended with signal 9; 12 slots dealt again",
+        "    16 s  pass 5    test loss 0.1431  accuracy 0.9478  auc 0.9880",
+        "    16 s  stopped: 5 passes are done; best test loss 0.1422 at pass 4",
+    ]
+
+
+def test_progress_is_told_at_doubling_intervals(story: Any) -> None:
+    lines = told(story.progress(at / 4, at / 100) for at in range(4 * 70))
+    assert [line.split()[0] for line in lines] == ["1.0", "3.0", "7.0", "15", "31", "63"]
+
+
+@pytest.mark.parametrize("evaluations", [2, 61, 3_601])
+def test_an_hour_takes_less_than_eighty_lines(story: Any, evaluations: int) -> None:
+    events = list(story.run(3_600, passes=100, records=4 * 3_600, evaluations=evaluations))
+    lines = told(events)
+    assert 20 < len(lines) < 80
+    assert any("worker-3 gone" in line for line in lines)
+    assert any("worker-4 joined" in line for line in lines)
+    assert "pass 100" in lines[-2]  # the last evaluation is never missing
+    assert "stopped" in lines[-1]
+
+
+def test_an_hour_of_coming_and_going_takes_less_than_eighty_lines_and_counts_everybody(story: Any) -> None:
+    events: list[Any] = [story.started()]
+    for at in range(1, 3_600):
+        events += [
+            story.progress(at, at / 36),
+            story.gone(at, f"worker-{at}", slots=1),
+            story.joined(at, f"worker-{at}"),
+        ]
+    lines = told([*events, Stopped(seconds=3_600, why="done")])
+    assert len(lines) < 80
+    again = [int(line.split(" dealt again")[0].split()[-2].replace(",", "")) for line in lines if "dealt again" in line]
+    assert sum(again) == 3_599
+
+
+def test_after_a_quiet_time_a_loss_is_told_at_once(story: Any) -> None:
+    lines = Lines()
+    said = [line for at in range(1, 100) for line in lines.take(story.gone(at, f"worker-{at}"))]
+    assert len(said) == 6  # the first at once, then 2, 4, 8, ... s later
+    said = lines.take(story.gone(400, "worker-7"))
+    assert said == ["   400 s  37 workers (worker-64, worker-65, worker-66 and 34 more) gone; 444 slots dealt again"]
+    assert lines.take(story.gone(401, "worker-8")) == []  # not so quiet any more
+
+
+def test_who_is_there_from_the_start_is_not_told_one_by_one(story: Any) -> None:
+    assert told([story.joined(0.0, f"worker-{at}") for at in range(100)]) == []
+    assert told([Warned(seconds=0.0, what="5 workers on 2 cores")]) == ["   0.0 s  warning: 5 workers on 2 cores"]
+
+
+def test_what_was_held_back_is_told_at_the_end_and_only_once(story: Any) -> None:
+    lines = Lines()
+    lines.take(story.evaluated(0, 0.0, 0, 0.7))
+    assert lines.take(story.evaluated(1, 0.5, 1, 0.6)) == []
+    lines.take(story.joined(0.5, "worker-4"))
+    assert lines.take(story.joined(0.6, "worker-5")) == []
+    assert [line.split("  ")[-1] for line in lines.end()] == ["worker-5 joined", "best"]
+    assert lines.end() == []
+
+
+def test_a_note_on_a_new_subject_is_told_at_once_and_its_figures_now_and_then() -> None:
+    lines = Lines()
+    said = [line for at in range(1_000) for line in lines.note(at / 100, f"packing rcv1 ... {at * 1_000:,} rows")]
+    assert said[:2] == ["packing rcv1 ... 0 rows", "packing rcv1 ... 100,000 rows"]
+    assert len(said) == 4  # at 0, 1, 3 and 7 s
+    assert lines.note(10.0, "compiling kernels") == ["compiling kernels"]
+
+
+def test_a_rollback_makes_no_negative_rate(story: Any) -> None:
+    assert "- rows/s" in told([story.progress(2, 5), story.progress(5, 3)])[1]

@@ -14,8 +14,8 @@ PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.run ## run the demo: a cluster on this machine, training
-	$(BIN)/python examples/demo.py
+demo: $(VENV)/.run ## train a sparse click model on 2 servers with 4 workers, and look at it
+	$(BIN)/shoal train examples/demo.toml
 
 test: $(VENV)/.dev ## run the tests, without the long ones
 	$(BIN)/python -m pytest -n 2 -m "not soak"
@@ -25,8 +25,11 @@ lint: $(VENV)/.dev ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev ## measure the store
+bench: $(VENV)/.dev ## measure the store, reading and training, with the rivals in the same run
+	$(PIP) -e '.[sklearn]'
 	$(BIN)/shoal bench store
+	$(BIN)/shoal bench reading
+	$(BIN)/shoal bench training
 
 soak: $(VENV)/.dev ## run the long tests, then 20,000 simulated clusters
 	$(BIN)/python -m pytest -m soak
@@ -41,9 +44,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e .
+	$(PIP) -e '.[view]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,view]'
 	@touch $@ $(VENV)/.run

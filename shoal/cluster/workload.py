@@ -28,6 +28,7 @@ from shoal.tables import Step
 AHEAD = 48  # steps: servers hold a few more than that
 MOST = 4_096  # slots in one deal, whatever is asked for
 REFUSALS, DEATHS = 2, 3  # after so many of them a slot is void
+AGAIN = 16  # slots that come again are dealt also to who did not ask for so many: somebody may wait for them
 IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
 
 Runs = list[tuple[int, int]]
@@ -177,7 +178,7 @@ class Workload:
         """Slots for a worker, at most so many: those that come again, and new ones."""
         again: list[int] = []
         most = min(most, MOST)
-        while self._again and len(again) < max(most, 1) and (self.barrier is None or self._again[0] < self.barrier):
+        while self._again and len(again) < max(most, AGAIN) and (self.barrier is None or self._again[0] < self.barrier):
             slot = self._again.popleft()
             if not self.is_counted(slot):
                 again.append(slot)

@@ -190,6 +190,9 @@ class Dealing:
         for slot, why in want.refused.items():
             work.refuse(who, slot, why)
         effects += self._tell_voids()
+        if want.newer:
+            self.counts["slots with newer weights"] += want.newer
+            effects += self.warn("a slot that was dealt again read weights of which some were one step newer")
         if not self._begun and not self.ended and len(self._seen) >= self._awaited:
             effects += self._begin(now)
         again, fresh = work.deal(who, want.more) if self._may_deal(want) else ([], [])
@@ -283,6 +286,8 @@ class Dealing:
         if work.finished:
             if last < work.done or self.over:
                 self._ask()
+        elif self.over:
+            return  # what is dealt is finished, and then judged
         elif work.step is not None:
             if work.barrier is not None and reached >= work.barrier:
                 self._ask()

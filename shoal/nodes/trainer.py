@@ -102,6 +102,9 @@ class Lane:
     def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
         task.then(partial(self._trainer.pushed, self._trainer.number(slot), 0 if local is None else len(local), loss))
 
+    def newer(self) -> None:
+        self._trainer.newer += 1
+
     def refuse(self, slot: Slot, why: str) -> None:
         self._trainer.refused[self._trainer.number(slot)] = why
 
@@ -124,6 +127,7 @@ class Trainer:
         self.leaving = False
         self.void: set[int] = set()
         self.refused: dict[int, str] = {}
+        self.newer = 0  # slots whose weights were newer than their step, in part
         self._life = 0  # the incarnation that the slots here were dealt to
         worker.on_fenced = self._fenced
         self._traffic = traffic
@@ -227,6 +231,7 @@ class Trainer:
         more = 0 if leaving or self.over else max(0, ahead - len(self._lane.queue))
         counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
+        newer, self.newer = self.newer, 0
         sent, received = self._traffic()
 
         def want(request: int) -> m.Message:
@@ -242,6 +247,7 @@ class Trainer:
                 sent=sent,
                 received=received,
                 leaving=leaving,
+                newer=newer,
             )
 
         self._take(await client.ask("ask for slots", want, m.Deal))

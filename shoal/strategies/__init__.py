@@ -48,5 +48,8 @@ class Lane(Protocol):
     def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
         """This push is under way: report the slot when it is counted."""
 
+    def newer(self) -> None:
+        """A slot was computed with weights of which some are newer than its step."""
+
     def refuse(self, slot: Slot, why: str) -> None:
         """Its gradient cannot be pushed."""

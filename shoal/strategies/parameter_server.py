@@ -18,6 +18,7 @@ import msgspec
 from shoal.data.batch import Local
 from shoal.errors import BadValues, Invalid
 from shoal.limits import SLOTS_PER_STEP
+from shoal.store.client import Client
 from shoal.store.task import Task
 from shoal.strategies import TABLE, Lane, Slot
 from shoal.tables import Apply, Dense, Each, Sparse, Step, Table, Update
@@ -116,6 +117,8 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
             void = client.push(TABLE, (), (), slot=slot, void=True)
             lane.push(slot, None, 0.0, void)
             return Begun(slot, None, void)
+        if self.in_steps and _is_newer(client, one):
+            lane.newer()  # its first worker died with some servers served and others not
         loss, gradient = await lane.gradient(local, weights, self.combine == "mean")
         following = None if self.in_steps else lane.next()
         coming = None if following is None or lane.is_void(following) else lane.local(following)
@@ -174,6 +177,14 @@ class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
 
     def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
         return Each(), None
+
+
+def _is_newer(client: Client, one: Begun) -> bool:
+    """Whether some server had taken the slot's step already when it was read."""
+    apply = client.layout(TABLE).spec.apply
+    assert isinstance(apply, Step)
+    step = apply.step_of(one.slot)
+    return any(version > step for found in one.pull.versions.values() for version in found)
 
 
 async def _all(tasks: deque[Task]) -> None:

@@ -179,6 +179,7 @@ class Want(Message, frozen=True):
     sent: Count = 0  # bytes, in this life
     received: Count = 0
     leaving: bool = False
+    newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
 
 
 class Deal(Message, frozen=True):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.cluster.workload import AHEAD, MOST, Workload, runs, spread
+from shoal.cluster.workload import AGAIN, AHEAD, MOST, Workload, runs, spread
 from shoal.tables import Step
 
 LAWS = settings(max_examples=200, deadline=None)
@@ -86,7 +86,7 @@ class Book:
         work, before, begun = self.work, set(self.dealt), self.work.next
         steps = work.steps if work.step is not None else 0
         again, new = work.deal(worker, amount)
-        assert len(again) + len(new) <= max(amount, 1)
+        assert len(again) <= max(amount, AGAIN) and len(again) + len(new) <= max(amount, len(again))
         assert again == sorted(again)
         if work.step is None:
             assert set(again) <= before

@@ -35,6 +35,7 @@ class Paper:
         self.void: set[Slot] = set()
         self.bad: set[int] = set()
         self.refused: dict[Slot, str] = {}
+        self.newers = 0
         self.counted: list[Slot] = []
         self.losses: list[float] = []
         self.sent: list[Any] = []
@@ -84,6 +85,9 @@ class Paper:
         self.losses.append(loss)
         task.then(lambda task: self.counted.append(slot))
 
+    def newer(self) -> None:
+        self.newers += 1
+
     def refuse(self, slot: Slot, why: str) -> None:
         self.refused[slot] = why
 
@@ -101,8 +105,10 @@ class Paper:
         self.sent = [message for message in self.sent if not isinstance(message, kind)]
         return found
 
-    def answer(self, pull: m.Pull) -> None:
-        values = m.Values(pull.request, pull.count, [1], entered=0 if pull.enter else m.NO_CLOCK)
+    def answer(self, pull: m.Pull, version: int | None = None) -> None:
+        # Of a table in steps the version is that of the step which the pull waits for, unless somebody took it already.
+        version = max(pull.clock, 0) if version is None else version
+        values = m.Values(pull.request, pull.count, [version], entered=0 if pull.enter else m.NO_CLOCK)
         self.feed(Received("ann", values, [np.zeros(pull.count, np.float32)]))
 
     def count(self, push: m.Push) -> None:
@@ -193,6 +199,14 @@ def test_so_many_pulls_are_under_way_beyond_the_one_that_is_needed(prefetch: int
     lane.answer(pulls[0])
     assert len(lane.take(m.Push)) == 1
     assert len(lane.take(m.Pull)) == 1  # one is used up, one more is asked for
+
+
+def test_weights_that_are_newer_than_their_step_are_reported() -> None:
+    lane = Paper(Sync(slots_per_step=2, prefetch=0), slots=3)
+    for version, newers in ((0, 0), (1, 1), (1, 1)):  # slots 0 and 1 are of step 0, slot 2 of step 1
+        (pull,) = lane.take(m.Pull)
+        lane.answer(pull, version)
+        assert lane.newers == newers
 
 
 def test_a_synchronous_pull_waits_for_the_step_of_its_slot() -> None:

@@ -1,4 +1,4 @@
-"""A small click model, trained by three workers on two server processes: run it with ``make demo``.
+"""A small click model, trained by three workers on two server processes, by hand: only push and pull, no ``shoal.train``.
 
 Each worker takes the next slot (a minibatch), pulls the weights of the features that occur in it, computes a gradient and
 pushes it back. The servers run AdaGrad on the rows that were touched. No worker is more than two steps ahead of the slowest.
@@ -84,9 +84,7 @@ def main() -> None:
         print(
             "the hottest features: " + ", ".join(f"{k}: {v:+.3f}" for k, v in zip(live.keys, live.values, strict=True))
         )
-    print(
-        "done, and nothing is left running. Next: `.venv/bin/shoal simulate`, `.venv/bin/shoal --help`, docs/journey.md"
-    )
+    print("done, and nothing is left running; `shoal train clicks` does all this in one line")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,86 @@
+"""Where programs under test live: a folder for what they make, and a mark by which their processes are known.
+
+A program may be interrupted, terminated or killed; what it leaves is found all the same, whoever its processes' parent is
+by now, because all of them have the mark in their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.testing.watch import PATIENCE
+
+GONE_WITHIN = 10.0  # seconds: what FAULTS.md promises (F43)
+_MARK = "SHOAL_TEST_MARK"
+
+
+class Den:
+    """Use as a context: leaving it ends all that lives in it."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="den-"))  # a short name: Unix sockets lie in it
+        self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
+        self._children: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Den:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for child in self._children:
+            child.kill()
+            child.communicate()
+        for pid in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Run Python with these arguments; its temporary files lie here."""
+        child = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(self.folder), _MARK: self._mark},
+            start_new_session=True,  # Ctrl-C of this terminal is not theirs
+        )
+        self._children.append(child)
+        return child
+
+    def alive(self) -> list[int]:
+        """The processes there are."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and f"{_MARK}={self._mark}".encode() in (entry / "environ").read_bytes().split(
+                    b"\0"
+                ):
+                    found.append(int(entry.name))
+        return found
+
+    def left(self) -> list[str]:
+        """All that is still there: processes, folders, sockets, shared memory."""
+        pids = [str(child.pid) for child in self._children]
+        shared = [name for name in os.listdir("/dev/shm") if "shoal" in name or any(pid in name for pid in pids)]
+        return [*map(str, self.alive()), *os.listdir(self.folder), *shared]
+
+    def is_empty(self) -> bool:
+        """Now, or soon."""
+        return soon(lambda: not self.left(), GONE_WITHIN)
+
+
+def soon(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
+    """Whether it comes true."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return bool(condition())

@@ -1,0 +1,65 @@
+"""The run of a job as one worker would make it with nothing in its way: slot after slot, step after step.
+
+A worker's own gradient and a server's own table, in turn, in one thread. In step mode the gradients of a step's slots
+are added in slot order in double precision and rounded once, as the design says; written out here once more, so that
+equality says something. ``benchmarks.serial`` is its fast sibling, and knows no steps of several slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.datasets import Dataset
+from shoal.data.localise import Localiser
+from shoal.data.slots import Slots
+from shoal.job import Job
+from shoal.keys import KeyRange
+from shoal.launch.training import dealing_of
+from shoal.store.table import Table
+from shoal.tables import Dense
+
+Floats = npt.NDArray[np.float32]
+
+
+def serial(job: Job, dataset: Dataset) -> Floats:
+    """All weights when the job's epochs or steps are done."""
+    rows = job.model.keys(dataset.features)
+    workload = dealing_of(job, dataset).workload
+    table = Table(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])
+    gradient = Gradient(job, dataset)
+    slot = 0
+    while slot < workload.limit:
+        beyond = workload.slots_until(workload.steps_until(slot) + 1)  # of the step that begins here
+        keys, values = gradient.of(range(slot, min(beyond, workload.limit)), table)
+        table.push(keys, values)
+        slot = beyond
+    weights: Floats = table.pull(np.arange(rows, dtype=np.uint64))[:, 0]
+    return weights
+
+
+class Gradient:
+    """Of the slots of a step, at the weights before it."""
+
+    def __init__(self, job: Job, dataset: Dataset) -> None:
+        self._job, self._rows = job, dataset.train
+        self._slots = Slots(dataset.train.rows, job.data.batch, job.seed)
+        self._localiser = Localiser(dataset.features)
+        self._total = np.zeros(job.model.keys(dataset.features), np.float64)
+
+    def of(self, slots: range, table: Table) -> tuple[npt.NDArray[np.uint64], Floats]:
+        model, mean = self._job.model, self._job.strategy.combine == "mean"
+        touched = np.zeros(len(self._total), np.bool_)
+        for slot in slots:
+            content = self._slots.content(*divmod(slot, self._slots.per_pass))
+            local = self._localiser.local(self._rows.take(self._slots.rows(content)), model.bias)
+            counts = None
+            if model.l2_per_count:  # the bias is not penalised, whatever its count
+                counts = np.append(self._rows.counts, 1)[local.keys].astype(np.float32)
+            _, gradient = model.gradient(local, table.pull(local.keys)[:, 0], mean, counts)
+            self._total[local.keys] += gradient
+            touched[local.keys] = True
+        keys = np.flatnonzero(touched).astype(np.uint64)
+        values = (self._total[keys] / (len(slots) if mean else 1)).astype(np.float32)
+        self._total[keys] = 0.0
+        return keys, values

@@ -1,0 +1,303 @@
+"""Real processes of a training run are killed, stopped, added and drained at seeded moments; it goes on, or says why not.
+
+After every fault: each slot is counted once (by the servers' own books), the model is as good as the serial one, and
+nothing is left behind. That the fault did fire is read off the events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.data.datasets import load
+from shoal.errors import RunFailed, StartFailed
+from shoal.events import Evaluated, Gone, Joined, Progress, Stopped, read_run
+from shoal.folder import Log
+from shoal.job import Job
+from shoal.launch.training import Training
+from shoal.run import Run, execute
+from shoal.testing.conformance import Candidate
+from shoal.testing.den import Den, soon
+from shoal.testing.serial import serial
+from shoal.testing.watch import PATIENCE, Beside, Meanwhile, Watched, kill, reach, watch
+
+STRATEGIES = ["sync", "bounded", "async"]
+NEAR = {"sync": 1e-3, "bounded": 0.02, "async": 0.02}  # of the serial run's test loss
+EPOCHS = 15
+
+
+def job_of(strategy: str, **changes: Any) -> Job:
+    """One that lasts a second or two."""
+    return Candidate(strategy, "processes").job(**{"stop__epochs": EPOCHS, "evaluate__every": 3.0, **changes})
+
+
+def check_all_is_well(run: Watched) -> None:
+    """It ended as if nothing had happened."""
+    assert not run.outcome.failed, run.outcome.why
+    run.check_counted_once()
+    aim = run.loss_of(serial(run.job, run.dataset))
+    assert abs(run.loss - aim) <= NEAR[run.job.strategy.name], (run.loss, aim)
+
+
+# ---------------------------------------------------------------- workers that are killed
+
+
+def kill_some(strategy: str, seed: int, workers: int, victims: int) -> None:
+    draw = random.Random(f"{strategy} {seed} {workers} {victims}")
+    moments = sorted(draw.uniform(0.0, 0.8) for _ in range(victims))
+    names = draw.sample([f"worker-{number}" for number in range(workers)], victims)
+    print(
+        f"{strategy}, seed {seed}: {', '.join(f'{name} at {at:.1%}' for name, at in zip(names, moments, strict=True))}"
+    )
+
+    def strike(training: Training) -> None:
+        for name, at in zip(names, moments, strict=True):
+            kill(training, name, at)
+
+    run = watch(job_of(strategy, workers=workers), strike)
+    gone = {event.name: event.why for event in run.all(Gone)}
+    assert gone == dict.fromkeys(names, "its process ended (killed by signal 9)")
+    assert run.summary["workers_lost"] == victims
+    check_all_is_well(run)
+
+
+@pytest.mark.parametrize(("workers", "victims"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_workers_killed_at_any_moment_are_made_up_for(strategy: str, workers: int, victims: int) -> None:
+    kill_some(strategy, 0, workers, victims)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 26))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_many_workers_killed_at_many_moments_are_made_up_for(strategy: str, seed: int) -> None:
+    victims = 1 + seed % 2
+    kill_some(strategy, seed, victims + 1 + seed % 3, victims)
+
+
+@contextlib.contextmanager
+def killed_when_it_appears(training: Training, name: str, delay: float) -> Iterator[None]:
+    """Somebody stands by to kill a process so many seconds after it was forked."""
+
+    def strike(training: Training) -> None:
+        assert soon(lambda: name in training.pids)
+        pid = training.pids[name]
+        time.sleep(delay)
+        os.kill(pid, signal.SIGKILL)
+
+    beside = Beside(training, strike)
+    beside.start()
+    try:
+        yield
+    finally:
+        beside.join(PATIENCE)
+    assert beside.error is None, beside.error
+
+
+DELAYS = [0.0, 0.003, 0.01, 0.03]  # seconds: before it says that it runs, before it has joined, before it has asked
+
+
+@pytest.mark.parametrize("delay", DELAYS[::2])
+def test_a_worker_killed_while_it_joins_is_made_up_for(delay: float) -> None:
+    def strike(training: Training) -> None:
+        reach(training, 0.2)
+        with killed_when_it_appears(training, "worker-2", delay), contextlib.suppress(StartFailed):
+            training.add_worker()
+
+    run = watch(job_of("bounded", workers=2), strike)
+    check_all_is_well(run)
+
+
+@pytest.mark.parametrize(("workers", "delay"), [(1, 0.01), *((3, delay) for delay in DELAYS)])
+def test_a_worker_killed_at_the_start_of_a_run_leaves_it_to_the_others_or_ends_it(workers: int, delay: float) -> None:
+    job = job_of("async", workers=workers, stop__epochs=3)
+    dataset, log = load(job.data, job.seed), Log(None, None)
+    training = Training(job, dataset, log)
+    try:
+        with killed_when_it_appears(training, f"worker-{workers - 1}", delay), training:
+            outcome = training.wait(25.0)
+    except StartFailed as error:  # it had not even said that it runs
+        assert f"worker-{workers - 1} did not start: its process ended (killed by signal 9)" in str(error)
+        return
+    assert outcome is not None, "it waits for ever for a worker that is dead"
+    if workers == 1:
+        assert outcome.failed
+        assert "worker" in outcome.why
+    else:
+        assert not outcome.failed, outcome.why
+        assert outcome.examples == 3 * dataset.train.rows
+
+
+def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_path: Path) -> None:
+    def strike(training: Training) -> None:
+        for number in range(3):
+            kill(training, f"worker-{number}", at=0.4)
+
+    error = fails(job_of("sync"), tmp_path / "run", strike)
+    assert "no worker is left to compute" in str(error)
+    check_kept(error, tmp_path / "run")
+
+
+# ---------------------------------------------------------------- workers that pause, come and go
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async", pytest.param("bounded", marks=pytest.mark.soak)])
+def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(strategy: str) -> None:
+    def strike(training: Training) -> None:
+        assert soon(lambda: training.dealing.workload.done > 200)
+        pid = training.pids["worker-1"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert soon(lambda: training.dealing.counts["workers lost"] == 1)
+            time.sleep(0.6)  # the others go on without it, and are seen to
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    run = watch(job_of(strategy, stop__epochs=None, stop__seconds=8.0, evaluate__every=100.0), strike)
+    assert not run.outcome.failed, run.outcome.why
+    assert [(event.name, event.why) for event in run.all(Gone)] == [("worker-1", "silent for 5 s")]
+    assert [event.name for event in run.all(Joined)].count("worker-1") == 2
+    at_work = [event.workers for event in run.all(Progress)]
+    assert at_work[0] == 3
+    assert 3 in at_work[at_work.index(2) :]  # it took part again
+    run.check_counted_once()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_workers_come_and_go_while_it_runs(strategy: str) -> None:
+    def change(training: Training) -> None:
+        reach(training, 0.2)
+        assert [training.add_worker(), training.add_worker()] == ["worker-2", "worker-3"]
+        reach(training, 0.5)
+        training.drain("worker-1")
+        reach(training, 0.7)
+        training.drain("worker-2")
+
+    run = watch(job_of(strategy, workers=2, stop__epochs=2 * EPOCHS), change)
+    assert sorted(event.name for event in run.all(Joined) if event.role == "worker") == [
+        f"worker-{i}" for i in range(4)
+    ]
+    assert sorted(event.name for event in run.all(Gone)) == ["worker-1", "worker-2"]
+    assert run.summary["workers_lost"] == 0
+    assert max(event.workers for event in run.all(Progress)) == 4
+    check_all_is_well(run)
+
+
+# ---------------------------------------------------------------- the end of a server
+
+
+def fails(job: Job, folder: Path, strike: Meanwhile) -> RunFailed:
+    """Run it, do that to it, and bring back the error in which it ends."""
+    beside: list[Beside] = []
+
+    def started(training: Training) -> None:
+        beside.append(Beside(training, strike))
+        beside[0].start()
+
+    with pytest.raises(RunFailed) as raised:
+        execute(job, folder, started=started)
+    beside[0].join(PATIENCE)
+    assert beside[0].error is None, beside[0].error
+    return raised.value
+
+
+def check_kept(error: RunFailed, folder: Path) -> None:
+    """What was judged last is saved, and says of itself what it is."""
+    assert str(folder) in str(error)
+    run = Run.load(folder)
+    assert run.summary["failed"] is True
+    assert run.summary["stopped_because"] == error.why == run.events[-1].why  # type: ignore[union-attr]
+    last = [event for event in run.events if isinstance(event, Evaluated)][-1]
+    assert run.summary["test_loss"] == last.test_loss
+    assert run.model is not None
+    assert (run.model.nonzeros > 0) == (last.number > 0)
+    assert isinstance(run.events[-1], Stopped)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_server_that_is_killed_ends_the_run_which_says_so_and_keeps_what_was_learned(
+    strategy: str, tmp_path: Path
+) -> None:
+    at = random.Random(f"server {strategy}").uniform(0.3, 0.7)
+    print(f"{strategy}: server-1 killed at {at:.1%}")
+    error = fails(job_of(strategy), tmp_path / "run", lambda training: kill(training, "server-1", at))
+    assert "server-1 is gone (its process ended (killed by signal 9))" in str(error)
+    assert "the only copy" in str(error)
+    check_kept(error, tmp_path / "run")
+
+
+# ---------------------------------------------------------------- the end of whoever started it
+
+
+@pytest.fixture
+def den() -> Iterator[Den]:
+    with Den() as den:
+        yield den
+
+
+def start(den: Den, folder: Path) -> subprocess.Popen[str]:
+    """``shoal train``, for about a minute."""
+    settings = ["data.rows=3000", "data.features=2000", "data.batch=32", "stop.seconds=60", "evaluate.every=2"]
+    changes = [word for setting in settings for word in ("--set", setting)]
+    return den.start(
+        "-m", "shoal", "train", "rcv1-like", "--workers", "3", "--servers", "2", "--out", str(folder), *changes
+    )
+
+
+def is_judged(folder: Path, times: int) -> bool:
+    """Whether the run in this folder has judged its model so often."""
+    lines = folder / "events.jsonl"
+    return lines.exists() and sum(isinstance(event, Evaluated) for event in read_run(lines)) >= times
+
+
+@pytest.mark.parametrize("moment", [0.4, 0.9, None])
+def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, moment: float | None) -> None:
+    child = start(den, tmp_path / "run")
+    if moment is None:
+        assert soon(lambda: is_judged(tmp_path / "run", 2))
+        assert len(den.alive()) == 7  # the parent, its nursery, two servers, three workers
+    else:
+        time.sleep(moment)  # it is still starting
+    assert child.poll() is None
+    child.kill()
+    assert child.wait(PATIENCE) == -signal.SIGKILL
+    assert den.is_empty(), den.left()
+    if moment is None:  # what it wrote is whole
+        assert (tmp_path / "run" / "job.toml").exists()
+        assert len(read_run(tmp_path / "run" / "events.jsonl")) > 3
+
+
+def test_an_interrupted_run_saves_what_was_judged_and_leaves_nothing_else(den: Den, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    child = start(den, folder)
+    assert soon(lambda: is_judged(folder, 3))
+    os.killpg(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=PATIENCE)
+    assert child.returncode in (1, 130), errors  # click says Aborted!
+    print(f"exit code {child.returncode}: {errors.strip().splitlines()[-1:]}")
+    assert "Traceback" not in errors
+    assert den.is_empty(), den.left()
+    run = Run.load(folder)
+    assert run.summary["stopped_because"] == "interrupted"
+    assert isinstance(run.events[-1], Stopped)
+    last = [event for event in run.events if isinstance(event, Evaluated)][-1]
+    assert run.model is not None and run.model.nonzeros > 0
+    assert run.summary["test_loss"] == last.test_loss
+
+
+def test_an_interrupted_start_leaves_nothing(den: Den, tmp_path: Path) -> None:
+    child = start(den, tmp_path / "run")
+    assert soon(lambda: (tmp_path / "run" / "job.toml").exists())
+    os.killpg(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=PATIENCE)
+    assert child.returncode != 0, errors
+    assert den.is_empty(), (den.left(), errors)

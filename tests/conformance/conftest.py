@@ -1,0 +1,5 @@
+"""Asserts of the suite are shown as those of a test are."""
+
+import pytest
+
+pytest.register_assert_rewrite("shoal.testing.conformance", "shoal.testing.watch")

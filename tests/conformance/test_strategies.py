@@ -1,0 +1,58 @@
+"""Every strategy passes one suite, on threads and on processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.benchmarks.serial import serial_fit
+from shoal.data.slots import Slots
+from shoal.testing.conformance import Candidate, Check, plain, suite
+from shoal.testing.serial import serial
+
+STRATEGIES = [
+    Candidate("sync", exact=True),
+    Candidate("sync", settings=(("strategy.slots_per_step", 1),), exact=True),
+    Candidate("bounded"),
+    Candidate("async"),
+]
+CANDIDATES = [
+    *STRATEGIES,
+    Candidate("sync", "processes", exact=True),
+    Candidate("bounded", "processes"),
+    Candidate("async", "processes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "check"),
+    [(candidate, check) for candidate in CANDIDATES for check in suite(candidate)],
+    ids=lambda value: str(value) if isinstance(value, Candidate) else value.__name__,
+)
+def test_a_strategy_passes(candidate: Candidate, check: Check) -> None:
+    check(candidate)
+
+
+def test_all_strategies_have_the_same_figures() -> None:
+    keys = [list(plain(candidate).summary) for candidate in STRATEGIES]
+    assert all(one == keys[0] for one in keys)
+
+
+@pytest.mark.parametrize("model", ["logistic", "hinge"])
+def test_the_suite_holds_strategies_against_the_rival_of_the_benchmarks(model: str) -> None:
+    """Two serial runs, one of them compiled whole: the same weights, bit for bit."""
+    candidate = Candidate("async", settings=(("model", model), ("model.l2_per_count", 0.1)))
+    job, dataset = candidate.job(), plain(STRATEGIES[0]).dataset
+    slots = Slots(dataset.train.rows, job.data.batch, job.seed)
+    rows = dataset.train.take(np.concatenate([slots.rows(content) for content in range(slots.per_pass)]))
+    order = np.stack([slots.contents(of_pass) for of_pass in range(3)])
+    counts = np.append(dataset.train.counts, 1).astype(np.float32)
+    update = job.update.update()
+    rival, _ = serial_fit(job.model, update, rows, job.data.batch, dataset.features, 3, order, counts=counts)
+    assert np.array_equal(rival, serial(job, dataset))
+
+
+def test_a_run_whose_only_worker_is_killed_ends_well() -> None:
+    """As the suite asks of strategies that cannot go on without a worker."""
+    lonely = Candidate("async", "processes", settings=(("workers", 1),), survives=False)
+    suite(lonely)[-1](lonely)

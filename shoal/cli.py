@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,10 +17,24 @@ if TYPE_CHECKING:
     from shoal.simulation.run import Verdict
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Ctrl-C ends a command as a shell expects it: in one line, with exit code 130."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            click.echo(f"interrupted{error}", err=True)  # and what is left of it, if anything
+            ctx.exit(130)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal", prog_name="shoal")
 def main() -> None:
     """Many workers, one model: a parameter server whose promises are checked by breaking it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever called: otherwise the next file to be opened has its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 @main.command()
@@ -54,7 +70,7 @@ def train(
     shoal train clicks --workers 4 --servers 2
     shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
     """
-    from shoal.errors import Invalid, RunFailed, ShoalError
+    from shoal.errors import Invalid, ShoalError
     from shoal.job import Job, changed, value_of
 
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
@@ -67,38 +83,44 @@ def train(
         settings[name.strip()] = value_of(value.strip())
     try:
         job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
-        run = _train(job, out or _free_folder(job), as_json)
-    except RunFailed as error:
-        raise click.ClickException(str(error)) from None
+        run = _train(job, out, as_json)
     except Invalid as error:
         raise click.UsageError(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
-    _show_run(run, as_json)
+    try:
+        _show_run(run, as_json)
+    except BrokenPipeError:
+        raise  # whoever read has read enough
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            sys.stdout.close()  # what could not be printed is not tried again
+        why = f"cannot print the figures ({error.strerror}): they are in {run.folder}"
+        raise click.ClickException(why) from None
 
 
-def _train(job: Job, out: Path, quiet: bool) -> Run:
+def _train(job: Job, out: Path | None, quiet: bool) -> Run:
+    from shoal.folder import Folder
     from shoal.run import execute
     from shoal.views.terminal import view
 
-    with view(epochs=job.stop.passes) as show:
-        return execute(job, out, None if quiet and not sys.stderr.isatty() else show, show.note)
-
-
-def _free_folder(job: Job) -> Path:
-    """runs/rcv1-logistic-async-1, or the next number that nobody has."""
-    name = f"{Path(job.data.source).name.split('.')[0]}-{job.model.loss}-{job.strategy.name}"
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return folder
+    name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.loss}-{job.strategy.name}"
+    folder = Folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
+    try:
+        with view(epochs=job.stop.passes) as show:
+            return execute(job, folder, None if quiet and not sys.stderr.isatty() else show, show.note)
+    except KeyboardInterrupt:
+        if (folder.path / "summary.json").exists():
+            raise KeyboardInterrupt(f"; what was learned so far is in {folder.path}") from None
+        raise
 
 
 def _show_run(run: Run, as_json: bool) -> None:
-    import json
+    import msgspec
 
     if as_json:
-        click.echo(json.dumps({**run.summary, "folder": str(run.folder)}, indent=2))
+        facts = {**run.summary, "folder": click.format_filename(run.folder or "")}
+        click.echo(msgspec.json.format(msgspec.json.encode(facts)))  # unlike json it has a word for a loss of infinity
         return
     facts = run.summary
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in facts["metrics"].items() if value is not None)
@@ -109,9 +131,9 @@ def _show_run(run: Run, as_json: bool) -> None:
         f"{facts['steps']:,} steps; {(facts['bytes_sent'] + facts['bytes_received']) / 1e6:,.0f} MB moved"
         + ("" if stale["mean"] is None else f"; staleness {stale['mean']:g} on average, {stale['max']} at most")
     )
-    click.echo(
-        f"look at it: {run.folder}" + ("/loss.png" if (run.folder or Path()).joinpath("loss.png").exists() else "")
-    )
+    folder = run.folder or Path()
+    picture = folder / "loss.png"
+    click.echo(f"look at it: {click.format_filename(picture if picture.exists() else folder)}")
 
 
 @main.group()
@@ -153,7 +175,8 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
         size = make(name, rows, seed, path, features, test)
     except Invalid as error:
         raise click.UsageError(str(error)) from None
-    click.echo(f"{rows:,} rows, {size:,} bytes: {path}; train on it: shoal train {path}")
+    shown = click.format_filename(path)
+    click.echo(f"{rows:,} rows, {size:,} bytes: {shown}; train on it: shoal train {shown}")
 
 
 @main.command()
@@ -299,7 +322,6 @@ def bench() -> None:
 def store(quick: bool, transports: tuple[str, ...], repeat: int | None, json_file: Path | None) -> None:
     """Push and pull of the store against a bare ZeroMQ store, an echo of the same bytes and a memory copy."""
     import msgspec
-    from rich.console import Console
 
     from shoal.benchmarks.store import FULL, QUICK, measure, table
 
@@ -309,7 +331,52 @@ def store(quick: bool, transports: tuple[str, ...], repeat: int | None, json_fil
         settings, **{name: value for name, value in changes.items() if value is not None}
     )
     results = measure(settings, lambda line: click.echo(line, err=True))
-    Console(width=None if Console().is_terminal else 140).print(table(results))
+    _show_bench(table(results), results, json_file)
+
+
+@bench.command("training")
+@click.option("--quick", is_flag=True, help="A tenth of the rows.")
+@click.option("--rows", type=click.IntRange(10_000), help="How many.  [default: 1,000,000]")
+@click.option("--strategy", type=click.Choice(["sync", "bounded", "async"]), help="[default: async]")
+@click.option("--how", type=click.Choice(["threads", "processes"]), help="[default: threads]")
+@click.option("--repeat", type=click.IntRange(1), help="Rounds of each case.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_training(
+    quick: bool, rows: int | None, strategy: str | None, how: str | None, repeat: int | None, json_file: Path | None
+) -> None:
+    """One worker and one server against the serial kernel on the same rows."""
+    import msgspec
+
+    from shoal.benchmarks.training import FULL, QUICK, measure, table
+
+    changes = {"rows": rows, "strategy": strategy, "how": how, "repeat": repeat}
+    settings = msgspec.structs.replace(
+        QUICK if quick else FULL, **{name: value for name, value in changes.items() if value is not None}
+    )
+    results = measure(settings, lambda line: click.echo(line, err=True))
+    _show_bench(table(results), results, json_file)
+
+
+@bench.command("reading")
+@click.option("--quick", is_flag=True, help="Fewer repeats.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_reading(quick: bool, json_file: Path | None) -> None:
+    """The LIBSVM reader against scikit-learn's on RCV1 (from SHOAL_DATA), and the click-log reader beside it."""
+    from shoal.benchmarks.reading import FULL, QUICK, measure, table
+    from shoal.errors import Invalid
+
+    try:
+        results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
+    except (Invalid, ImportError) as error:
+        raise click.ClickException(str(error)) from None
+    _show_bench(table(results), results, json_file)
+
+
+def _show_bench(shown: object, results: object, json_file: Path | None) -> None:
+    import msgspec
+    from rich.console import Console
+
+    Console(width=None if Console().is_terminal else 140).print(shown)
     if json_file:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
         click.echo(f"all figures: {json_file}")

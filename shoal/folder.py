@@ -11,6 +11,10 @@ coordinator.journal   what was counted, for whoever takes the run up again
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
+import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from shoal.run import Run
 
 EventCall = Callable[[RunEvent], None]
+
+FILES = ("events.jsonl", "model.safetensors", "loss.png", "summary.json", "coordinator.journal")  # beside job.toml
 
 
 class Log:
@@ -62,29 +68,69 @@ class Folder:
     """A run folder: nobody else's, and every file in it whole or not there."""
 
     def __init__(self, path: Path, job: Job) -> None:
-        self.path = path.absolute()
-        self._made = not self.path.exists()
+        self.path, text = path.absolute(), job.toml()
+        self._made: list[Path] = []  # folders that were not there before, the innermost last
+        claimed = False
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with open(self.path / "job.toml", "x") as file:  # who makes this file has the folder
-                file.write(job.toml())
-        except FileExistsError:
+            self._make()
+            with open(self.path / "job.toml", "x", encoding="utf-8") as file:  # who makes this file has the folder
+                claimed = True
+                file.write(text)
+        except OSError as error:
+            if claimed:
+                self.discard()
+            self._unmake()
+            if not isinstance(error, FileExistsError):
+                raise Invalid(f"cannot write to {path}: {error.strerror}: choose another folder (--out)") from None
             what = "has a run in it already" if self.path.is_dir() else "is a file"
             raise Invalid(f"{path} {what}: choose another folder, or remove it") from None
-        except OSError as error:
-            raise Invalid(f"cannot write to {path}: {error.strerror}: choose another folder (--out)") from None
+        if theirs := [name for name in FILES if os.path.lexists(self.path / name)]:
+            (self.path / "job.toml").unlink()
+            raise Invalid(f"{path} has {theirs[0]} in it already: choose another folder, or remove it")
+
+    @classmethod
+    def numbered(cls, path: Path, job: Job) -> Folder:
+        """path-1, or the next number that nobody has, also if others ask at the same moment."""
+        for number in itertools.count(1):
+            one = path.with_name(f"{path.name}-{number}")
+            if not one.exists():
+                try:
+                    return cls(one, job)
+                except Invalid:
+                    if not one.exists():  # it is not that somebody was faster
+                        raise
+        raise AssertionError
 
     def append(self, name: str, line: bytes) -> None:
         with open(self.path / name, "ab", buffering=0) as file:
-            file.write(line)
+            if file.write(line) != len(line):  # the rest did not fit: a last line that is cut is left out when read
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def discard(self) -> None:
         """The run never began."""
         with contextlib.suppress(OSError):
             for name in ("job.toml", "events.jsonl", "coordinator.journal"):
                 (self.path / name).unlink(missing_ok=True)
-            if self._made:
-                self.path.rmdir()
+            self._unmake()
+
+    def _make(self) -> None:
+        for again in (True, True, False):  # somebody who discards theirs may take a folder away under our feet
+            try:
+                for folder in reversed([one for one in (self.path, *self.path.parents) if not one.exists()]):
+                    with contextlib.suppress(FileExistsError):  # somebody else made it just now
+                        folder.mkdir()
+                        self._made.append(folder)
+                break
+            except FileNotFoundError:
+                if not again:
+                    raise
+        if not self.path.is_dir():
+            raise FileExistsError
+
+    def _unmake(self) -> None:
+        with contextlib.suppress(OSError):  # one that somebody else has put something into stays
+            for folder in reversed(self._made):
+                folder.rmdir()
 
     def save(self, run: Run) -> Path:
         """Write what a run leaves. If that cannot be, it is written elsewhere: hours of work are not lost to a full disk."""
@@ -93,14 +139,17 @@ class Folder:
             return self.path
         except OSError as error:
             reason = error.strerror or str(error)
+        other: Path | None = None
         try:
-            other = Path(tempfile.mkdtemp(prefix=f"{self.path.name}-"))
-            (other / "job.toml").write_text(run.job.toml())
+            other = Path(tempfile.mkdtemp(prefix=f"{self.path.name[:64]}-"))
+            (other / "job.toml").write_text(run.job.toml(), encoding="utf-8")
             self._write(other, run)
         except OSError:
+            if other is not None:
+                shutil.rmtree(other, ignore_errors=True)
             raise RunFailed(
-                f"cannot write to {self.path} ({reason}), nor to {tempfile.gettempdir()}: the model is in memory only, "
-                f"as error.run.model; make room and save it"
+                f"cannot write to {self.path} ({reason}), nor to {other.parent if other else 'a temporary folder'}: "
+                f"the model is in memory only, as error.run.model; make room and save it"
             ) from None
         print(f"shoal: cannot write to {self.path} ({reason}): the run is in {other}", file=sys.stderr)
         return other
@@ -112,6 +161,6 @@ class Folder:
             run.model.save(folder / "model.safetensors")
         try:
             run.plot(folder / "loss.png")
-        except Invalid as error:  # without matplotlib there is no picture
+        except Exception as error:  # no matplotlib, a broken one, no room: a picture is not worth a run
             print(f"shoal: no loss.png: {error}", file=sys.stderr)
         replace_file(folder / "summary.json", msgspec.json.format(msgspec.json.encode(run.summary)) + b"\n")

@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -34,6 +34,15 @@ from shoal.tables import Update
 
 STRATEGIES = {"sync": Sync, "bounded": Bounded, "async": Async}
 _NAMED_BY = {"data": "source", "model": "loss", "strategy": "name", "update": "rule"}  # the setting that names a table
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": 'a list, such as ["mine"]',
+    "object": "its settings one by one, by their names",
+    "null": "none",
+}
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +106,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         if not 0 <= self.seed < 1 << 63:
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
         self.update.update()  # says what is wrong with it
+        try:
+            self.toml()
+        except UnicodeEncodeError as error:
+            raise Invalid(
+                f"{error.object!a} is no UTF-8, and no job file could hold it: rename it, or choose a UTF-8 locale"
+            ) from None
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
@@ -177,7 +192,7 @@ def _decode(settings: Mapping[str, Any]) -> Job:
     try:
         return msgspec.convert(tree, Job, strict=True)
     except msgspec.ValidationError as error:
-        raise Invalid(_readable(str(error), tree)) from None
+        raise Invalid(_readable(str(error))) from None
 
 
 def _check_names(tree: Mapping[str, Any]) -> None:
@@ -233,10 +248,29 @@ def _instead(name: str, known: list[str], first: list[str] | None = None) -> str
     return f" (settings: {', '.join(first or known)})"
 
 
-def _readable(error: str, tree: Mapping[str, Any]) -> str:
-    """msgspec says "Expected `int`, got `str` - at `$.stop.epochs`": put the setting first."""
+def _readable(error: str) -> str:
+    """msgspec says "Expected `int`, got `str` - at `$.stop.epochs`": put the setting first, and the next move last."""
     what, _, where = error.partition(" - at `$")
-    return f"{where.strip('`.')}: {what}" if where else error
+    setting = where.strip("`.")
+    if not setting or what.startswith(f"{setting}."):
+        return what
+    if what.startswith("Invalid enum value"):
+        choices = _choices(setting)
+        near = get_close_matches(what.split("'")[1], choices, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"{setting}: {what}: {hint}(there are {', '.join(choices)})"
+    kinds = [_KINDS[kind] for kind in what.partition("`")[2].partition("`")[0].split(" | ") if kind in _KINDS]
+    return f"{setting}: {what}" + (f": give {' or '.join(kinds)}" if kinds else "")
+
+
+def _choices(setting: str) -> list[str]:
+    """The names that a setting such as model.loss may have."""
+    table, _, name = setting.partition(".")
+    kinds: tuple[Any, ...] = tuple(field.type for field in msgspec.structs.fields(Job) if field.name == table)
+    if table == "strategy":
+        kinds = tuple(STRATEGIES.values())
+    found = [field.type for kind in kinds for field in msgspec.structs.fields(kind) if field.name == name]
+    return [str(one) for one in get_args(found[0])] if found else []
 
 
 def _toml(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

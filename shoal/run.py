@@ -19,11 +19,14 @@ from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped, read_run
 from shoal.folder import EventCall, Folder, Log
 from shoal.job import Job, changed
+from shoal.limits import MB
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.launch.training import Outcome, Training
     from shoal.models.trained import Trained
+
+WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +114,7 @@ def train(
 
 def execute(
     job: Job,
-    out: Path | None = None,
+    out: Path | Folder | None = None,
     on_event: EventCall | None = None,
     progress: Callable[[str], None] | None = None,
     started: Callable[[Training], None] | None = None,
@@ -122,16 +125,17 @@ def execute(
     was started has ended, and what was judged last is saved.
     """
     from shoal.data.datasets import load
-    from shoal.launch.training import Training, check
+    from shoal.launch.training import check
 
-    folder = None if out is None else Folder(out, job)
+    folder = Folder(out, job) if isinstance(out, Path) else out
     try:
         dataset = load(job.data, job.seed, progress=progress)
         for note in dataset.notes:
             _say(progress, note)
         check(job, dataset)
+        _check_room(job, dataset)
         log = Log(folder, on_event)
-        training = Training(job, dataset, log, None if folder is None else folder.path)
+        training = _training(job, dataset, log, folder)
     except BaseException:
         if folder is not None:
             folder.discard()
@@ -147,9 +151,12 @@ def execute(
     except (KeyboardInterrupt, SystemExit) as error:
         interrupted = error
     except BaseException:
-        if folder is not None and not any(isinstance(event, Started) for event in log.events):
+        if folder is not None and not _began(log):
             folder.discard()
         raise
+    if interrupted is not None and folder is not None and not _began(log):
+        folder.discard()
+        raise interrupted
     outcome = outcome or training.outcome()
     if not any(isinstance(event, Stopped) for event in log.events):
         log(Stopped(seconds=outcome.seconds, why=outcome.why))
@@ -175,16 +182,42 @@ def _finished(job: Job, dataset: Dataset, outcome: Outcome, log: Log, folder: Fo
         try:
             run.folder = folder.save(run)
         except RunFailed as error:
-            error.run = run
+            run.folder, error.run = None, run
             raise
     return run
+
+
+def _training(job: Job, dataset: Dataset, log: Log, folder: Folder | None) -> Training:
+    from shoal.launch.training import Training
+
+    try:
+        return Training(job, dataset, log, None if folder is None else folder.path)
+    except OSError as error:  # the journal does not fit any more
+        where = "here" if folder is None else f"to {folder.path}"
+        raise Invalid(f"cannot write {where}: {error.strerror or error}: choose another folder (--out)") from error
+
+
+def _check_room(job: Job, dataset: Dataset) -> None:
+    """One stray id makes a model of gigabytes: refuse it before it takes the machine's memory."""
+    import psutil
+
+    free, needed = int(psutil.virtual_memory().available), WHOLE_MODELS * 4 * job.model.keys(dataset.features)
+    if needed > free:
+        raise Invalid(
+            f"{dataset.name} has {dataset.features:,} features, and to judge and keep a model of them takes "
+            f"{needed // MB:,} MB, and {free // MB:,} MB are free: hash the ids to fewer (--set data.hash_bits=20)"
+        )
+
+
+def _began(log: Log) -> bool:
+    return any(isinstance(event, Started) for event in log.events)
 
 
 def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[RunEvent]) -> dict[str, Any]:
     """The figures of a run: the same for every strategy."""
     judged = outcome.judged
     losses = [event.train_loss for event in events if isinstance(event, Progress | Evaluated)]
-    rate = outcome.examples / outcome.seconds if outcome.seconds > 0 else 0.0
+    rate = outcome.examples / outcome.computing if outcome.computing > 0 else 0.0
     metrics: dict[str, float | None] = {"accuracy": None, "auc": None}
     return {
         "data": dataset.name,
@@ -194,6 +227,7 @@ def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[Run
         "servers": job.servers,
         "seed": job.seed,
         "seconds": round(outcome.seconds, 4),
+        "computing_seconds": round(outcome.computing, 4),
         "steps": outcome.steps,
         "examples": outcome.examples,
         "examples_per_second": round(rate, 1),

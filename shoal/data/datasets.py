@@ -30,7 +30,7 @@ from shoal.data.make import make
 from shoal.data.pack import Facts, Plan, pack, stamps
 from shoal.data.packed import FORMAT, Packed, sweep
 from shoal.errors import Invalid
-from shoal.limits import HASH_BITS, HASH_BITS_MOST
+from shoal.limits import FEATURES, HASH_BITS, HASH_BITS_MOST
 
 __all__ = ["NAMED", "Dataset", "Known", "Source", "check_labels", "load", "make", "names", "signs"]
 
@@ -38,6 +38,7 @@ Format = Literal["auto", "libsvm", "criteo"]
 Progress = Callable[[str], None]
 
 VARIABLE = "SHOAL_DATA"
+SHOWN = 200  # characters of a path that is none
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -214,10 +215,15 @@ def _path(text: str) -> Path:
         if path.exists():
             return path.absolute()
     except (OSError, RuntimeError) as error:  # a folder on the way may not be entered; a user has no home
-        raise Invalid(f"{text!r} cannot be looked at ({error}): give a path that can") from None
+        why = getattr(error, "strerror", None) or error
+        raise Invalid(f"{_short(text)} cannot be looked at ({why}): give a path that can") from None
     near = difflib.get_close_matches(text.lower(), NAMED, 1, 0.6)
     hint = f"did you mean {near[0]}?" if near else f"names are {', '.join(NAMED)}; anything else is a path"
-    raise Invalid(f"no file {text!r}: {hint}")
+    raise Invalid(f"no file {_short(text)}: {hint}")
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}..."
 
 
 def _entry(plan: Plan) -> str:
@@ -255,6 +261,8 @@ def _check(source: Source) -> None:
         raise Invalid(f"bad_lines = {source.bad_lines}: 0 or more may be skipped")
     if source.features is not None and source.features < 1:
         raise Invalid(f"features = {source.features}: at least 1, or leave it out")
+    if source.features is not None and source.features > FEATURES:
+        raise Invalid(f"features = {source.features:,}: at most {FEATURES:,}; hash ids to fewer (hash_bits)")
     if source.hash_bits is not None and not 1 <= source.hash_bits <= HASH_BITS_MOST:
         raise Invalid(f"hash_bits = {source.hash_bits}: 1 to {HASH_BITS_MOST} (click logs: {HASH_BITS} if not given)")
     if source.hash_bits is not None and source.features is not None:

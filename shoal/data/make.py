@@ -46,9 +46,13 @@ def make(
         raise Invalid(f"rows = {rows}: at least 1 is needed")
     maker = synthetic.MAKERS[name](seed, features)
     try:
+        if path.exists() and not path.is_file():  # a device or pipe would be replaced, not written to
+            raise Invalid(f"{path} is no regular file: choose another path")
         return _write(maker, synthetic.TEST_FROM if test else 0, rows, path, progress)
     except OSError as error:
-        raise Invalid(f"cannot write {path}: {error.strerror or error}; nothing was left there") from error
+        raise Invalid(
+            f"cannot write {path}: {error.strerror or error}; nothing was left there: choose another path"
+        ) from error
 
 
 def as_text(batch: Batch) -> memoryview:

@@ -54,7 +54,8 @@ class Outcome:
     judged: Judged | None  # the model that is kept
     why: str  # it stopped
     failed: bool
-    seconds: float
+    seconds: float  # from the first slot to the end
+    computing: float  # to the last slot
     steps: int
     examples: int
     sent: int
@@ -161,6 +162,7 @@ class Training:
             self._why or "interrupted",
             not ended,
             dealing.seconds,
+            dealing.computing_seconds,
             dealing.workload.steps,
             dealing.examples,
             sent,

@@ -73,11 +73,13 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return features + self.bias
 
     def gradient(self, local: Local, weights: Floats, mean: bool, counts: Floats | None = None) -> tuple[float, Floats]:
-        """The sum of the rows' losses, and the mean or the sum of their gradients at ``local.keys``."""
+        """The sum of the rows' losses, and the mean or the sum of their gradients at ``local.keys``.
+
+        Labels are not looked at again for every slot: ``check_labels`` is for before.
+        """
         from shoal.models import kernels
 
         weights = self._at_keys("weights", weights, local)
-        self.check_labels(local.labels)
         per_row = self._at_keys("counts", self._checked_counts(counts, local), local) if self.l2_per_count else NONE
         out = np.empty(len(local.keys), np.float32)
         rows = len(local.labels)

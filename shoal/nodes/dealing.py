@@ -71,6 +71,7 @@ class Dealing:
         self._awaited = started.workers  # before the first slot is dealt
         self._begun = 0  # when
         self._now = 0
+        self._computed = 0  # when the last slot was counted
         self._seen: dict[int, str] = {}  # workers that have asked for work, by incarnation
         self._answers: dict[int, m.Deal] = {}
         self._evaluation = -1  # the last one asked for
@@ -89,6 +90,11 @@ class Dealing:
     @property
     def seconds(self) -> float:
         return (self._now - self._begun) / limits.SECOND if self._begun else 0.0
+
+    @property
+    def computing_seconds(self) -> float:
+        """From the first slot to the last: without the evaluation that comes after it."""
+        return ((self._computed or self._now) - self._begun) / limits.SECOND if self._begun else 0.0
 
     @property
     def ended(self) -> bool:
@@ -225,6 +231,7 @@ class Dealing:
     def _check_finished(self) -> None:
         if self._begun and self.workload.finished:
             self.over = self.over or self._limit_reason
+            self._computed = self._computed or self._now
 
     # ------------------------------------------------------------ evaluations
 
@@ -234,6 +241,8 @@ class Dealing:
         if ready.error:
             effects += self._fail(f"the model cannot be judged: {ready.error}")
         if ready.holds > self._held and ready.holds in self._at:
+            if self._held < 0:  # the first weights are read: from here on slots are dealt
+                self._begun = self._told = now
             self._held = ready.holds
             self._set_barrier()
         if ready.found > self._found and ready.found in self._at and not self.ended:

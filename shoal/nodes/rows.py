@@ -20,6 +20,7 @@ from shoal.store.task import Task
 
 _AHEAD = 24  # slots of the queue that are looked at
 _AT_ONCE = 200_000  # nonzeros that are made ready in one go
+_LARGE = 100_000  # nonzeros of a slot from which that pays: for less, two threads only get into each other's way
 _ORDERS = 3  # passes whose order is remembered
 
 
@@ -48,7 +49,7 @@ class Rows:
 
     def make_ready(self, queue: Iterable[int]) -> None:
         """Begin with the first few of these that are not here yet."""
-        if self._working is not None or len(self._kept) == self._slots.per_pass:
+        if self._working is not None or self._per_slot < _LARGE or len(self._kept) == self._slots.per_pass:
             return
         numbers = islice(queue, 1, _AHEAD)  # the very next one is asked for before we could be done
         contents = [self._content(*divmod(number, self._slots.per_pass)) for number in numbers]

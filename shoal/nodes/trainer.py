@@ -31,11 +31,10 @@ from shoal.wire import messages as m
 
 _AHEAD = 500 * limits.MILLISECOND  # of work is asked for ahead
 _REPORT = 200 * limits.MILLISECOND  # at least so often
-_SOON, _LATER = (
-    2 * limits.MILLISECOND,
-    50 * limits.MILLISECOND,
-)  # when there is nothing to do: at first, then twice that
-_FIRST = 4  # slots asked for at first
+_SOON = 2 * limits.MILLISECOND  # when there is nothing to do: at first, then twice that,
+_LATER = 10 * limits.MILLISECOND  # up to this
+_FEWEST = 4  # slots asked for
+_FIRST_ROWS = 125_000  # asked for at first: half a second of work at a modest pace
 
 
 class Lane:
@@ -226,7 +225,8 @@ class Trainer:
             for lane in self._lanes:
                 back += lane.queue
                 lane.queue.clear()
-        ahead = max(_FIRST, min(MOST, int(self._rate * _AHEAD / limits.SECOND)))
+        slots = self._rate * _AHEAD / limits.SECOND if self._rate else _FIRST_ROWS / self.slots.batch
+        ahead = max(_FEWEST, min(MOST, int(slots)))
         self.low = ahead // 2
         more = 0 if leaving or self.over else max(0, ahead - len(self._lane.queue))
         counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused

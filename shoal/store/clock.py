@@ -77,13 +77,13 @@ class Clocks:
             worker.spell, worker.parked = spell, True
             self._slowest = None
 
-    def tick(self, incarnation: int, step: int, segments: Mask) -> None:
-        """Steps are counted from 1; a step that was counted before changes nothing."""
+    def tick(self, incarnation: int, step: int, segments: Mask, everywhere: bool = False) -> None:
+        """Steps are counted from 1; a step that was counted before changes nothing. ``everywhere``: these are all segments."""
         if incarnation in self._workers and step > 0 and self.fits(incarnation, step):
             stream = self._clock(incarnation)
             fresh = stream.fresh(step - 1, segments)
             if fresh is not None:
-                stream.add(step - 1, fresh)
+                stream.add(step - 1, fresh, everywhere and fresh is segments)
                 self._slowest = None
 
     def is_parked(self, incarnation: int, spell: int) -> bool:

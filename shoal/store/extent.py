@@ -56,13 +56,13 @@ class Extent:
         """What a push brings; None if it brings nothing."""
         if push.count == 0 and push.start < 0 and (push.ahead > 0 or not any(len(array) for array in arrays)):
             return None
-        if not arrays or (push.start < 0) != (len(arrays) == 2):
+        if not arrays or (push.start < 0) != (len(arrays) == 2 + (push.ahead > 0)):
             raise BadValues(f"a push with {len(arrays)} arrays: keys and values, or a range and values, are needed")
         width = self.spec.width
         if len(arrays[-1]) != push.count * width:
             raise BadValues(f"{len(arrays[-1])} values came, {push.count} rows of width {width} were announced")
         values: Values = arrays[-1].reshape(push.count, width)
-        keys = self.keys(push, arrays[0][: push.count] if push.ahead > 0 else arrays[0], covered)
+        keys = self.keys(push, arrays[-2] if push.start < 0 else None, covered)
         if (reason := self.table.check_values(keys, values)) is not None:
             raise BadValues(reason)
         return KeyValues(keys, values)
@@ -71,9 +71,9 @@ class Extent:
         """The other keys whose rows a push asks for."""
         if push.ahead == 0:
             return np.empty(0, np.uint64)
-        if len(arrays) != 2 or not push.pull or len(arrays[0]) != push.count + push.ahead:
+        if len(arrays) != 3 or not push.pull or len(arrays[0]) != push.ahead:
             raise BadKeys(f"{push.ahead} more keys were announced to be pulled, and did not come")
-        return self._listed(arrays[0][push.count :], covered)
+        return self._listed(arrays[0], covered)
 
     def keys(self, ask: m.Push | m.Pull, listed: m.Array | None, covered: Mask) -> Keys | KeyRange:
         """The keys a message is about, inside the segments it covers. Of a range, the part that is."""

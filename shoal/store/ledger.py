@@ -68,9 +68,9 @@ class Stream:
     def fits(self, number: int) -> bool:
         return number - self.lowest < LEDGER_WINDOW
 
-    def add(self, number: int, segments: Mask) -> None:
-        """Count ``number`` in these segments."""
-        if self.even >= 0 and segments.all():
+    def add(self, number: int, segments: Mask, everywhere: bool = False) -> None:
+        """Count ``number`` in these segments; ``everywhere``: they are known to be all."""
+        if self.even >= 0 and (everywhere or segments.all()):
             self._add_to_all(number)
             return
         self._part()

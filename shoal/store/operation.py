@@ -247,10 +247,10 @@ class Pushing(_Rows):
         arrays: list[m.Array] = [share.take(values).reshape(-1)]
         if isinstance(keys, KeyRange):
             start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
-        elif pulled is not None and self.ahead is not None:
-            arrays.insert(0, np.concatenate([share.take(keys), pulled.take(self.ahead)]))
         else:
             arrays.insert(0, share.take(keys))
+            if pulled is not None and self.ahead is not None and pulled.rows:
+                arrays.insert(0, pulled.take(self.ahead))
         ahead = -1 if pulled is None else pulled.rows
         reads = self.reads if self.reads is not None else client.reads.get(self.table, {})
         push = m.Push(

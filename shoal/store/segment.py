@@ -138,11 +138,15 @@ class Segments:
         def counted(now: int) -> Outcome:
             if push.step > 0 and self.clocks.is_ahead(push.incarnation, push.step):
                 self.counts["out of order"] += 1
-            stream.add(push.number, fresh)
-            self.clocks.tick(push.incarnation, push.step, asker.covered)
+            everywhere = fresh is self.extent.whole
+            stream.add(push.number, fresh, everywhere)
+            self.clocks.tick(push.incarnation, push.step, asker.covered, everywhere)
             if push.read:
-                self._record_staleness(self.version[fresh], push.read, fresh)
-            self.version[fresh] += 1
+                self._record_staleness(self.version if everywhere else self.version[fresh], push.read, fresh)
+            if everywhere:
+                self.version += 1
+            else:
+                self.version[fresh] += 1
             self.counts["counted"] += 1
             return self._answer_push(now, asker, new=True) + self._release()
 
@@ -388,6 +392,10 @@ class Segments:
         return sum(opened.size for opened in self._open.values())
 
     def _record_staleness(self, version: Numbers | int, read: list[int], fresh: Mask) -> None:
+        if len(read) == 1 and fresh is self.extent.whole:
+            age = int(version) - read[0] if isinstance(version, int) else int(version.max()) - read[0]
+            self.staleness[min(max(age, 0), len(self.staleness) - 1)] += 1
+            return
         known = np.asarray(read, np.int64)
         if len(known) not in (1, len(fresh)):
             return  # read by another placement

@@ -219,7 +219,7 @@ class Judge(Message, frozen=True):
 class Push(Message, frozen=True):
     """Client to server: "count this gradient for your segments from ``first`` to ``last``, once"."""
 
-    frames: ClassVar[str] = "KV"
+    frames: ClassVar[str] = "KKV"  # the keys to pull instead, if any; the pushed keys, if they are no range; values
 
     request: int
     table: Count
@@ -241,7 +241,7 @@ class Push(Message, frozen=True):
     void: bool = False  # an empty push in place of a slot that cannot be computed
     pull: bool = False  # answer with the new values of the same keys, or of those that follow
     clock: Signed = NO_CLOCK  # of that pull
-    ahead: Signed = -1  # so many other keys stand behind the pushed ones: pull these instead; -1: none are named
+    ahead: Signed = -1  # so many other keys stand before the pushed ones: pull these instead; -1: none are named
 
 
 class Pull(Message, frozen=True):

@@ -6,14 +6,53 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+README_FOLDER = Path(__file__).parents[2]
+README = (README_FOLDER / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_quickstart_trains_in_five_lines_of_python(tmp_path: Path) -> None:
+    snippet = next(block for block in BLOCKS if "shoal.train(" in block)
+    assert len([line for line in snippet.splitlines() if line.strip()]) <= 5
+    (tmp_path / "quick.py").write_text(snippet)
+    ran = subprocess.run([sys.executable, "quick.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert ran.returncode == 0, ran.stderr
+    loss, auc = map(float, ran.stdout.split())
+    assert loss < 0.5 and auc > 0.7
+    assert (tmp_path / "loss.png").stat().st_size > 10_000
+    files = {"job.toml", "events.jsonl", "summary.json", "model.safetensors", "loss.png"}
+    assert files <= {path.name for path in (tmp_path / "runs/first").iterdir()}
+
+
+def test_the_quickstart_trains_in_one_line_of_shell(tmp_path: Path) -> None:
+    (line,) = re.findall(r"```sh\n(shoal train [^\n]*)\n```", README)
+    command = [sys.executable, "-m", *line.split()]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert ran.returncode == 0, ran.stderr
+    assert "test loss" in ran.stdout and "4 workers x 2 servers" in ran.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "summary.json").exists() and f"{folder}" in ran.stdout
+
+
+def test_workers_come_and_go_as_shown() -> None:
+    snippet = next(block for block in BLOCKS if "started=grow" in block)
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "README.md", "exec"), names)
+    happened = [(type(event).__name__, getattr(event, "name", "")) for event in names["run"].events]
+    assert ("Joined", "worker-2") in happened and ("Gone", "worker-0") in happened
+    assert names["run"].summary["examples"] == 2 * 200_000
+
+
+def test_the_demo_is_the_job_that_the_readme_says() -> None:
+    job = shoal.Job.load(README_FOLDER / "examples/demo.toml")
+    assert (job.data.source, job.workers, job.servers, job.strategy.name) == ("clicks", 4, 2, "async")
 
 
 def test_the_first_snippet_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,12 +67,12 @@ class Log:
 class Folder:
     """A run folder: nobody else's, and every file in it whole or not there."""
 
-    def __init__(self, path: Path, job: Job) -> None:
+    def __init__(self, path: Path, job: Job, new: bool = False) -> None:
         self.path, text = path.absolute(), job.toml()
         self._made: list[Path] = []  # folders that were not there before, the innermost last
         claimed = False
         try:
-            self._make()
+            self._make(new)
             with open(self.path / "job.toml", "x", encoding="utf-8") as file:  # who makes this file has the folder
                 claimed = True
                 file.write(text)
@@ -83,7 +83,7 @@ class Folder:
             if not isinstance(error, FileExistsError):
                 raise Invalid(f"cannot write to {path}: {error.strerror}: choose another folder (--out)") from None
             what = "has a run in it already" if self.path.is_dir() else "is a file"
-            raise Invalid(f"{path} {what}: choose another folder, or remove it") from None
+            raise Invalid(f"{path} {what}: choose another folder, or remove it") from error
         if theirs := [name for name in FILES if os.path.lexists(self.path / name)]:
             (self.path / "job.toml").unlink()
             raise Invalid(f"{path} has {theirs[0]} in it already: choose another folder, or remove it")
@@ -95,9 +95,9 @@ class Folder:
             one = path.with_name(f"{path.name}-{number}")
             if not one.exists():
                 try:
-                    return cls(one, job)
-                except Invalid:
-                    if not one.exists():  # it is not that somebody was faster
+                    return cls(one, job, new=True)
+                except Invalid as error:
+                    if not isinstance(error.__cause__, FileExistsError):  # else somebody was faster
                         raise
         raise AssertionError
 
@@ -113,13 +113,16 @@ class Folder:
                 (self.path / name).unlink(missing_ok=True)
             self._unmake()
 
-    def _make(self) -> None:
+    def _make(self, new: bool) -> None:
         for again in (True, True, False):  # somebody who discards theirs may take a folder away under our feet
             try:
-                for folder in reversed([one for one in (self.path, *self.path.parents) if not one.exists()]):
-                    with contextlib.suppress(FileExistsError):  # somebody else made it just now
-                        folder.mkdir()
-                        self._made.append(folder)
+                for parent in reversed([one for one in self.path.parents if not one.exists()]):
+                    with contextlib.suppress(FileExistsError):  # somebody else was faster: theirs will do
+                        parent.mkdir()
+                        self._made.append(parent)
+                if new or not self.path.exists():
+                    self.path.mkdir()
+                    self._made.append(self.path)
                 break
             except FileNotFoundError:
                 if not again:

@@ -47,7 +47,7 @@ def make(
     maker = synthetic.MAKERS[name](seed, features)
     try:
         if path.exists() and not path.is_file():  # a device or pipe would be replaced, not written to
-            raise Invalid(f"{path} is no regular file: choose another path")
+            raise Invalid(f"cannot write {path}: it is no regular file: choose another path")
         return _write(maker, synthetic.TEST_FROM if test else 0, rows, path, progress)
     except OSError as error:
         raise Invalid(

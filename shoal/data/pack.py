@@ -59,9 +59,12 @@ def pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
         else:
             size = plan.stamps[0][0]
             with Aside(aside.path / "buckets") as buckets, Shuffle(buckets.path, size) as shuffle:
-                features, notes = _read(plan, shuffle, train, test, progress)
-            if stamps([Path(path) for path in (plan.train, plan.test) if path]) != plan.stamps:
-                raise Invalid(f"{plan.name} was changed while it was read: load it again")
+                try:
+                    features, notes = _read(plan, shuffle, train, test, progress)
+                except Invalid:
+                    _check_unchanged(plan)  # a line that was cut by a change is not to blame
+                    raise
+            _check_unchanged(plan)
         features = max(features, train.features, test.features, 1)
         train.finish(plan.train or plan.name, features)
         test.finish(plan.test or plan.train or plan.name, features)
@@ -76,6 +79,15 @@ def stamps(paths: list[Path]) -> list[tuple[int, int]]:
     """Size and time of files: what tells that one of them is no longer what it was."""
     facts = [path.stat() for path in paths]
     return [(one.st_size, one.st_mtime_ns) for one in facts]
+
+
+def _check_unchanged(plan: Plan) -> None:
+    try:
+        now = stamps([Path(path) for path in (plan.train, plan.test) if path])
+    except FileNotFoundError:
+        now = []
+    if now != plan.stamps:
+        raise Invalid(f"{plan.name} was changed while it was read: load it again")
 
 
 def _make(plan: Plan, train: Writer, test: Writer, progress: Progress | None) -> tuple[int, list[str]]:

@@ -8,6 +8,7 @@ With ``hash_bits`` ids of LIBSVM are hashed too, and values that fall together a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ Format = Literal["libsvm", "criteo"]
 
 SHOWN = 80  # characters of a bad line
 TABS = 20  # a line with more of them is no LIBSVM
+ROW = re.compile(rb"^[^\S\n]*+[^\s#][^\n]*", re.MULTILINE)  # a line that is neither blank nor a comment
 
 
 class Reader:
@@ -117,9 +119,8 @@ def guess(path: Path) -> Format:
     """By the first line that says something."""
     lines = Lines(path)
     for stop in lines:
-        for line in bytes(lines.data[:stop]).splitlines():
-            if line.strip() and not line.lstrip().startswith(b"#"):
-                return "criteo" if line.count(b"\t") > TABS else "libsvm"
+        if found := ROW.search(lines.data[:stop].data):
+            return "criteo" if found[0].count(b"\t") > TABS else "libsvm"
     raise Invalid(f"{path} has no row: rows are needed, one a line")
 
 

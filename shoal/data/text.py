@@ -125,4 +125,4 @@ def _bounded(path: Path, size: int, taken: int) -> None:
 def _unreadable(path: Path, error: OSError) -> Invalid:
     if isinstance(error, FileNotFoundError):
         return Invalid(f"no file {path}: is the path right?")
-    return Invalid(f"{path} cannot be read: {error.strerror or error}")
+    return Invalid(f"{path} cannot be read: {error.strerror or error}: give a file that can")

@@ -117,7 +117,7 @@ class Training:
         """Start one more; it takes part as soon as it has joined."""
         with self._lock:
             name, self._numbers = f"worker-{self._numbers}", self._numbers + 1
-        orders = work.Work(self.job, str(self.dataset.train.folder), self._cache_bytes())
+        orders = work.Work(self.job.toml(), str(self.dataset.train.folder), self._cache_bytes())
         if isinstance(self._cluster, ThreadCluster):
             transport = self._cluster._transport(name)
             trainer = work.trainer_of(name, secrets.token_hex(8), transport, orders)

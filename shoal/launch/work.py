@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 import threading
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker needs to know, as plain data."""
 
-    job: Job
+    job: str  # as TOML, which knows infinity: JSON does not
     rows: str  # the folder of the packed set
     cache_bytes: int
 
@@ -39,10 +40,10 @@ def warm() -> None:
 
 def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Trainer:
     warm()
+    job = Job.of(tomllib.loads(work.job))
     data = Packed.open(Path(work.rows))
-    slots = Slots(data.rows, work.job.data.batch, work.job.seed)
+    slots = Slots(data.rows, job.data.batch, job.seed)
     worker = Worker(name, "worker", token)
-    job = work.job
     return Trainer(worker, job.strategy, job.model, data, slots, lambda: transport.traffic, work.cache_bytes)
 
 

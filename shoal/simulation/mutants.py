@@ -96,7 +96,7 @@ def delay_off_by_one() -> Any:
 def clock_by_count() -> Any:
     """A clock counts steps, whichever they are, instead of marking up to where all are there."""
 
-    def tick(self: Clocks, incarnation: int, step: int, segments: Mask) -> None:
+    def tick(self: Clocks, incarnation: int, step: int, segments: Mask, everywhere: bool = False) -> None:
         if incarnation in self._workers and step > 0:
             stream = self._clock(incarnation)
             if stream.fresh(step - 1, segments) is not None:

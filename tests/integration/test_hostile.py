@@ -372,7 +372,7 @@ def test_arrays_that_are_not_whole_are_refused(member: Member) -> None:
     for arrays, reason in (
         ((b"1234567", bytes(4)), "7 bytes, which is no whole number of 8-byte elements"),
         ((bytes(8), b"123"), "3 bytes, which is no whole number of 4-byte elements"),
-        ((bytes(8), bytes(4), bytes(4)), "comes with 0 to 2 arrays, this one has 3"),
+        ((bytes(8), bytes(8), bytes(8), bytes(4)), "comes with 0 to 3 arrays, this one has 4"),
     ):
         answer = member.refused(push, *arrays)
         assert answer.kind == "wire"

@@ -29,7 +29,7 @@ ALL = pytest.mark.parametrize("strategy", STRATEGIES)
 SUMMARY = {
     "data", "model", "strategy", "workers", "servers", "seed", "seconds", "steps", "examples", "examples_per_second",
     "train_loss", "test_loss", "metrics", "bytes_sent", "bytes_received", "staleness", "stopped_because", "failed",
-    "cores", "workers_lost", "slots_dealt_again",
+    "cores", "workers_lost", "slots_dealt_again", "computing_seconds",
 }  # fmt: skip
 
 
@@ -335,3 +335,8 @@ def test_a_training_can_be_waited_for_for_a_while() -> None:
             training.drain("nobody")
         outcome = training.wait()
     assert outcome is not None and outcome.why == "0.5 seconds are over" and not outcome.failed
+
+
+def test_settings_without_an_end_reach_workers_in_processes() -> None:
+    run = small(workers=2, launch__how="processes", evaluate__every=math.inf, stop__epochs=math.inf, stop__steps=40)
+    assert run.summary["steps"] == 40 and not run.summary["failed"]

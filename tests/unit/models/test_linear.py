@@ -332,7 +332,7 @@ def test_what_does_not_fit_together_is_refused_with_the_next_move() -> None:
         with pytest.raises(
             Invalid, match=rf"row 0 has label {label}: .*needs -1 and \+1 or 0 and 1, or take 'squared'"
         ):
-            plain.gradient(one_row([1.0, 2.0], label), weights, True)
+            plain.check_labels(one_row([1.0, 2.0], label).labels)
     with pytest.raises(Invalid, match="needs counts"):
         Linear(bias=False, l2_per_count=1.0).gradient(local, weights, True)
     with pytest.raises(Invalid, match="above 0"):

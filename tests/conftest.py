@@ -1,4 +1,4 @@
-"""Asserts of the suite are shown as those of a test are."""
+"""For all tests: asserts of the suite in shoal.testing are shown as those of a test are."""
 
 import pytest
 

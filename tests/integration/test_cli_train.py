@@ -1,0 +1,449 @@
+"""`shoal train` and `shoal data` as they are typed: what they print and where, how they end, what they leave.
+
+Quick ones call the command in this process; what is about signals, pipes, locales and two at once starts real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import shoal
+from shoal.cli import main
+from shoal.errors import Invalid
+from shoal.events import Stopped, read_run
+from shoal.folder import Folder
+from shoal.job import Job
+from shoal.testing.den import Den, soon
+
+ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
+QUICK = ("--epochs", "1", "--set", "launch.how=threads")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of this module's own."""
+    folder = tmp_path_factory.mktemp("cache")
+    folder.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_CACHE", str(folder))
+        yield folder / "data"
+
+
+@pytest.fixture
+def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where commands are typed; rows.svm lies there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.svm").write_text(ROWS)
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    """The command, in this process."""
+    ended = CliRunner().invoke(main, arguments, prog_name="shoal")
+    assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
+    return ended
+
+
+def refused(*arguments: str) -> str:
+    """What `shoal train` says when it does not begin; it leaves nothing."""
+    before = sorted(Path().iterdir())
+    ended = call("train", *arguments)
+    assert (ended.exit_code, ended.stdout) == (2, ""), ended.output
+    assert sorted(Path().iterdir()) == before
+    return ended.stderr.partition("Error: ")[2].strip()
+
+
+def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[bytes]:
+    """The command, in a process of its own."""
+    python = ["-c", f"{code}\nfrom shoal.cli import main; main(prog_name='shoal')"] if code else ["-m", "shoal"]
+    return subprocess.Popen(
+        [sys.executable, *python, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+
+
+def finish(process: subprocess.Popen[bytes], code: int = 0) -> tuple[str, str]:
+    out, errors = (text.decode() for text in process.communicate(timeout=120))
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors and "Exception ignored" not in errors, errors
+    return out, errors
+
+
+# ---------------------------------------------------------------- help
+
+
+def test_help_names_every_option_and_imports_nothing_heavy() -> None:
+    ended = call("train", "--help")
+    assert ended.exit_code == 0
+    (command,) = (one for name, one in main.commands.items() if name == "train")
+    options = [name for one in command.params for name in one.opts if name.startswith("--")]
+    assert {"--model", "--strategy", "--workers", "--servers", "--test", "--epochs", "--seed", "--set", "--out"} <= set(
+        options
+    )
+    for option in options:
+        assert re.search(rf"^  {option}\b", ended.stdout, re.MULTILINE), option
+    code = "import atexit, sys; atexit.register(lambda: print('numpy' in sys.modules, 'numba' in sys.modules))"
+    out, _ = finish(start("train", "--help", code=code))
+    assert out.endswith("False False\n")
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "data.bach=3"], "no setting data.bach: did you mean 'data.batch'?"),
+        (["--set", "bach=3"], "no setting 'bach': did you mean 'data.batch'?"),
+        (["--set", "update.stp=3"], "no setting update.stp: did you mean 'update.step'?"),
+        (["--set", "epochs"], "'epochs': write it as a.b=c"),
+        (["--set", "=3"], "no setting '' (settings: data, data.source"),
+        (["--strategy", "asink"], "no strategy 'asink': did you mean 'async'? (strategies: sync, bounded, async)"),
+        (["--model", "logistik"], "did you mean 'logistic'? (there are logistic, hinge, squared)"),
+        (["--model", "hing"], "did you mean 'hinge'?"),
+        (["--set", "update=adagard"], "did you mean 'adagrad'? (there are adagrad, sgd, ftrl)"),
+        (["--set", "launch.how=thread"], "did you mean 'threads'?"),
+        (["--set", "strategy.combine=avg"], "(there are mean, sum)"),
+        (["--set", "strategy.max_delay=3"], "strategy 'async' has no setting 'max_delay', only sync, bounded"),
+        (["--set", "workers=two"], "workers: Expected `int`, got `str`: give a whole number"),
+        (["--set", "stop=3"], "stop: Expected `object`, got `int`: give its settings one by one, by their names"),
+        (["--epochs", "0"], "stop.epochs=0.0: needs a number above 0, or leave it out"),
+        (["--workers", "0"], "0 is not in the range x>=1"),
+        (["--workers", "9999"], "workers=9999: needs 1 to 512"),
+        (["--seed", "-1"], "seed=-1: needs 0 to 2^63 - 1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_what_was_meant(home: Path, arguments: list[str], says: str) -> None:
+    said = refused("rows.svm", *QUICK, *arguments)
+    assert says in said
+    assert said.count("\n") == 0
+
+
+def test_a_typo_in_a_job_file_is_named_with_the_file(home: Path) -> None:
+    cases = {
+        'data = "rows.svm"\nworkrs = 3\n': "job.toml: no setting 'workrs': did you mean 'workers'?",
+        'data = "rows.svm"\n[stop]\nepoch = 3\n': "job.toml: no setting stop.epoch: did you mean 'stop.epochs'?",
+        'data = "rows.svm"\nmodel = "hinj"\n': "job.toml: model.loss: Invalid enum value 'hinj': did you mean 'hinge'?",
+        'data = "rows.svm\n': "job.toml is no TOML: ",
+    }
+    for text, says in cases.items():
+        Path("job.toml").write_text(text)
+        assert refused("job.toml").startswith(says)
+    Path("job.toml").unlink()
+    assert (
+        refused("job.toml") == "cannot read job.toml: No such file or directory: give a job file (TOML) or a data set"
+    )
+
+
+# ---------------------------------------------------------------- a run
+
+
+JOB = """
+data = "rows.svm"
+model = "hinge"
+workers = 3
+seed = 7
+
+[strategy]
+name = "bounded"
+max_delay = 2
+
+[update]
+rule = "adagrad"
+l1 = 1e-4
+
+[stop]
+epochs = 2
+
+[launch]
+how = "threads"
+"""
+
+
+def test_a_job_file_is_run_and_the_job_in_effect_reads_back(home: Path) -> None:
+    Path("JOB.toml").write_text(JOB)
+    ended = call("train", "JOB.toml", "--set", "data.batch=10", "--out", "run")
+    assert ended.exit_code == 0, ended.output
+    run = shoal.Run.load("run")
+    assert run.job == Job.load(Path("run/job.toml")) == Job.load(Path("JOB.toml"), {"data.batch": 10})
+    assert run.job.workers == 3 and run.job.data.batch == 10 and run.job.update.l1 == 1e-4
+    assert (run.summary["strategy"], run.summary["model"], run.summary["stopped_because"]) == (
+        "bounded", "hinge", "2 epochs done"
+    )  # fmt: skip
+    again = call("train", "run/job.toml", "--out", "again")
+    assert again.exit_code == 0, again.output
+    assert Path("again/job.toml").read_bytes() == Path("run/job.toml").read_bytes()
+
+
+def test_json_is_one_object_and_nothing_else(home: Path) -> None:
+    ended = call("train", "rows.svm", *QUICK, "--json")
+    assert ended.exit_code == 0
+    told = json.loads(ended.stdout)
+    folder = told.pop("folder")
+    assert told == json.loads(Path(folder, "summary.json").read_bytes())
+    assert Path(folder) == home / "runs" / "rows-logistic-async-1"
+
+
+def test_a_loss_that_ran_away_is_still_json(home: Path) -> None:
+    far = ("--model", "squared", "--set", "update=sgd", "--set", "update.step=1e30", "--set", "data.batch=10")
+    ended = call("train", "rows.svm", *QUICK, *far, "--json")
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(ended.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert told["test_loss"] is None
+
+
+def test_run_folders_get_fresh_numbers(home: Path) -> None:
+    (home / "runs" / "rows-logistic-async-2").mkdir(parents=True)  # somebody's
+    for _ in range(2):
+        assert call("train", "rows.svm", *QUICK).exit_code == 0
+    assert sorted(os.listdir("runs")) == [f"rows-logistic-async-{number}" for number in (1, 2, 3)]
+    assert os.listdir("runs/rows-logistic-async-2") == []
+
+
+def test_a_long_name_of_a_file_makes_a_short_one_of_the_folder(home: Path) -> None:
+    Path("y" * 250).write_text(ROWS)
+    assert call("train", "y" * 250, *QUICK).exit_code == 0
+    assert os.listdir("runs") == ["y" * 64 + "-logistic-async-1"]
+
+
+def test_a_folder_that_is_in_use_is_refused_and_left_alone(home: Path) -> None:
+    assert call("train", "rows.svm", *QUICK, "--out", "run").exit_code == 0
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
+    assert refused("rows.svm", *QUICK, "--out", "run") == (
+        "run has a run in it already: choose another folder, or remove it"
+    )
+    assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
+    assert refused("rows.svm", *QUICK, "--out", "rows.svm/run").endswith("choose another folder (--out)")
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_data_list_says_what_can_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    text, listed = call("data", "list"), json.loads(call("data", "list", "--json").stdout)
+    assert [one["name"] for one in listed] == ["clicks", "rcv1-like", "rcv1", "a9a", "criteo_tb", "criteo_kaggle"]
+    assert all(set(one) == {"name", "what", "available", "where"} for one in listed)
+    assert [one["name"] for one in listed if one["available"]] == ["clicks", "rcv1-like"]
+    for one in listed:
+        assert one["name"] in text.stdout and one["what"] in text.stdout
+    assert f"not here: put it at {tmp_path}/a9a/a9a.xz" in text.stdout and "made when asked for" in text.stdout
+
+
+def test_made_rows_are_trained_on_and_the_same_seed_gives_the_same_bytes(home: Path) -> None:
+    for name, seed in (("x.svm.gz", 0), ("y.svm.gz", 0), ("z.svm.gz", 1)):
+        ended = call("data", "make", "clicks", name, "--rows", "1000", "--seed", str(seed))
+        assert ended.exit_code == 0 and ended.stdout.startswith("1,000 rows, ")
+        assert ended.stdout.endswith(f"train on it: shoal train {name}\n")
+    assert Path("x.svm.gz").read_bytes() == Path("y.svm.gz").read_bytes() != Path("z.svm.gz").read_bytes()
+    ended = call("train", "x.svm.gz", *QUICK)
+    assert ended.exit_code == 0, ended.output
+    run = shoal.Run.load("runs/x-logistic-async-1")
+    assert run.summary["data"] == "x.svm.gz" and 0 < run.summary["test_loss"] < 1
+
+
+def test_rows_are_not_written_over_what_is_no_file(home: Path) -> None:
+    os.mkfifo("pipe")
+    for path, says in (("pipe", "it is no regular file"), ("no/such/x.svm", "No such file or directory")):
+        ended = call("data", "make", "clicks", path, "--rows", "10")
+        assert ended.exit_code == 2 and f"cannot write {path}: {says}" in ended.stderr
+        assert ended.stderr.endswith("choose another path\n")
+    assert Path("pipe").is_fifo()  # once a device was replaced by a file
+    assert sorted(os.listdir()) == ["pipe", "rows.svm"]
+    ended = call("data", "make", "clik", "x.svm")
+    assert ended.exit_code == 2 and "no made-up set 'clik': there are clicks and rcv1-like" in ended.stderr
+
+
+# ---------------------------------------------------------------- several at once
+
+
+def test_two_that_want_the_same_folder_one_gets_it_the_other_is_told(home: Path) -> None:
+    both = [start("train", "rows.svm", *QUICK, "--out", "run") for _ in range(2)]
+    told = [process.communicate(timeout=120) for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], told
+    (loser,) = (said for process, said in zip(both, told, strict=True) if process.returncode == 2)
+    assert loser[0] == b"" and loser[1].endswith(
+        b"Error: run has a run in it already: choose another folder, or remove it\n"
+    )
+    assert shoal.Run.load("run").summary["stopped_because"] == "1 epochs done"
+
+
+def test_two_that_name_no_folder_get_one_each(home: Path) -> None:
+    both = [start("train", "rows.svm", *QUICK) for _ in range(2)]
+    for process in both:
+        finish(process)
+    assert sorted(os.listdir("runs")) == ["rows-logistic-async-1", "rows-logistic-async-2"]
+    for name in os.listdir("runs"):
+        assert shoal.Run.load(Path("runs", name)).model is not None
+
+
+def test_many_that_ask_for_a_number_at_the_same_moment_all_get_another(tmp_path: Path) -> None:
+    together, got = threading.Barrier(8), []
+
+    def ask() -> None:
+        for turn in range(5):
+            together.wait(30)
+            folder = Folder.numbered(tmp_path / "runs" / "run", Job())
+            if turn % 2:  # some never begin, and take their folders with them
+                folder.discard()
+            else:
+                got.append(folder.path.name)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(got) == len(set(got)) == 24 == len(os.listdir(tmp_path / "runs"))
+
+
+def test_a_folder_is_refused_while_somebody_makes_it_and_free_when_they_gave_up(tmp_path: Path) -> None:
+    first = Folder(tmp_path / "a" / "b" / "run", Job())
+    with pytest.raises(Invalid, match="has a run in it already"):
+        Folder(tmp_path / "a" / "b" / "run", Job())
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    first.discard()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]  # only what was made for it went
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+
+@pytest.fixture
+def den() -> Iterator[Den]:
+    with Den() as one:
+        yield one
+
+
+def test_ctrl_c_while_rows_are_packed_ends_at_once_and_leaves_nothing(home: Path, cache: Path, den: Den) -> None:
+    before = set(cache.iterdir()) if cache.exists() else set()
+    long = ("--set", "data.rows=50000000")
+    child = den.start("-m", "shoal", "train", "clicks", "--out", str(home / "runs" / "run"), *long)
+    assert soon(lambda: cache.exists() and set(cache.iterdir()) - before)
+    os.killpg(child.pid, signal.SIGINT)
+    out, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert out == "" and errors.endswith("interrupted\n") and "Traceback" not in errors
+    assert set(cache.iterdir()) == before and not (home / "runs").exists()
+    assert den.is_empty(), den.left()
+
+
+def test_ctrl_c_while_it_trains_ends_all_processes_and_the_folder_says_so(home: Path, den: Den) -> None:
+    endless = ("--set", "stop.seconds=300", "--workers", "2", "--servers", "2")
+    child = den.start("-m", "shoal", "train", str(home / "rows.svm"), "--out", str(home / "run"), *endless)
+    events = home / "run" / "events.jsonl"
+    assert soon(lambda: events.exists() and b'"number":1,' in events.read_bytes(), 60)
+    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
+    out, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert out == "" and "Traceback" not in errors
+    assert errors.endswith(f"interrupted; what was learned so far is in {home}/run\n")
+    run = shoal.Run.load(home / "run")
+    assert run.summary["stopped_because"] == "interrupted" and run.summary["failed"] and run.model is not None
+    assert [event.why for event in read_run(events) if isinstance(event, Stopped)] == ["interrupted"]
+    assert den.is_empty(), den.left()
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_without_a_terminal_there_are_plain_lines_and_the_summary_is_on_its_own(home: Path) -> None:
+    out, errors = finish(start("train", "rows.svm", *QUICK))
+    assert "\x1b" not in out + errors and "\r" not in out + errors
+    assert re.fullmatch(
+        r"test loss 0\.\d{4}, accuracy [\d.]+, auc [\d.]+ \(1 epochs done\)\n"
+        r"\d+ examples in .* s \(.* a second\), \d+ steps; .*\n"
+        r"look at it: .*/runs/rows-logistic-async-1.*\n",
+        out,
+    )
+    assert errors.splitlines()[0] == "packing rows.svm" and "stopped: 1 epochs done" in errors.splitlines()[-1]
+
+
+def test_a_reader_that_goes_away_costs_nothing_but_the_reading(home: Path) -> None:
+    for number, read in enumerate((True, False), 1):
+        process = start("train", "rows.svm", *QUICK)
+        assert process.stdout is not None and process.stderr is not None
+        if read:
+            assert process.stdout.readline().startswith(b"test loss")
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        process.stderr.close()
+        assert process.wait(60) in (0, 1)
+        assert "Traceback" not in errors and "Exception ignored" not in errors, errors
+        assert shoal.Run.load(f"runs/rows-logistic-async-{number}").model is not None
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-", "1>/dev/full"])
+def test_streams_that_are_closed_or_full_do_not_stop_a_run(home: Path, closed: str) -> None:
+    if "full" in closed and not Path("/dev/full").is_char_device():
+        pytest.skip("there is no /dev/full here")
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "shoal", "train", "rows.svm", *QUICK]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr, ended.stderr
+    if "full" in closed:
+        folder = home / "runs" / "rows-logistic-async-1"
+        assert ended.returncode == 1
+        assert ended.stderr.endswith(
+            f"Error: cannot print the figures (No space left on device): they are in {folder}\n"
+        )
+    else:
+        assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("test loss") == (closed == "2>&-")
+    assert shoal.Run.load("runs/rows-logistic-async-1").model is not None
+
+
+# ---------------------------------------------------------------- places and languages
+
+
+def test_a_path_with_spaces_and_letters_of_any_language_works(home: Path) -> None:
+    folder = home / "meine Läufe"
+    folder.mkdir()
+    (folder / "Grüße 数据.svm").write_text(ROWS)
+    arguments = ("train", "meine Läufe/Grüße 数据.svm", *QUICK, "--out", "meine Läufe/ein Lauf")
+    out, _ = finish(start(*arguments, LC_ALL="C"))
+    assert "meine Läufe/ein Lauf" in out
+    run = shoal.Run.load(folder / "ein Lauf")
+    assert run.job.data.source == "meine Läufe/Grüße 数据.svm" and run.summary["data"] == "Grüße 数据.svm"
+
+
+def test_where_no_language_is_known_plain_names_work_and_others_are_refused(home: Path) -> None:
+    bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # what Python does about it is switched off
+    finish(start("train", "rows.svm", *QUICK, "--out", "run", **bare))
+    assert shoal.Run.load("run").model is not None
+    (home / "Grüße.svm").write_text(ROWS)
+    _, errors = finish(start("train", "Grüße.svm", *QUICK, **bare), code=2)
+    assert errors.endswith("is no UTF-8, and no job file could hold it: rename it, or choose a UTF-8 locale\n")
+    assert not (home / "runs").exists()
+
+
+def test_without_matplotlib_it_trains_and_says_how_to_get_the_picture(home: Path) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None"
+    out, errors = finish(start("train", "rows.svm", *QUICK, "--out", "run", code=code))
+    assert "shoal: no loss.png: " in errors and "pip install 'shoal[view]'" in errors
+    assert out.endswith(f"look at it: {home}/run\n") and not (home / "run" / "loss.png").exists()
+    assert shoal.Run.load("run").model is not None
+
+
+def test_what_is_typed_is_what_a_program_would_call(home: Path) -> None:
+    told: list[Any] = []
+    run = shoal.train(
+        "rows.svm", strategy="sync", epochs=1, settings={"launch.how": "threads"}, out="one", progress=told.append
+    )
+    assert call("train", "rows.svm", "--strategy", "sync", *QUICK, "--out", "two").exit_code == 0
+    other = shoal.Run.load("two")
+    assert other.job == run.job and other.model is not None and run.model is not None
+    assert other.model.table.tobytes() == run.model.table.tobytes()

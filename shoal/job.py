@@ -83,6 +83,10 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modules: list[str] = []  # with updates of your own, imported by every server
     cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
 
+    def __post_init__(self) -> None:
+        if self.cache_mb is not None and self.cache_mb < 0:
+            raise Invalid(f"launch.cache_mb={self.cache_mb}: needs 0 or more, or leave it out")
+
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A run, described."""

@@ -8,7 +8,9 @@ are the best model, whatever happens to the servers afterwards.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -91,17 +93,29 @@ class Evaluator:
     async def _weights(self, clock: int) -> Values:
         """All weights, one for each row of the table."""
         pulled = await self.worker.client.pull(TABLE, KeyRange(0, self._rows), clock=None if clock < 0 else clock)
-        if not isinstance(pulled, KeyValues):
-            whole: Values = pulled
-            return whole
-        weights: Values = np.zeros(self._rows, np.float32)
-        assert not isinstance(pulled.keys, KeyRange)
-        weights[pulled.keys] = pulled.values
+        if isinstance(pulled, KeyValues):
+            return await self._off_the_loop(lambda: _spread(pulled, self._rows))  # type: ignore[no-any-return]
+        weights: Values = pulled
         return weights
 
     async def _found(self, number: int, weights: Values) -> Judged:
-        if not np.isfinite(weights).all():
-            return Judged(number, weights, math.inf, {})
-        cost = limits.INLINE_ELEMENTS + 1  # never in the loop: heartbeats go on
-        loss, metrics = await self.worker.compute(lambda: self.model.judge(self.test, weights), cost)
+        loss, metrics = await self._off_the_loop(lambda: _judge(self.model, self.test, weights))
         return Judged(number, weights, loss, metrics)
+
+    def _off_the_loop(self, function: Callable[[], Any]) -> Task:
+        """However large the model is, heartbeats go on."""
+        return self.worker.compute(function, limits.INLINE_ELEMENTS + 1)
+
+
+def _spread(pulled: KeyValues, rows: int) -> Values:
+    """The live rows of a sparse table among all."""
+    assert not isinstance(pulled.keys, KeyRange)
+    weights: Values = np.zeros(rows, np.float32)
+    weights[pulled.keys] = pulled.values
+    return weights
+
+
+def _judge(model: Linear, test: Packed, weights: Values) -> tuple[float, dict[str, float | None]]:
+    if not np.isfinite(weights).all():
+        return math.inf, {}
+    return model.judge(test, weights)

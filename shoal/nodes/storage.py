@@ -30,13 +30,14 @@ class Journal:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             whole = path.read_bytes()
+            if _MAGIC.startswith(whole):  # new, or torn when it was new
+                os.ftruncate(self._file, 0)
+                if os.write(self._file, _MAGIC) != len(_MAGIC):
+                    raise OSError(28, "no space left on device")
+                whole = _MAGIC
         except OSError as error:
             raise Invalid(f"cannot open the journal {path}: {error.strerror}: choose another folder") from None
-        if _MAGIC.startswith(whole):  # new, or torn when it was new
-            os.ftruncate(self._file, 0)
-            os.write(self._file, _MAGIC)
-            whole = _MAGIC
-        elif not whole.startswith(_MAGIC):
+        if not whole.startswith(_MAGIC):
             raise Invalid(f"{path} is no journal of shoal: move it away, or choose another folder")
         at = len(_MAGIC)
         while (record := _record_at(whole, at)) is not None:

@@ -49,22 +49,13 @@ class Client(Dispatch):
 
         ``ahead`` are other keys, whose rows come back with the answer, as from a pull at ``clock`` that follows.
         """
-        task = self._ready_push(table, keys, values, slot, step, of, void, after, ahead is not None, clock)
-        if ahead is not None:
-            self._look_ahead(self.layout(table), ahead)
-        return task
+        return self._ready_push(table, keys, values, slot, step, of, void, after, ahead is not None, clock, ahead)
 
     def may_look_ahead(self, table: str, keys: KeyList, ahead: KeyList) -> bool:
         """Whether one message to each server holds both: few keys, in order, of a table that counts pushes at once."""
         spec = self.layout(table).spec
         most = limits.FRAME_BYTES // (16 * max(8, 4 * spec.width))
         return isinstance(spec.apply, Each) and not spec.hashed and len(keys) <= most and len(ahead) <= most
-
-    def _look_ahead(self, layout: Layout, ahead: KeyList) -> None:
-        op = self._new[-1]
-        assert isinstance(op, Pushing)
-        self._check_last(layout, ahead.last)
-        op.look_ahead(ahead.keys)
 
     def push_pull(
         self,
@@ -148,6 +139,7 @@ class Client(Dispatch):
         after: Task | Sequence[Task],
         pull: bool,
         clock: int | None,
+        ahead: KeyList | None = None,
     ) -> Task:
         layout = self.layout(table)
         spec = layout.spec
@@ -165,6 +157,10 @@ class Client(Dispatch):
             self._must_be_worker("push a step")
             if step <= self.floor:
                 raise Invalid(f"step {step}: this worker's steps start at {self.floor + 1}")
+        if ahead is not None:
+            if not isinstance(keys, KeyList) or not self.may_look_ahead(table, keys, ahead):
+                raise Invalid(f"table {table!r}: such a push cannot pull other keys as well; push, then pull")
+            self._check_last(layout, ahead.last)
         given, places = self._given(layout, keys, values, void)
         task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
         op = Pushing(task, layout.number, given, places, spec.width)
@@ -175,6 +171,8 @@ class Client(Dispatch):
             task.after = (*task.after, self._enter(layout))
         if of is not None:
             op.reads = of.versions
+        if ahead is not None:
+            op.look_ahead(ahead.keys)
         self._new.append(op)
         return task
 

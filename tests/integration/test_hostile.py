@@ -367,6 +367,13 @@ def test_bytes_that_are_no_message_are_answered_with_the_reason(scene: Scene, st
     assert len(answer.reason) < 1_000  # it is not our own words that come back
 
 
+def test_keys_to_be_pulled_that_were_announced_and_did_not_come_are_refused(member: Member) -> None:
+    for ahead, arrays in ((5, 2), (2, 3), (1 << 60, 3), (1, 2)):
+        frames = [np.array([1, 2, 3][: 3 if arrays == 3 else 1], np.uint64)] * (arrays - 1) + [np.ones(1, np.float32)]
+        answer = member.ask(m.encode(member.push("sparse", 1, pull=True, ahead=ahead)), *frames)
+        assert isinstance(answer, m.No), answer
+
+
 def test_arrays_that_are_not_whole_are_refused(member: Member) -> None:
     push = m.encode(member.push("sparse", 1))
     for arrays, reason in (

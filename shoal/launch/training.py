@@ -87,7 +87,6 @@ class Training:
         self._cluster = _cluster_of(job, Journal(folder / "coordinator.journal" if folder is not None else None))
         self._cluster.train(self.dealing, self._heard)
         self._evaluator: Evaluator | None = None
-        self._stats: dict[str, Any] = {}
 
     def __enter__(self) -> Training:
         try:

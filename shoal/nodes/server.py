@@ -12,7 +12,8 @@ from collections import Counter, deque
 from shoal import limits
 from shoal.cluster.member import Membership
 from shoal.keys import KeyRange
-from shoal.store.segment import Outcome, Segments, Work
+from shoal.store.outcome import Outcome, Work
+from shoal.store.segment import Segments
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Wake
 

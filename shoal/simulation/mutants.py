@@ -16,7 +16,8 @@ from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.clock import Clocks
 from shoal.store.ledger import Mask, Stream
-from shoal.store.segment import Asker, Outcome, Segments
+from shoal.store.outcome import Asker, Outcome
+from shoal.store.segment import Segments
 
 MUTANTS: dict[str, Callable[[], Any]] = {}
 

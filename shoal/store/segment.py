@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,45 +26,11 @@ from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.clock import Clocks
 from shoal.store.extent import Extent
 from shoal.store.ledger import Marks, Mask, Numbers
+from shoal.store.outcome import Asker, Outcome, Work
 from shoal.tables import Step
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
-
-
-@dataclass(slots=True)
-class Asker:
-    """Who asked, and what: answered now or later."""
-
-    name: str
-    ask: m.Push | m.Pull
-    keys: Keys | KeyRange
-    told: int  # when it was last told anything
-    covered: Mask
-
-    @property
-    def id(self) -> tuple[str, int]:
-        return self.name, self.ask.request
-
-
-@dataclass(slots=True)
-class Work:
-    """A computation that is too long for the loop: run ``function`` elsewhere, then go on with ``then``."""
-
-    function: Callable[[], None]
-    then: Callable[[int], Outcome]
-    full: Callable[[], Outcome] | None  # there was no memory for it, and nothing was changed
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What came of a message: answers, and perhaps work that has to be done, in this order, before others."""
-
-    effects: list[Effect] = field(default_factory=list)
-    works: list[Work] = field(default_factory=list)
-
-    def __add__(self, more: Outcome) -> Outcome:
-        return Outcome(self.effects + more.effects, self.works + more.works)
 
 
 class Segments:

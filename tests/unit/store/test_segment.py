@@ -11,7 +11,8 @@ import pytest
 
 from shoal import limits
 from shoal.keys import KeyRange
-from shoal.store.segment import Outcome, Segments
+from shoal.store.outcome import Outcome
+from shoal.store.segment import Segments
 from shoal.store.update import SGD, AdaGrad, Sum
 from shoal.tables import Dense, Each, Sparse, Step, Table
 from shoal.wire import messages as m

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,12 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever called: otherwise the next file to be opened has its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+class Wrong(click.ClickException):
+    """What was asked for cannot be; the message says it all, so no usage is shown."""
+
+    exit_code = 2
 
 
 @main.command()
@@ -85,7 +92,7 @@ def train(
         job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
         run = _train(job, out, as_json)
     except Invalid as error:
-        raise click.UsageError(str(error)) from None
+        raise Wrong(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     try:
@@ -106,6 +113,8 @@ def _train(job: Job, out: Path | None, quiet: bool) -> Run:
 
     name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.loss}-{job.strategy.name}"
     folder = Folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a scheduler, a terminal that was closed: as Ctrl-C
+        signal.signal(number, _interrupt)
     try:
         with view(epochs=job.stop.passes) as show:
             return execute(job, folder, None if quiet and not sys.stderr.isatty() else show, show.note)
@@ -115,8 +124,14 @@ def _train(job: Job, out: Path | None, quiet: bool) -> Run:
         raise
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def _show_run(run: Run, as_json: bool) -> None:
     import msgspec
+
+    from shoal.events import Evaluated
 
     if as_json:
         facts = {**run.summary, "folder": click.format_filename(run.folder or "")}
@@ -131,6 +146,12 @@ def _show_run(run: Run, as_json: bool) -> None:
         f"{facts['steps']:,} steps; {(facts['bytes_sent'] + facts['bytes_received']) / 1e6:,.0f} MB moved"
         + ("" if stale["mean"] is None else f"; staleness {stale['mean']:g} on average, {stale['max']} at most")
     )
+    best = min((event for event in run.events if isinstance(event, Evaluated)), key=lambda event: event.test_loss)
+    if best.test_loss < facts["test_loss"] - 1e-4:
+        click.echo(
+            f"these are the last weights; the best were at pass {best.passes:.3g} (test loss {best.test_loss:.4f}): "
+            f"--set stop.patience=3 stops there and keeps them"
+        )
     folder = run.folder or Path()
     picture = folder / "loss.png"
     click.echo(f"look at it: {click.format_filename(picture if picture.exists() else folder)}")
@@ -166,11 +187,14 @@ def list_data(as_json: bool) -> None:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--features", type=click.IntRange(1), help="How many there are.  [default: the set's own]")
 @click.option("--test", is_flag=True, help="Other rows of the same truth, to test on.")
-def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool) -> None:
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool, force: bool) -> None:
     """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2 and .xz are compressed."""
     from shoal.data.make import make
     from shoal.errors import Invalid
 
+    if path.is_file() and not force:
+        raise Wrong(f"{click.format_filename(path)} is there already: take another name, or --force to replace it")
     try:
         size = make(name, rows, seed, path, features, test)
     except Invalid as error:

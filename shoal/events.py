@@ -158,6 +158,11 @@ RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | St
 _run_decoder = msgspec.json.Decoder(RunEvent)
 
 
+def counted(number: float, what: str) -> str:
+    """1 worker, 2 workers: for whoever tells it in words."""
+    return f"{number:,g} {what}{'' if number == 1 else 's'}"
+
+
 def read_run(path: Path) -> list[RunEvent]:
     """The events of a run; a last line that was cut short by a crash is left out."""
     lines = path.read_bytes().split(b"\n")

@@ -1,11 +1,13 @@
 """A run folder, from its first line to its last.
 
-job.toml              all settings, as they were in effect
-events.jsonl          what happened, line by line, written while it happens
-model.safetensors     the weights (with patience the best ones, otherwise the last)
-loss.png              the picture, where matplotlib is installed
-summary.json          the figures; written last, so a folder that has it is whole
-coordinator.journal   what was counted, for whoever takes the run up again
+    job.toml              all settings, as they were in effect
+    coordinator.journal   what was counted, for whoever takes the run up again
+    events.jsonl          what happened, line by line, written while it happens
+    model.safetensors     the weights (with patience the best ones, otherwise the last)
+    summary.json          the figures; written after all of these, so a folder that has it is whole
+    loss.png              the picture, where matplotlib is installed
+
+Every file is there whole or not at all, but for the two that are written line by line.
 """
 
 from __future__ import annotations
@@ -162,8 +164,8 @@ class Folder:
         replace_file(folder / "events.jsonl", lines)
         if run.model is not None:
             run.model.save(folder / "model.safetensors")
+        replace_file(folder / "summary.json", msgspec.json.format(msgspec.json.encode(run.summary)) + b"\n")
         try:
             run.plot(folder / "loss.png")
         except Exception as error:  # no matplotlib, a broken one, no room: a picture is not worth a run
             print(f"shoal: no loss.png: {error}", file=sys.stderr)
-        replace_file(folder / "summary.json", msgspec.json.format(msgspec.json.encode(run.summary)) + b"\n")

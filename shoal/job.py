@@ -49,7 +49,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the servers do with a gradient."""
 
     rule: Literal["adagrad", "sgd", "ftrl"] = "adagrad"
-    step: float | None = None  # ftrl calls it alpha; by default 0.1, or 0.5 for sgd
+    step: float | None = None  # the alpha of ftrl; by default 0.1, or 0.5 for sgd
     l1: float = 0.0
     l2: float = 0.0
 
@@ -61,7 +61,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             case "sgd":
                 return update.SGD(**{"step": 0.5, **step}, l1=self.l1, l2=self.l2)
             case "ftrl":
-                return update.FTRL(**({} if self.step is None else {"alpha": self.step}), l1=self.l1, l2=self.l2)
+                # The beta of the paper, 1, is for gradients of single examples; ours are means over a slot.
+                return update.FTRL(alpha=0.1 if self.step is None else self.step, beta=0.01, l1=self.l1, l2=self.l2)
         return update.AdaGrad(**step, l1=self.l1, l2=self.l2)
 
 
@@ -133,12 +134,15 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"{path} is no TOML: {error}") from None
         try:
-            return cls.of(changed(settings, changes or {}))
+            tree = changed(settings, changes or {})
+            if "data" not in tree:
+                raise Invalid('it names no data: add a line such as data = "clicks"')
+            return cls.of(_beside(tree, path.parent))
         except Invalid as error:
             raise Invalid(f"{path}: {error}") from None
 
     def toml(self) -> str:
-        """All settings, as a file that ``load`` reads back."""
+        """All settings, as a file that ``load`` reads back; those that are not set as comments."""
         return "".join(_toml(msgspec.to_builtins(self)))
 
 
@@ -243,6 +247,8 @@ def _all_settings() -> list[str]:
 def _instead(name: str, known: list[str], first: list[str] | None = None) -> str:
     """The nearest valid name: also one whose last part is what was meant."""
     tail = name.split(".")[-1]
+    if near := get_close_matches(name, [one for one in known if ("." in one) == ("." in name)], n=1, cutoff=0.75):
+        return f": did you mean {near[0]!r}?"
     own = {one.split(".")[-1]: one for one in first or []}
     others = {one.split(".")[-1]: one for one in reversed(known) if "." in one or "." not in name}
     if near := get_close_matches(tail, own, n=1, cutoff=0.7):
@@ -277,9 +283,23 @@ def _choices(setting: str) -> list[str]:
     return [str(one) for one in get_args(found[0])] if found else []
 
 
+def _beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Files that a job names are sought from where one is, and then beside the job."""
+    data = tree["data"]
+    if not isinstance(data, dict):
+        return tree
+    for name in ("source", "test"):
+        given = data.get(name)
+        if isinstance(given, str) and given and not Path(given).exists() and (folder / given).exists():
+            data = {**data, name: str(folder / given)}
+    return {**tree, "data": data}
+
+
 def _toml(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
-        if value is not None and not isinstance(value, Mapping):
+        if value is None:
+            yield f"# {name} = (not set)\n"
+        elif not isinstance(value, Mapping):
             yield f"{name} = {_literal(value)}\n"
     for name, value in tree.items():
         if isinstance(value, Mapping):

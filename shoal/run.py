@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from shoal.errors import Invalid, RunFailed
-from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped, read_run
+from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped, counted, read_run
 from shoal.folder import EventCall, Folder, Log
 from shoal.job import Job, changed
 from shoal.limits import MB
@@ -83,11 +83,13 @@ def train(
     settings: Mapping[str, Any] | None = None,
     on_event: EventCall | None = None,
     progress: Callable[[str], None] | None = None,
+    view: bool = False,
 ) -> Run:
     """Train a model on this machine; returns when it is done.
 
-    ``data`` is a name (`shoal data list`), a path, or a Job. ``settings`` are any others by their names in a job file, such
-    as {"update.step": 0.05}. With ``out`` a run folder is written. ``on_event`` hears what happens while it happens.
+    ``data`` is a name (`shoal data list`), a path, a job file (.toml) or a Job. ``settings`` are any others by their names in
+    a job file, such as {"update.step": 0.05}. With ``out`` a run folder is written. ``view`` shows the run on standard error
+    while it goes on; ``on_event`` hears what happens.
     """
     given = {
         "model": model,
@@ -104,12 +106,35 @@ def train(
         "stop.patience": patience,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes |= settings or {}
     if isinstance(data, Job):
-        base = msgspec.to_builtins(data)
+        job = Job.of(changed(msgspec.to_builtins(data), changes))
+    elif data is None:
+        raise Invalid(
+            "nothing to train on: give a name (`shoal data list`), a file or a Job first: shoal.train('clicks')"
+        )
+    elif os.fspath(data).endswith(".toml"):
+        job = Job.load(Path(data), changes)
     else:
-        base = {} if data is None else {"data": os.fspath(data)}
-    job = Job.of(changed(base, {**changes, **(settings or {})}))
-    return execute(job, None if out is None else Path(out), on_event, progress)
+        job = Job.of(changed({"data": os.fspath(data)}, changes))
+    folder = None if out is None else Path(out)
+    if not view:
+        return execute(job, folder, on_event, progress)
+    from shoal.views.terminal import view as views
+
+    with views(epochs=job.stop.passes) as show:
+        return execute(job, folder, both(show, on_event), progress or show.note)
+
+
+def both(first: EventCall, second: EventCall | None) -> EventCall:
+    """Two that hear."""
+
+    def hear(event: RunEvent) -> None:
+        first(event)
+        if second is not None:
+            second(event)
+
+    return hear
 
 
 def execute(
@@ -121,11 +146,11 @@ def execute(
 ) -> Run:
     """Run a job to its end. ``started`` is handed the running training, to add or drain workers.
 
-    A run that cannot end well raises RunFailed; one that is interrupted (Ctrl-C) raises that. Either way everything that
-    was started has ended, and what was judged last is saved.
+    A run that cannot end well raises RunFailed, and what was judged last is saved; one that is interrupted (Ctrl-C) raises
+    that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
     """
     from shoal.data.datasets import load
-    from shoal.launch.training import check
+    from shoal.launch.training import Training, check
 
     folder = Folder(out, job) if isinstance(out, Path) else out
     try:
@@ -135,7 +160,7 @@ def execute(
         check(job, dataset)
         _check_room(job, dataset)
         log = Log(folder, on_event)
-        training = _training(job, dataset, log, folder)
+        training = Training(job, dataset, log, None if folder is None else folder.path)
     except BaseException:
         if folder is not None:
             folder.discard()
@@ -143,11 +168,15 @@ def execute(
     outcome: Outcome | None = None
     interrupted: BaseException | None = None
     try:
-        _say(progress, f"starting {job.servers} servers and {job.workers} workers")
+        _say(progress, f"starting {counted(job.servers, 'server')} and {counted(job.workers, 'worker')}")
         with training:
-            if started is not None:
-                started(training)
-            outcome = training.wait()
+            try:
+                if started is not None:
+                    started(training)
+                outcome = training.wait()
+            except (KeyboardInterrupt, SystemExit) as error:
+                interrupted = error
+                outcome = training.interrupted()
     except (KeyboardInterrupt, SystemExit) as error:
         interrupted = error
     except BaseException:
@@ -185,16 +214,6 @@ def _finished(job: Job, dataset: Dataset, outcome: Outcome, log: Log, folder: Fo
             run.folder, error.run = None, run
             raise
     return run
-
-
-def _training(job: Job, dataset: Dataset, log: Log, folder: Folder | None) -> Training:
-    from shoal.launch.training import Training
-
-    try:
-        return Training(job, dataset, log, None if folder is None else folder.path)
-    except OSError as error:  # the journal does not fit any more
-        where = "here" if folder is None else f"to {folder.path}"
-        raise Invalid(f"cannot write {where}: {error.strerror or error}: choose another folder (--out)") from error
 
 
 def _check_room(job: Job, dataset: Dataset) -> None:

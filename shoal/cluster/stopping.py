@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shoal.errors import Invalid
+from shoal.events import counted
 
 ENDLESS = 1 << 60
 
@@ -83,7 +84,7 @@ class Stopping:
         """How many slots may be dealt at all, and what the reason is called when they are done."""
         found = [(ENDLESS, "")]
         if (passes := self.rules.passes) < ENDLESS / per_pass:
-            found.append((max(1, round(passes * per_pass)), f"{passes:g} epochs done"))
+            found.append((max(1, round(passes * per_pass)), f"{counted(passes, 'epoch')} done"))
         if slots_of_steps is not None:
-            found.append((slots_of_steps, f"{self.rules.steps} steps done"))
+            found.append((slots_of_steps, f"{counted(self.rules.steps or 0, 'step')} done"))
         return min(found)

@@ -90,7 +90,10 @@ class Libsvm(_Parsing):
             k.TOO_LONG: (f"longer than {LINE:,} bytes", ""),
             k.BAD_LABEL: (f"label {token!a} is no number", ""),
             k.BAD_TOKEN: (f"{token!a} is no id:value", ""),
-            k.ID_ZERO: ("id 0, and ids start at 1", "add 1 to all ids of the file, or skip such lines with bad_lines"),
+            k.ID_ZERO: (
+                "id 0, and ids start at 1",
+                "add 1 to all ids of the file, or skip such lines (--set data.bad_lines=N)",
+            ),
             k.ID_NEGATIVE: (f"negative id in {token!a}", ""),
             k.ID_LARGE: (f"id of {token!a} is above {self._limit:,}", hashing),
             k.REPEATED: (f"the id of {token!a} stands there twice", ""),

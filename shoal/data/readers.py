@@ -94,7 +94,9 @@ class Reader:
             self.examples.append(said)
         if self.skipped > self.bad_lines:
             allowed = f" ({self.bad_lines:,} bad lines were allowed)" if self.bad_lines else ""
-            raise Invalid(f"{self.path}, {said}{allowed}; {move or 'mend it, or let it be skipped with bad_lines'}")
+            raise Invalid(
+                f"{self.path}, {said}{allowed}; {move or 'mend it, or let it be skipped (--set data.bad_lines=N)'}"
+            )
 
 
 def read(path: Path, format: Format, hash_bits: int | None = None) -> Batch:

@@ -30,7 +30,7 @@ from shoal.cluster.workload import Workload
 from shoal.data.datasets import Dataset
 from shoal.data.labels import check_labels
 from shoal.data.slots import Slots
-from shoal.errors import ClusterError, Invalid
+from shoal.errors import ClusterError, Invalid, ShoalError
 from shoal.events import RunEvent, Started, Stopped
 from shoal.job import Job
 from shoal.launch import work
@@ -154,7 +154,7 @@ class Training:
         ended = self._over.is_set() and not dealing.failed
         judged = None
         if evaluator is not None:
-            judged = evaluator.best if self.job.stop.keeps_best else evaluator.last
+            judged = evaluator.best if self.job.stop.keeps_best or dealing.failed else evaluator.last
         sent, received = dealing.traffic.totals()
         return Outcome(
             judged,
@@ -169,6 +169,17 @@ class Training:
             self._staleness() if ended else [],
             dict(dealing.counts),
         )
+
+    def interrupted(self) -> Outcome:
+        """Somebody wants it to end now: judge what the servers have, if they still answer, and say how it stands."""
+        self._why = self._why or "interrupted"
+        try:
+            pulled = self._client.pull(TABLE, slice(None)).result(limits.DRAIN / limits.SECOND)
+            if self._evaluator is not None:
+                self._evaluator.judge_now(pulled)
+        except (ShoalError, AttributeError):  # never begun, or servers that do not answer: what was judged last will do
+            pass
+        return self.outcome()
 
     def close(self) -> None:
         """End everything; what is not finished is lost."""

@@ -63,7 +63,8 @@ class Trained:
             "features": str(self.features),
             "crc32": str(zlib.crc32(np.ascontiguousarray(self.table).data)),  # safetensors accepts a flipped bit
         }
-        replace_file(Path(path), save(tensors, metadata=facts))
+        # Under one name: safetensors writes several in any order, and equal models should be equal files.
+        replace_file(Path(path), save(tensors, metadata={"shoal": msgspec.json.encode(facts).decode()}))
 
     @classmethod
     def load(cls, path: str | Path) -> Trained:
@@ -71,7 +72,7 @@ class Trained:
 
         try:
             with safe_open(str(path), "numpy") as file:
-                facts = file.metadata() or {}
+                facts = _facts(file.metadata() or {})
                 if facts.get("format") != _FORMAT:
                     raise Invalid(
                         f"{path} is no model of shoal's (format {facts.get('format')!r}): give a model.safetensors"
@@ -89,6 +90,10 @@ class Trained:
         if table.shape != (linear.keys(features),) or str(zlib.crc32(table.data)) != facts.get("crc32"):
             raise Invalid(f"{path} is damaged: its checksum differs; take it from a copy, or train again")
         return cls(table, linear, features)
+
+
+def _facts(metadata: dict[str, str]) -> dict[str, str]:
+    return msgspec.json.decode(metadata.get("shoal", "{}"), type=dict[str, str])
 
 
 def _batch(rows: Any, features: int) -> Batch:

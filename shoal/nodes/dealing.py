@@ -10,6 +10,7 @@ What is counted is journalled, deals are not: a slot that is dealt twice is coun
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -148,7 +149,7 @@ class Dealing:
             return []
         self._awaited -= 1
         if self._awaited < 1 and not self._seen:
-            return self._fail("no worker came up: what they printed is above")
+            return self._fail("no worker was there for the first slot: they ended, or were asked to leave")
         return self._begin(now) if self._seen and len(self._seen) >= self._awaited else []
 
     def _it_is(self, now: int) -> None:
@@ -279,6 +280,8 @@ class Dealing:
                 )
             )
         ]
+        if not math.isfinite(ready.loss):
+            return [*effects, *self._fail(why)]
         if why and not self.over:
             self._stop(why)
             self._check_finished()
@@ -310,15 +313,18 @@ class Dealing:
         self._at[self._evaluation] = (slots, self.examples, len(self._seen))
 
     def _set_barrier(self) -> None:
-        """Deal no further than the next evaluation."""
+        """Deal no further than the next evaluation; where steps are not counted, than the one after it.
+
+        So a stop rule is never more than one evaluation late, however short a pass is.
+        """
         work = self.workload
         if self._held < 0:
             work.barrier = 0  # the first weights are judged before anything changes them
             return
-        if work.step is None or self.over or self._every >= ENDLESS:
+        if self.over or self._every >= ENDLESS:
             work.barrier = None
             return
-        next_at = (self._at[self._held][0] // self._every + 1) * self._every
+        next_at = (self._at[self._held][0] // self._every + (1 if work.step is not None else 2)) * self._every
         work.barrier = work.slots_until(work.steps_until(next_at))
 
     # ------------------------------------------------------------ telling

@@ -50,6 +50,17 @@ class Evaluator:
         """The task is done when the run is over."""
         return self.worker.start(self._judge())
 
+    def judge_now(self, pulled: Values | KeyValues) -> None:
+        """Judge these weights here and now: the run was interrupted, and its loop is left alone."""
+        weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
+        number = 0 if self.last is None else self.last.number + 1
+        self._keep(Judged(number, weights, *_judge(self.model, self.test, weights)))
+
+    def _keep(self, judged: Judged) -> None:
+        self.last = judged
+        if self.best is None or judged.loss < self.best.loss:
+            self.best = judged
+
     async def _judge(self) -> None:
         await self.worker.joined
         while TABLE not in self.worker.client.layouts:
@@ -69,9 +80,7 @@ class Evaluator:
             except ShoalError as error:
                 await self._ready(error=str(error))
                 raise
-            self.last = judged
-            if self.best is None or judged.loss < self.best.loss:
-                self.best = judged
+            self._keep(judged)
             await self._ready(holds=judged.number, found=judged.number, loss=judged.loss, metrics=judged.metrics)
 
     async def _ready(

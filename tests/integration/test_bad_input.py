@@ -106,7 +106,7 @@ def trained(data: str | Path, out: Path, **settings: Any) -> shoal.Run:
 class Odd(NamedTuple):
     line: str
     fact: str
-    move: str = "mend it, or let it be skipped with bad_lines"
+    move: str = "mend it, or let it be skipped (--set data.bad_lines=N)"
 
 
 ODD = {
@@ -160,7 +160,7 @@ def test_a_click_log_with_a_column_too_few_or_too_many_is_named(fields: int, tmp
     path = write(tmp_path / "clicks.tsv", "\n".join(rows))
     said = refused(path, tmp_path / "runs" / "run")
     assert said.startswith(f"{path}, line 51: not 40 fields with tabs between: 1\\t1\\t")
-    assert said.endswith("mend it, or let it be skipped with bad_lines")
+    assert said.endswith("mend it, or let it be skipped (--set data.bad_lines=N)")
     assert trained(path, tmp_path / "run", data__bad_lines=1).summary["examples"] > 0
 
 
@@ -207,7 +207,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "empty": (b"", "is empty", "rows are needed, one a line"),
     "blank": (b"\n\n# nothing\n   \n", "has no row", "rows are needed, one a line"),
     "binary": (b"\x7fELF\0\0\0" + bytes(range(256)), "is no text: byte 4 of it is zero", "give LIBSVM or Criteo lines"),
-    "bytes": (bytes(range(128, 256)) * 20, "line 1: label '", "mend it, or let it be skipped with bad_lines"),
+    "bytes": (bytes(range(128, 256)) * 20, "line 1: label '", "mend it, or let it be skipped (--set data.bad_lines=N)"),
     "zip": (b"PK\x03\x04" + bytes(50), "is a zip archive", "give plain text, .gz, .bz2 or .xz"),
     "cut": (cut_gzip(), "a compressed file, ends in the middle", "fetch it again"),
     "stub": (gzip.compress(b"1 1:1\n")[:5], "a compressed file, ends in the middle", "fetch it again"),
@@ -307,7 +307,7 @@ def test_a_test_set_may_have_features_of_its_own_and_the_other_way_to_write_clas
         ("rows", 1, "has 1 rows, and with held_out = 0.1 none is held out", "give a test set, or another share"),
         ("bad_lines", -1, "bad_lines = -1", "0 or more may be skipped"),
         ("format", "csv", "data.format: Invalid enum value 'csv'", "(there are auto, libsvm, criteo)"),
-        ("format", "criteo", "line 1: not 40 fields", "mend it, or let it be skipped with bad_lines"),
+        ("format", "criteo", "line 1: not 40 fields", "mend it, or let it be skipped (--set data.bad_lines=N)"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(
@@ -566,12 +566,15 @@ def test_a_disk_that_fills_up_costs_no_run(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     told = json.loads(ended.stdout)
-    for name, when in (("a", "no room"), ("b", "a little room")):
-        assert told[when] == {
-            "kind": "Invalid",
-            "why": f"cannot write to {disk}/{name}: No space left on device: choose another folder (--out)",
-            "left": None,
-        }
+    for when, why in (
+        ("no room", f"cannot write to {disk}/a: No space left on device: choose another folder (--out)"),
+        (
+            "a little room",
+            f"cannot open the journal {disk}/b/coordinator.journal: No space left on device: choose another",
+        ),
+    ):
+        assert (told[when]["kind"], told[when]["left"]) == ("Invalid", None)
+        assert told[when]["why"].startswith(why)
     for name, when in (("c", "full at the start"), ("d", "full in the middle"), ("e", "full at the end")):
         saved = Path(told[when]["folder"])
         line = f"shoal: cannot write to {disk}/{name} (No space left on device): the run is in {saved}\n"

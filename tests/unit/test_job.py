@@ -99,7 +99,8 @@ def test_a_job_is_read_from_a_file_and_may_be_changed(tmp_path: Path) -> None:
     [
         (b"workers = ", "is no TOML"),
         (b"\xff\xfe", "is no TOML"),
-        (b"workers = 0", "workers=0: needs 1 to 512"),
+        (b"data = 'clicks'\nworkers = 0", "workers=0: needs 1 to 512"),
+        (b"workers = 2", "names no data"),
     ],
 )
 def test_a_file_that_is_no_job_is_named(text: bytes, says: str, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_without_a_rule_there_are_five_passes_and_with_a_loss_to_reach_a_hundred
         (Stop(epochs=0.5), None, 5, "0.5 epochs done"),
         (Stop(epochs=0.001), None, 1, "0.001 epochs done"),  # at least one slot
         (Stop(epochs=2, steps=3), 12, 12, "3 steps done"),
-        (Stop(epochs=1, steps=3), 12, 10, "1 epochs done"),
+        (Stop(epochs=1, steps=3), 12, 10, "1 epoch done"),
         (Stop(seconds=1), None, ENDLESS, ""),
         (Stop(epochs=math.inf), None, ENDLESS, ""),
         (Stop(epochs=1e300), None, ENDLESS, ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,16 @@ def test_a_file_that_is_no_model_is_refused_and_named(tmp_path: Path) -> None:
         Trained.load(other)
 
 
+def written(facts: dict[str, str]) -> dict[str, str]:
+    return {"shoal": json.dumps(facts)}
+
+
+def test_equal_models_are_equal_files(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Trained(np.arange(3, dtype=np.float32), Linear(), 2).save(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("tensors", "facts"),
     [
@@ -124,8 +135,10 @@ def test_a_file_that_is_no_model_is_refused_and_named(tmp_path: Path) -> None:
 def test_a_file_whose_parts_do_not_fit_is_refused(tensors: Any, facts: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "model"
     good = {"format": "shoal linear 1", "model": "{}", "features": "2", "crc32": str(zlib.crc32(bytes(12)))}
-    path.write_bytes(save({"weights": np.zeros(2, np.float32), "bias": np.zeros(1, np.float32)}, metadata=good))
+    path.write_bytes(
+        save({"weights": np.zeros(2, np.float32), "bias": np.zeros(1, np.float32)}, metadata=written(good))
+    )
     assert Trained.load(path).features == 2  # as it should be
-    path.write_bytes(save(tensors, metadata=good | facts))
+    path.write_bytes(save(tensors, metadata=written(good | facts)))
     with pytest.raises(Invalid):
         Trained.load(path)

@@ -338,7 +338,7 @@ def test_gradients_that_are_no_numbers_become_void_slots_and_the_run_ends_well(r
         trainer._gradient = lambda local, weights, mean, poisoned=poisoned: poisoned(local, weights, mean)  # type: ignore[method-assign]
     ship.home()
     assert [event.slot for event in ship.all(Voided)] == [(0, 3)]
-    assert ship.slots_done() == 25 and ship.all(Stopped)[0].why == "1 epochs done"
+    assert ship.slots_done() == 25 and ship.all(Stopped)[0].why == "1 epoch done"
     assert ship.dealing.examples == 400 - 16
 
 

@@ -31,7 +31,7 @@ from shoal.data.datasets import Dataset
 from shoal.data.labels import check_labels
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError, Invalid, ShoalError
-from shoal.events import RunEvent, Started, Stopped
+from shoal.events import Evaluated, RunEvent, Started, Stopped
 from shoal.job import Job
 from shoal.launch import work
 from shoal.launch.local import Cluster, ThreadCluster
@@ -176,10 +176,26 @@ class Training:
         try:
             pulled = self._client.pull(TABLE, slice(None)).result(limits.DRAIN / limits.SECOND)
             if self._evaluator is not None:
-                self._evaluator.judge_now(pulled)
+                self._listener(self._told(self._evaluator.judge_now(pulled)))
         except (ShoalError, AttributeError):  # never begun, or servers that do not answer: what was judged last will do
             pass
         return self.outcome()
+
+    def _told(self, judged: Judged) -> Evaluated:
+        """An evaluation that nobody had asked for."""
+        work = self.dealing.workload
+        return Evaluated(
+            seconds=self.dealing.seconds,
+            number=judged.number,
+            passes=work.done / work.per_pass,
+            steps=work.steps,
+            examples=self.dealing.examples,
+            train_loss=None,
+            test_loss=judged.loss,
+            metrics=judged.metrics,
+            workers=len(self.workers),
+            best=self._evaluator is not None and self._evaluator.best is judged,
+        )
 
     def close(self) -> None:
         """End everything; what is not finished is lost."""

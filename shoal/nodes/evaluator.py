@@ -50,11 +50,13 @@ class Evaluator:
         """The task is done when the run is over."""
         return self.worker.start(self._judge())
 
-    def judge_now(self, pulled: Values | KeyValues) -> None:
+    def judge_now(self, pulled: Values | KeyValues) -> Judged:
         """Judge these weights here and now: the run was interrupted, and its loop is left alone."""
         weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
         number = 0 if self.last is None else self.last.number + 1
-        self._keep(Judged(number, weights, *_judge(self.model, self.test, weights)))
+        judged = Judged(number, weights, *_judge(self.model, self.test, weights))
+        self._keep(judged)
+        return judged
 
     def _keep(self, judged: Judged) -> None:
         self.last = judged

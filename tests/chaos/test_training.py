@@ -276,14 +276,22 @@ def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, mom
         assert len(read_run(tmp_path / "run" / "events.jsonl")) > 3
 
 
-def test_an_interrupted_run_saves_what_was_judged_and_leaves_nothing_else(den: Den, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "evaluations"),
+    [(signal.SIGINT, 3), (signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 2)],
+    ids=["Ctrl-C", "Ctrl-C before the first pass", "SIGTERM", "SIGHUP"],
+)
+def test_an_interrupted_run_saves_what_was_learned_and_leaves_nothing_else(
+    den: Den, tmp_path: Path, number: signal.Signals, evaluations: int
+) -> None:
     folder = tmp_path / "run"
     child = start(den, folder)
-    assert soon(lambda: is_judged(folder, 3))
-    os.killpg(child.pid, signal.SIGINT)
+    assert soon(lambda: is_judged(folder, evaluations))
+    if evaluations == 1:
+        time.sleep(0.1)  # the first weights are judged, and something is learned since
+    os.killpg(child.pid, number)
     _, errors = child.communicate(timeout=PATIENCE)
-    assert child.returncode in (1, 130), errors  # click says Aborted!
-    print(f"exit code {child.returncode}: {errors.strip().splitlines()[-1:]}")
+    assert child.returncode == 128 + number, errors
     assert "Traceback" not in errors
     assert den.is_empty(), den.left()
     run = Run.load(folder)

@@ -217,7 +217,8 @@ def check_kept(error: RunFailed, folder: Path) -> None:
     assert run.summary["failed"] is True
     assert run.summary["stopped_because"] == error.why == run.events[-1].why  # type: ignore[union-attr]
     last = [event for event in run.events if isinstance(event, Evaluated)][-1]
-    assert run.summary["test_loss"] == last.test_loss
+    # The best that was judged, told or not: the evaluator may have been ahead of the news.
+    assert run.summary["test_loss"] <= last.test_loss
     assert run.model is not None
     assert (run.model.nonzeros > 0) == (last.number > 0)
     assert isinstance(run.events[-1], Stopped)

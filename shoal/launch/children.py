@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -65,11 +66,11 @@ class Children:
     def start(self, setup: Setup, label: str) -> None:
         """Start the nursery. If this is interrupted half way, ``close`` ends what there is of it."""
         self._nursery = nursery = subprocess.Popen(
-            [sys.executable, "-m", "shoal.launch.nursery"],
+            [sys.executable, "-P", "-m", "shoal.launch.nursery"],  # what lies in the current folder is not ours to run
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours to answer
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's would start threads when it is imported
+            env=_environment(),
         )
         listener = threading.Thread(target=self._listen, args=(nursery,), name=f"shoal-{label}-nursery", daemon=True)
         listener.start()
@@ -230,6 +231,12 @@ def _lines(nursery: subprocess.Popen[bytes]) -> Iterator[bytes]:
                 return
             *lines, rest = (rest + more).split(b"\n")
             yield from lines
+
+
+def _environment() -> dict[str, str]:
+    """The very shoal that runs here comes first; and numpy's library would start threads when it is imported."""
+    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _how(code: int) -> str:

@@ -54,9 +54,9 @@ def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None 
         done = trainer.start()
         while not done.done and not (stopped is not None and stopped.is_set()):
             loop.turn()
-        loop.carry_out(trainer.worker.leave())
         if done.error is not None:
-            raise done.error
+            raise done.error  # whoever started us tells why we are gone: no good-bye in order
+        loop.carry_out(trainer.worker.leave())
     finally:
         loop.close()
 

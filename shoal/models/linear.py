@@ -96,6 +96,10 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weights = _ready(weights)
         indptr, columns, values = _csr(batch)
         features = len(weights) - self.bias
+        if _is_torn(indptr, columns, values):
+            raise Invalid(
+                "rows whose ends do not fit their columns and values: give them as CSR, each row after the last"
+            )
         used = columns[indptr[0] : indptr[-1]]
         if features < 0 or (len(used) and int(used.max()) >= features):
             raise Invalid(
@@ -180,6 +184,11 @@ def _auc(margins: Doubles, labels: Floats) -> float | None:
 
 def _csr(rows: Batch | Local) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], Floats]:
     return rows.indptr, rows.columns, NONE if rows.values is None else rows.values
+
+
+def _is_torn(indptr: npt.NDArray[np.int64], columns: npt.NDArray[np.uint32], values: Floats) -> bool:
+    inside = len(indptr) > 0 and indptr[0] >= 0 and indptr[-1] <= len(columns) and len(values) in (0, len(columns))
+    return not inside or bool((indptr[1:] < indptr[:-1]).any())
 
 
 def _ready(values: npt.NDArray[Any]) -> Floats:

@@ -106,8 +106,10 @@ class Coordinator:
                 effects += self.dealing.warn(f"the journal cannot be written: {error}")
             case Ended(name, reason) if name in self.roster.people:
                 effects += self._remove(now, name, reason, died=True)
-            case Ended(name, reason) if self.dealing is not None:
-                effects += self.dealing.never_came(now, name, reason)
+            case Ended(name, reason):  # before it had joined
+                self.roster.lost[name] = reason
+                if self.dealing is not None and name.startswith("worker"):
+                    effects += self.dealing.never_came(now, name, reason)
             case _:
                 pass
         for name in self.roster.silent(now):

@@ -26,6 +26,7 @@ from shoal.wire.effects import Effect, Persist, Send, Tell
 
 JOURNAL_TOKEN = -1  # of a Persist whose answer only matters if it is an error
 _TELL = 250 * limits.MILLISECOND  # how often progress is told and journalled
+_LATE = 30 * limits.SECOND  # after the first worker: who has not asked by then is not waited for
 _NOBODY = 10 * limits.SECOND  # without any worker for so long, a run has failed
 
 
@@ -70,6 +71,7 @@ class Dealing:
         self._started, self._every = started, every
         self._limit_reason = limit_reason
         self._awaited = started.workers  # before the first slot is dealt
+        self._first_seen = 0  # when the first of them asked
         self._begun = 0  # when
         self._now = 0
         self._computed = 0  # when the last slot was counted
@@ -159,6 +161,10 @@ class Dealing:
     def tick(self, now: int) -> list[Effect]:
         self._it_is(now)
         effects: list[Effect] = []
+        if not self._begun and not self.ended and self._seen and now - self._first_seen > _LATE:
+            missing = self._awaited - len(self._seen)
+            effects += self.warn(f"{missing} of the workers did not ask for work in time: it begins without them")
+            effects += self._begin(now)
         if not self._begun or self.ended:
             return effects
         if not self.over and (why := self.stopping.out_of_time(self.seconds)):
@@ -184,6 +190,7 @@ class Dealing:
         work, who = self.workload, want.incarnation
         if not self._done and not want.leaving and who not in self._seen:
             self._seen[who] = sender
+            self._first_seen = self._first_seen or now
             work.enter(who, sender)
         self.traffic.by[who] = (want.sent, want.received)
         effects: list[Effect] = []

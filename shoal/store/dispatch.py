@@ -71,7 +71,8 @@ class Dispatch:
         if not self.incarnation:
             return effects
         waiting: list[Operation] = []
-        while self._new and len(self.flight.letters) < limits.CLIENT_LETTERS:
+        # What is held is not counted: a step may wait for slots of ours that are still to be sent.
+        while self._new and len(self.flight.letters) - self.flight.held_now < limits.CLIENT_LETTERS:
             op = self._new.popleft()
             if op.task.done:
                 continue

@@ -33,6 +33,7 @@ class Flight:
     def __init__(self, seed: int) -> None:
         self.letters: dict[int, Letter] = {}
         self.resent = 0
+        self.held_now = 0  # letters that the other side has and has not answered
         self.next = 0  # when there may be something to do
         self._budget = 10.0  # resends that are allowed now
         self._last_resend = 0
@@ -46,7 +47,10 @@ class Flight:
         return Send(to, message, arrays)
 
     def done(self, request: int) -> Letter | None:
-        return self.letters.pop(request, None)
+        letter = self.letters.pop(request, None)
+        if letter is not None and letter.held:
+            self.held_now -= 1
+        return letter
 
     def held(self, now: int, request: int) -> bool:
         """The other side has it. True if this was news."""
@@ -54,6 +58,7 @@ class Flight:
         if letter is None:
             return False
         news = not letter.held
+        self.held_now += news
         letter.heard, letter.held = now, True
         letter.again = now + 3 * limits.NOTICE  # it is told every second: three missed notices and we ask again
         return news
@@ -61,6 +66,7 @@ class Flight:
     def busy(self, now: int, request: int, retry_after: int) -> None:
         letter = self.letters.get(request)
         if letter is not None:
+            self.held_now -= letter.held
             letter.heard, letter.held = now, False
             letter.again = now + min(max(retry_after, limits.MILLISECOND), limits.RESEND_MOST)
             self._look_at(letter.again)
@@ -88,6 +94,7 @@ class Flight:
 
     def clear(self) -> None:
         self.letters.clear()
+        self.held_now = 0
 
     def _may_resend(self, now: int) -> bool:
         """A slow server must not be killed by repeats: one in ten, and one a second in any case."""

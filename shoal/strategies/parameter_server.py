@@ -143,14 +143,15 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 
     async def _settle(self, pushed: deque[Task]) -> None:
         """Not too many at once; one that failed for good ends this life, since somebody may wait for it."""
-        # A slot of a step is counted only when the step is whole.
-        most = SLOTS_PER_STEP if self.in_steps else _UNDER_WAY
+        # A slot of a step is counted only when the step is whole; a push that looks ahead is done when that pull is, which may
+        # wait for all of ours that are begun.
+        most = SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2)
         while len(pushed) > most or (pushed and pushed[0].done):
             await pushed.popleft()
 
 
 class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
-    """One update per step of m slots: the same run, bit for bit, with any number of workers and servers."""
+    """One update per step of m slots: with max_delay=0 the same run, bit for bit, with any number of workers and servers."""
 
     slots_per_step: int = 8  # never taken from the number of workers
     max_delay: int = 0  # steps that the weights of a slot may be behind
@@ -180,11 +181,12 @@ class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
 
 
 def _is_newer(client: Client, one: Begun) -> bool:
-    """Whether some server had taken the slot's step already when it was read."""
+    """Whether some servers had taken the slot's step already when it was read, and others not."""
     apply = client.layout(TABLE).spec.apply
     assert isinstance(apply, Step)
     step = apply.step_of(one.slot)
-    return any(version > step for found in one.pull.versions.values() for version in found)
+    taken = [version > step for found in one.pull.versions.values() for version in found]
+    return any(taken) and not all(taken)  # all: it was counted before, and what is computed now counts nowhere
 
 
 async def _all(tasks: deque[Task]) -> None:

@@ -340,3 +340,19 @@ def test_a_training_can_be_waited_for_for_a_while() -> None:
 def test_settings_without_an_end_reach_workers_in_processes() -> None:
     run = small(workers=2, launch__how="processes", evaluate__every=math.inf, stop__epochs=math.inf, stop__steps=40)
     assert run.summary["steps"] == 40 and not run.summary["failed"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        (
+            "bounded",
+            {"strategy.prefetch": 64, "strategy.max_delay": 0},
+        ),  # pushes that look ahead wait for our own later ones
+        ("sync", {"strategy.slots_per_step": 1_100, "data.batch": 1}),  # more slots in a step than letters under way
+    ],
+)
+def test_a_worker_never_waits_for_itself(strategy: str, settings: dict[str, Any]) -> None:
+    changes = {name.replace(".", "__"): value for name, value in settings.items()}
+    run = small(strategy=strategy, workers=1, stop__epochs=1, stop__seconds=60, **changes)
+    assert run.summary["stopped_because"] == "1 epoch done"

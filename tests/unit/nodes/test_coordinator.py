@@ -239,7 +239,7 @@ def test_a_process_that_was_seen_to_end_is_removed_even_if_it_held_segments() ->
     office.feed(Ended("nobody", "who?"))
     office.feed(Ended("ann", "killed by signal 9"))
     assert office.members == []
-    assert office.coordinator.roster.lost == {"ann": "killed by signal 9"}
+    assert office.coordinator.roster.lost["ann"] == "killed by signal 9"
     assert all(place.servers == [] for place in office.coordinator.roster.tables["w"].places)
 
 

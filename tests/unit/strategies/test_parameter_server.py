@@ -105,10 +105,10 @@ class Paper:
         self.sent = [message for message in self.sent if not isinstance(message, kind)]
         return found
 
-    def answer(self, pull: m.Pull, version: int | None = None) -> None:
+    def answer(self, pull: m.Pull, versions: list[int] | None = None) -> None:
         # Of a table in steps the version is that of the step which the pull waits for, unless somebody took it already.
-        version = max(pull.clock, 0) if version is None else version
-        values = m.Values(pull.request, pull.count, [version], entered=0 if pull.enter else m.NO_CLOCK)
+        versions = [max(pull.clock, 0)] if versions is None else versions
+        values = m.Values(pull.request, pull.count, versions, entered=0 if pull.enter else m.NO_CLOCK)
         self.feed(Received("ann", values, [np.zeros(pull.count, np.float32)]))
 
     def count(self, push: m.Push) -> None:
@@ -203,9 +203,10 @@ def test_so_many_pulls_are_under_way_beyond_the_one_that_is_needed(prefetch: int
 
 def test_weights_that_are_newer_than_their_step_are_reported() -> None:
     lane = Paper(Sync(slots_per_step=2, prefetch=0), slots=3)
-    for version, newers in ((0, 0), (1, 1), (1, 1)):  # slots 0 and 1 are of step 0, slot 2 of step 1
+    # Slots 0 and 1 are of step 0: one segment had taken it, or all had, and then nothing counts. Slot 2 is of step 1.
+    for versions, newers in (([0, 1], 1), ([1, 1], 1), ([1, 1], 1)):
         (pull,) = lane.take(m.Pull)
-        lane.answer(pull, version)
+        lane.answer(pull, versions)
         assert lane.newers == newers
 
 

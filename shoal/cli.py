@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shoal.benchmarks.commands import bench
+
 if TYPE_CHECKING:
     from shoal.job import Job
     from shoal.run import Run
@@ -327,80 +329,4 @@ def limits() -> None:
         click.echo(line)
 
 
-@main.group()
-def bench() -> None:
-    """Measure, with the rivals in the same run."""
-
-
-@bench.command()
-@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: under a minute.")
-@click.option(
-    "--transport",
-    "transports",
-    multiple=True,
-    type=click.Choice(["threads", "ipc", "tcp"]),
-    help="Measure this one; may be given several times.  [default: all]",
-)
-@click.option("--repeat", type=click.IntRange(1), help="Batches of each contestant in each case.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
-def store(quick: bool, transports: tuple[str, ...], repeat: int | None, json_file: Path | None) -> None:
-    """Push and pull of the store against a bare ZeroMQ store, an echo of the same bytes and a memory copy."""
-    import msgspec
-
-    from shoal.benchmarks.store import FULL, QUICK, measure, table
-
-    settings = QUICK if quick else FULL
-    changes = {"transports": transports or None, "repeat": repeat}
-    settings = msgspec.structs.replace(
-        settings, **{name: value for name, value in changes.items() if value is not None}
-    )
-    results = measure(settings, lambda line: click.echo(line, err=True))
-    _show_bench(table(results), results, json_file)
-
-
-@bench.command("training")
-@click.option("--quick", is_flag=True, help="A tenth of the rows.")
-@click.option("--rows", type=click.IntRange(10_000), help="How many.  [default: 1,000,000]")
-@click.option("--strategy", type=click.Choice(["sync", "bounded", "async"]), help="[default: async]")
-@click.option("--how", type=click.Choice(["threads", "processes"]), help="[default: threads]")
-@click.option("--repeat", type=click.IntRange(1), help="Rounds of each case.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
-def bench_training(
-    quick: bool, rows: int | None, strategy: str | None, how: str | None, repeat: int | None, json_file: Path | None
-) -> None:
-    """One worker and one server against the serial kernel on the same rows."""
-    import msgspec
-
-    from shoal.benchmarks.training import FULL, QUICK, measure, table
-
-    changes = {"rows": rows, "strategy": strategy, "how": how, "repeat": repeat}
-    settings = msgspec.structs.replace(
-        QUICK if quick else FULL, **{name: value for name, value in changes.items() if value is not None}
-    )
-    results = measure(settings, lambda line: click.echo(line, err=True))
-    _show_bench(table(results), results, json_file)
-
-
-@bench.command("reading")
-@click.option("--quick", is_flag=True, help="Fewer repeats.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
-def bench_reading(quick: bool, json_file: Path | None) -> None:
-    """The LIBSVM reader against scikit-learn's on RCV1 (from SHOAL_DATA), and the click-log reader beside it."""
-    from shoal.benchmarks.reading import FULL, QUICK, measure, table
-    from shoal.errors import Invalid
-
-    try:
-        results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
-    except (Invalid, ImportError) as error:
-        raise click.ClickException(str(error)) from None
-    _show_bench(table(results), results, json_file)
-
-
-def _show_bench(shown: object, results: object, json_file: Path | None) -> None:
-    import msgspec
-    from rich.console import Console
-
-    Console(width=None if Console().is_terminal else 140).print(shown)
-    if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-        click.echo(f"all figures: {json_file}")
+main.add_command(bench)

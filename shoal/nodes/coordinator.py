@@ -15,6 +15,7 @@ from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Marked
+from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
 from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Wake
@@ -260,7 +261,7 @@ class Coordinator:
             return [Send(sender, m.No(create.request, "full", f"the journal cannot be written: {error}"))]
         try:
             self.roster.create(create.name, create.spec, creating.number)
-            if len(m.encode(self.roster.view())) > limits.HEADER_BYTES // 2:
+            if len(coding.encode(self.roster.view())) > limits.HEADER_BYTES // 2:
                 self.roster.drop(create.name)
                 raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
         except Invalid as wrong:  # somebody else took the name meanwhile

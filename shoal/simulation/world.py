@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from shoal.limits import MILLISECOND, SECOND
+from shoal.wire.coding import decode, encode, name_of
 from shoal.wire.effects import (
     Compute,
     Computed,
@@ -29,7 +30,7 @@ from shoal.wire.effects import (
     Tick,
     Wake,
 )
-from shoal.wire.messages import Arrays, Message, decode, encode, name_of
+from shoal.wire.messages import Arrays, Message
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """Everything one node can say to another, on one page. Each docstring is a sentence one node could say.
 
 A message is a header and up to four arrays that ride behind it as raw frames: keys are uint64, values float32, both
-little-endian. A header is two bytes (a mark and the protocol version) and a msgpack struct of a closed union; nothing
-received is unpickled, imported or evaluated, and sizes are checked before anything is believed.
+little-endian (``coding`` turns them into bytes and back).
 
 Identity: the coordinator hands every node that joins an *incarnation*, a number never given twice. Requests are numbered
 from ``incarnation << 32``, so that an answer meant for an earlier life of a node matches nothing in the next one.
@@ -14,16 +13,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import OtherVersion, WireError
-from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.tables import Table
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
-MARK = 0x53  # "S"
 EVERYWHERE = 1 << 30  # above any segment number
 NO_CLOCK = -1
 
@@ -357,55 +352,3 @@ AnyMessage = (
     View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Done | Want | Deal | Ready
     | Judge | Push | Pull | Park | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
 )  # fmt: skip
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(AnyMessage)
-_dtypes: dict[str, np.dtype[Any]] = {"k": np.dtype("<u8"), "v": np.dtype("<f4")}
-_dtypes |= {kind.upper(): dtype for kind, dtype in _dtypes.items()}
-
-
-def encode(message: Message) -> bytes:
-    return bytes((MARK, PROTOCOL)) + _encoder.encode(message)
-
-
-def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()) -> tuple[Message, Arrays]:
-    """The message and its arrays, or WireError: nothing about them is believed before it is checked."""
-    message = decode_header(header)
-    if len(frames) > FRAMES:
-        raise WireError(f"{len(frames)} arrays behind one header, at most {FRAMES} are allowed")
-    kinds = type(message).frames
-    needed = sum(kind.islower() for kind in kinds)
-    if not needed <= len(frames) <= len(kinds):
-        raise WireError(f"a {name_of(message)} comes with {needed} to {len(kinds)} arrays, this one has {len(frames)}")
-    # A message with one array where two are possible has no keys: the last ones are what is always there.
-    last = len(kinds) - len(frames)
-    return message, tuple([_array(frame, kinds[last + i]) for i, frame in enumerate(frames)])
-
-
-def decode_header(header: bytes | memoryview) -> Message:
-    if len(header) < 3 or header[0] != MARK:
-        raise WireError(f"{len(header)} bytes that do not start like a message of shoal")
-    if header[1] != PROTOCOL:
-        raise OtherVersion(int(header[1]), PROTOCOL)
-    if len(header) > HEADER_BYTES:
-        raise WireError(f"a header of {len(header):,} bytes, at most {HEADER_BYTES:,} are allowed")
-    try:
-        message: Message = _decoder.decode(header[2:])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"a header that does not decode: {error}") from None
-    return message
-
-
-def _array(frame: memoryview | bytes, kind: str) -> Array:
-    dtype = _dtypes[kind]
-    size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-    if size > FRAME_BYTES:
-        raise WireError(f"an array of {size:,} bytes, at most {FRAME_BYTES:,} are allowed")
-    if size % dtype.itemsize:
-        raise WireError(f"an array of {size:,} bytes, which is no whole number of {dtype.itemsize}-byte elements")
-    array: Array = np.frombuffer(frame, dtype)
-    return array if array.flags.aligned else array.copy()
-
-
-def name_of(message: Message) -> str:
-    return type(message).__name__.lower()

@@ -20,8 +20,9 @@ import zmq
 from shoal import limits
 from shoal.errors import Invalid, OtherVersion, WireError
 from shoal.wire.address import check_address
+from shoal.wire.coding import decode, encode
 from shoal.wire.effects import Received
-from shoal.wire.messages import Arrays, Message, No, decode, encode
+from shoal.wire.messages import Arrays, Message, No
 
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go

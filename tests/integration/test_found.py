@@ -16,6 +16,7 @@ import zmq
 
 import shoal
 from shoal.errors import Invalid, SegmentsLost
+from shoal.wire import coding
 from shoal.wire import messages as m
 
 PATIENCE = 30.0
@@ -188,7 +189,7 @@ def test_a_server_at_an_address_that_cannot_be_does_not_break_the_clients(addres
             stranger.setsockopt(zmq.IDENTITY, b"stranger")
             stranger.setsockopt(zmq.LINGER, 0)
             stranger.connect(cluster.address)
-            stranger.send(m.encode(m.Hello("stranger", "server", "token", address)))
+            stranger.send(coding.encode(m.Hello("stranger", "server", "token", address)))
             assert stranger.poll(5_000)
             kv.push("w", [0], [1.0]).result(5)
             time.sleep(0.6)  # a view reaches the background thread too
@@ -227,7 +228,7 @@ def table_and_stranger(name: str) -> Iterator[tuple[shoal.KV, zmq.Socket[bytes]]
 
 def test_a_client_cannot_take_the_name_of_a_server() -> None:
     with table_and_stranger("server-0") as (kv, stranger):
-        stranger.send(m.encode(m.Hello("server-0", "client", "token")))
+        stranger.send(coding.encode(m.Hello("server-0", "client", "token")))
         stranger.poll(2_000)
         time.sleep(0.6)
         assert kv.push_pull("w", [0], [1.0]).result(PATIENCE) == [1.0]
@@ -235,7 +236,7 @@ def test_a_client_cannot_take_the_name_of_a_server() -> None:
 
 def test_a_stranger_cannot_drop_a_table() -> None:
     with table_and_stranger("stranger") as (kv, stranger):
-        stranger.send(m.encode(m.Drop(1, "w")))
+        stranger.send(coding.encode(m.Drop(1, "w")))
         assert stranger.poll(5_000)
         assert "w" in kv.tables()
 

@@ -23,6 +23,7 @@ import zmq
 import shoal
 from shoal import limits
 from shoal.launch.processes import ProcessCluster
+from shoal.wire import coding
 from shoal.wire import messages as m
 
 PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
@@ -89,7 +90,7 @@ class Stranger:
         if not self.socket.poll(seconds * 1_000):
             return None
         header, *frames = self.socket.recv_multipart()
-        return m.decode(header, frames)[0]
+        return coding.decode(header, frames)[0]
 
     def ask(self, *frames: Any) -> m.Message | None:
         self.send(*frames)
@@ -106,13 +107,13 @@ class Member(Stranger):
 
     def __init__(self, scene: Scene, role: str = "client") -> None:
         self.greeter = scene.stranger(scene.cluster.address)
-        welcome = self.greeter.ask(m.encode(m.Hello(self.greeter.name, role, "token")))
+        welcome = self.greeter.ask(coding.encode(m.Hello(self.greeter.name, role, "token")))
         assert isinstance(welcome, m.Welcome)
         self.incarnation, self.view, self.scene = welcome.incarnation, welcome.view, scene
         super().__init__(scene, scene.server, self.greeter.name)
         self.requests = itertools.count(1)
         for _ in range(600):  # until the server knows the view with this member in it
-            if not isinstance(answer := self.ask(m.encode(self.pull("dense", 0))), m.Busy):
+            if not isinstance(answer := self.ask(coding.encode(self.pull("dense", 0))), m.Busy):
                 break
             time.sleep(answer.retry_after / limits.SECOND)
         assert isinstance(answer, m.Values), answer
@@ -153,7 +154,7 @@ class Member(Stranger):
         return msgspec.structs.replace(pull, **changes)
 
     def leave(self) -> None:
-        self.greeter.send(m.encode(m.Leave(self.incarnation)))
+        self.greeter.send(coding.encode(m.Leave(self.incarnation)))
 
 
 @pytest.fixture(scope="module", params=["tcp", "ipc"])
@@ -247,7 +248,7 @@ def test_a_push_that_cannot_be_is_answered_with_the_reason(scene: Scene, member:
     table, count, changes, arrays, reason = BAD_PUSHES[case]
     refused = scene.kv.stats(table).get("refused", 0)
     push = member.push(table, count, **changes)
-    answer = member.refused(m.encode(push), *arrays)
+    answer = member.refused(coding.encode(push), *arrays)
     assert answer.request == push.request
     assert answer.kind in ("keys", "values", "setting")
     assert reason in answer.reason
@@ -270,22 +271,22 @@ def test_a_pull_that_cannot_be_is_answered_with_the_reason(scene: Scene, member:
     table, count, changes, arrays, reason = BAD_PULLS[case]
     refused = scene.kv.stats(table).get("refused", 0)
     pull = member.pull(table, count, **changes)
-    answer = member.refused(m.encode(pull), *arrays)
+    answer = member.refused(coding.encode(pull), *arrays)
     assert (answer.request, answer.kind) == (pull.request, "keys")
     assert reason in answer.reason
     assert scene.kv.stats(table)["refused"] == refused + 1
 
 
 def test_a_client_cannot_claim_a_clock(member: Member) -> None:
-    answer = member.refused(m.encode(member.pull("dense", 1, enter=True)), keys(1))
+    answer = member.refused(coding.encode(member.pull("dense", 1, enter=True)), keys(1))
     assert "only a worker has a clock" in answer.reason
 
 
 def test_numbers_far_ahead_are_refused_or_put_off_and_take_no_memory(member: Member) -> None:
     for changes in ({"number": 1 << 60}, {"stream": 0, "number": 1 << 60}):
-        answer = member.ask(m.encode(member.push("dense", 1, **changes)), keys(1), values(1))
+        answer = member.ask(coding.encode(member.push("dense", 1, **changes)), keys(1), values(1))
         assert isinstance(answer, m.No) and "ahead of the first missing" in answer.reason
-    answer = member.ask(m.encode(member.push("steps", 1, stream=0, number=1 << 40)), keys(1), values(1))
+    answer = member.ask(coding.encode(member.push("steps", 1, stream=0, number=1 << 40)), keys(1), values(1))
     assert isinstance(answer, m.Busy)
 
 
@@ -294,18 +295,18 @@ def test_who_is_no_member_is_fenced(scene: Scene, member: Member) -> None:
     honest = next(one.incarnation for one in scene.view.members if one.name == "honest")
     for incarnation in (0, 1 << 60, honest, member.incarnation):
         push = member.push("dense", 1, incarnation=incarnation, stream=-incarnation)
-        assert isinstance(never_joined.ask(m.encode(push), keys(1), values(1)), m.Fence)
+        assert isinstance(never_joined.ask(coding.encode(push), keys(1), values(1)), m.Fence)
         pull = member.pull("dense", 1, incarnation=incarnation)
-        assert isinstance(never_joined.ask(m.encode(pull), keys(1)), m.Fence)
+        assert isinstance(never_joined.ask(coding.encode(pull), keys(1)), m.Fence)
 
 
 def test_a_table_or_view_that_is_not_there_is_said_so(member: Member) -> None:
     push = msgspec.structs.replace(member.push("dense", 1), table=1 << 40)
-    assert isinstance(member.ask(m.encode(push), keys(1), values(1)), m.Moved)
+    assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.Moved)
     push = member.push("dense", 1, view=1 << 60)  # a view from the future: not before it is here
-    assert isinstance(member.ask(m.encode(push), keys(1), values(1)), m.Busy)
+    assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.Busy)
     push = member.push("dense", 1, generation=3)
-    assert isinstance(member.ask(m.encode(push), keys(1), values(1)), m.Rollback)
+    assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.Rollback)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +321,7 @@ def test_a_table_or_view_that_is_not_there_is_said_so(member: Member) -> None:
 )
 def test_who_cannot_join_is_told_why(scene: Scene, hello: tuple[str, str, str], reason: str) -> None:
     name = hello[0] if hello[0] not in ("", "other") else "somebody"
-    answer = scene.stranger(scene.cluster.address, name).refused(m.encode(m.Hello(*hello)))
+    answer = scene.stranger(scene.cluster.address, name).refused(coding.encode(m.Hello(*hello)))
     assert reason in answer.reason
     assert not {hello[0], name} & {member.name for member in scene.view.members}
 
@@ -328,7 +329,7 @@ def test_who_cannot_join_is_told_why(scene: Scene, hello: tuple[str, str, str], 
 # ---------------------------------------------------------------- bytes that are no message
 
 
-GREETING = m.encode(m.Refresh(1))
+GREETING = coding.encode(m.Refresh(1))
 DEEP = b"\x91" * 100_000
 
 
@@ -349,8 +350,8 @@ BAD_BYTES: dict[str, tuple[tuple[bytes, ...], str]] = {
     "text that is no text": ((GREETING[:2] + b"\x92\xa2\xff\xfe\x01",), "does not decode"),
     "deep nesting": ((GREETING[:2] + DEEP,), "does not decode"),
     "a long array that is not there": ((GREETING[:2] + b"\xdd\xff\xff\xff\xff",), "does not decode"),
-    "a number out of bounds": ((m.encode(m.Leave(1 << 62)),), "does not decode"),
-    "a negative count": ((m.encode(m.Leave(-1)),), "does not decode"),
+    "a number out of bounds": ((coding.encode(m.Leave(1 << 62)),), "does not decode"),
+    "a negative count": ((coding.encode(m.Leave(-1)),), "does not decode"),
     "a header of two megabytes": ((GREETING + bytes(2 << 20),), "at most 1,048,576"),
     "an array where none belongs": ((GREETING, bytes(8)), "comes with 0 to 0 arrays, this one has 1"),
     "five arrays": ((GREETING, *[bytes(8)] * 5), "5 arrays behind one header"),
@@ -370,12 +371,12 @@ def test_bytes_that_are_no_message_are_answered_with_the_reason(scene: Scene, st
 def test_keys_to_be_pulled_that_were_announced_and_did_not_come_are_refused(member: Member) -> None:
     for ahead, arrays in ((5, 2), (2, 3), (1 << 60, 3), (1, 2)):
         frames = [np.array([1, 2, 3][: 3 if arrays == 3 else 1], np.uint64)] * (arrays - 1) + [np.ones(1, np.float32)]
-        answer = member.ask(m.encode(member.push("sparse", 1, pull=True, ahead=ahead)), *frames)
+        answer = member.ask(coding.encode(member.push("sparse", 1, pull=True, ahead=ahead)), *frames)
         assert isinstance(answer, m.No), answer
 
 
 def test_arrays_that_are_not_whole_are_refused(member: Member) -> None:
-    push = m.encode(member.push("sparse", 1))
+    push = coding.encode(member.push("sparse", 1))
     for arrays, reason in (
         ((b"1234567", bytes(4)), "7 bytes, which is no whole number of 8-byte elements"),
         ((bytes(8), b"123"), "3 bytes, which is no whole number of 4-byte elements"),
@@ -388,14 +389,14 @@ def test_arrays_that_are_not_whole_are_refused(member: Member) -> None:
 
 def test_a_message_of_another_version_is_told_both_versions(scene: Scene, stranger: Stranger) -> None:
     for version in (0, limits.PROTOCOL + 1, 255):
-        answer = stranger.refused(bytes((m.MARK, version)) + GREETING[2:])
+        answer = stranger.refused(bytes((coding.MARK, version)) + GREETING[2:])
         assert answer.kind == "version"
         assert f"they speak protocol {version}, this side speaks {limits.PROTOCOL}" in answer.reason
 
 
 def test_every_way_to_cut_a_message_short_is_refused(scene: Scene, member: Member) -> None:
     for message in (member.push("dense", 1), member.pull("dense", 1)):
-        whole = m.encode(message)
+        whole = coding.encode(message)
         for length in range(len(whole)):
             assert member.refused(whole[:length], keys(1)).kind == "wire"
 
@@ -407,7 +408,7 @@ def test_every_flipped_bit_of_a_header_ends_in_an_answer(scene: Scene, member: M
         (member.push("dense", 1, number=77_777), (keys(1), values(0))),
         (member.pull("dense", 1), (keys(1),)),
     ):
-        header = m.encode(message)
+        header = coding.encode(message)
         for bit in range(8 * len(header)):
             flipped = bytearray(header)
             flipped[bit // 8] ^= 1 << bit % 8
@@ -450,15 +451,15 @@ def test_messages_that_only_others_may_send_are_ignored_by_the_coordinator(scene
         m.Over("t"),
     ]
     for lie in lies:
-        stranger.send(m.encode(lie))
+        stranger.send(coding.encode(lie))
     assert isinstance(stranger.ask(GREETING), m.View)  # it has read them all
     assert coordinator.counts["unexpected"] == before + len(lies)  # type: ignore[attr-defined]
     assert scene.residents() == residents
     for member in residents:  # somebody else's heartbeat and farewell
         assert isinstance(
-            scene.stranger(scene.cluster.address).ask(m.encode(m.Heartbeat(member.incarnation, 1))), m.Fence
+            scene.stranger(scene.cluster.address).ask(coding.encode(m.Heartbeat(member.incarnation, 1))), m.Fence
         )
-        scene.stranger(scene.cluster.address).send(m.encode(m.Leave(member.incarnation)))
+        scene.stranger(scene.cluster.address).send(coding.encode(m.Leave(member.incarnation)))
     assert scene.residents() == residents
 
 
@@ -476,8 +477,8 @@ def test_a_server_listens_to_its_coordinator_alone(scene: Scene, name: str | Non
         m.Over("t"),
         m.No(0, "setting", "go away"),
     ):
-        liar.send(m.encode(lie))
-    assert isinstance(witness.ask(m.encode(m.Ask(1, scene.table("dense"), 0))), m.Told)
+        liar.send(coding.encode(lie))
+    assert isinstance(witness.ask(coding.encode(m.Ask(1, scene.table("dense"), 0))), m.Told)
     assert scene.residents() == residents
 
 
@@ -485,7 +486,7 @@ def test_nobody_can_push_in_the_name_of_another(scene: Scene, member: Member) ->
     """A number counted for somebody else would swallow that one's own push."""
     honest = next(one.incarnation for one in scene.view.members if one.name == "honest")
     push = member.push("honest", 0, stream=-honest, number=1 << 19, floor=1 << 19)
-    assert "another client's stream" in member.refused(m.encode(push)).reason
+    assert "another client's stream" in member.refused(coding.encode(push)).reason
 
 
 # ---------------------------------------------------------------- too much
@@ -493,10 +494,10 @@ def test_nobody_can_push_in_the_name_of_another(scene: Scene, member: Member) ->
 
 def test_an_array_just_above_the_limit_is_refused_and_the_next_message_is_served(member: Member) -> None:
     large = bytes(limits.FRAME_BYTES + 8)
-    answer = member.refused(m.encode(member.push("dense", len(large) // 4, start=0, stop=1)), large)
+    answer = member.refused(coding.encode(member.push("dense", len(large) // 4, start=0, stop=1)), large)
     assert answer.kind == "wire"
     assert f"an array of {len(large):,} bytes, at most {limits.FRAME_BYTES:,}" in answer.reason
-    assert isinstance(member.ask(m.encode(member.pull("dense", 1)), keys(1)), m.Values)
+    assert isinstance(member.ask(coding.encode(member.pull("dense", 1)), keys(1)), m.Values)
 
 
 def test_a_frame_above_what_sockets_take_ends_the_connection_and_costs_no_memory(scene: Scene, member: Member) -> None:
@@ -504,14 +505,14 @@ def test_a_frame_above_what_sockets_take_ends_the_connection_and_costs_no_memory
     before = server.memory_info().rss
     large = bytes(limits.FRAME_BYTES + limits.HEADER_BYTES + 1)
     for _ in range(3):
-        member.send(m.encode(member.push("dense", 1, start=0, stop=1)), large)
+        member.send(coding.encode(member.push("dense", 1, start=0, stop=1)), large)
         assert member.answer(0.3) is None
     assert server.memory_info().rss - before < limits.FRAME_BYTES
     deadline = time.monotonic() + PATIENCE  # the socket connects again by itself; what it says then is heard
     answer = None
     while answer is None and time.monotonic() < deadline:
         with contextlib.suppress(zmq.Again):
-            member.socket.send_multipart([m.encode(member.pull("dense", 1)), keys(1)], zmq.DONTWAIT)
+            member.socket.send_multipart([coding.encode(member.pull("dense", 1)), keys(1)], zmq.DONTWAIT)
         answer = member.answer(1.0)
     assert isinstance(answer, m.Values)
 

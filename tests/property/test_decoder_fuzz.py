@@ -15,11 +15,12 @@ from shoal.limits import PROTOCOL, SECOND
 from shoal.nodes.server import Server
 from shoal.store.update import Assign
 from shoal.tables import Dense, Sparse, Step, Table
+from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick
 
 LAWS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-OPENING = bytes((m.MARK, PROTOCOL))
+OPENING = bytes((coding.MARK, PROTOCOL))
 ME = 2
 SPAN = 12
 SPECS: list[Table] = [
@@ -122,7 +123,7 @@ def damaged(draw: st.DrawFn, whole: bytes, other: bytes) -> bytes:
 def decoded(header: bytes | memoryview, frames: list[bytes]) -> tuple[m.Message, m.Arrays] | None:
     """A message, or nothing; any error but WireError is a failure."""
     try:
-        message, arrays = m.decode(header, frames)
+        message, arrays = coding.decode(header, frames)
     except WireError as error:
         assert str(error)
         return None
@@ -145,7 +146,7 @@ def test_arbitrary_bytes_are_a_message_or_a_wire_error(junk: bytes, frames: list
 def test_damaged_messages_are_a_message_or_a_wire_error(
     data: st.DataObject, message: m.Message, other: m.Message, frames: list[bytes]
 ) -> None:
-    header = data.draw(damaged(m.encode(message), m.encode(other)))
+    header = data.draw(damaged(coding.encode(message), coding.encode(other)))
     decoded(header, frames)
 
 
@@ -206,7 +207,7 @@ def treat(house: House, message: m.Message, arrays: m.Arrays) -> None:
         assert isinstance(message, m.Push)
         assert any(isinstance(one, m.Counted | m.Values | m.Held) for one in said)
     for one in said:
-        m.decode(m.encode(one))  # and what it says can be said
+        coding.decode(coding.encode(one))  # and what it says can be said
 
 
 @LAWS
@@ -225,7 +226,7 @@ def test_a_server_survives_every_request_that_can_be_written(
         if isinstance(message, m.Pull):
             packed = packed[:1]
         taken = packed if fitting and frames else packed[-frames:] if frames else []
-        found = decoded(m.encode(message), taken)
+        found = decoded(coding.encode(message), taken)
         if found is not None:
             treat(house, *found)
 
@@ -241,9 +242,9 @@ def test_a_server_survives_every_request_that_was_damaged_on_the_way(
     push = m.Push(5, 1, 1, 0, ME, stream, number, 0, 1, 0, 0, 0, m.EVERYWHERE, 3, read=[0], pull=pulls)
     pull = m.Pull(6, 1, 1, 0, ME, 0, 0, 0, 0, m.EVERYWHERE, 3)
     for message, frames in ((push, [keys.tobytes(), rows.tobytes()]), (pull, [keys.tobytes()])):
-        parts = [m.encode(message), *frames]
+        parts = [coding.encode(message), *frames]
         for i in data.draw(st.sets(st.integers(0, len(parts) - 1), max_size=2)):
-            parts[i] = data.draw(damaged(parts[i], m.encode(pull)))
+            parts[i] = data.draw(damaged(parts[i], coding.encode(pull)))
         found = decoded(parts[0], parts[1:])
         if found is not None:
             treat(house, *found)

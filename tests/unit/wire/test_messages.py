@@ -11,6 +11,7 @@ import pytest
 from shoal.errors import OtherVersion, WireError
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update
+from shoal.wire import coding
 from shoal.wire import messages as m
 
 KINDS = typing.get_args(m.AnyMessage)
@@ -77,16 +78,16 @@ def frame(array: np.ndarray) -> memoryview:
 
 
 def packed(*values: object) -> bytes:
-    return bytes((m.MARK, PROTOCOL)) + msgspec.msgpack.encode(list(values))
+    return bytes((coding.MARK, PROTOCOL)) + msgspec.msgpack.encode(list(values))
 
 
-@pytest.mark.parametrize("message", EXAMPLES, ids=m.name_of)
+@pytest.mark.parametrize("message", EXAMPLES, ids=coding.name_of)
 def test_every_message_comes_back_as_it_was(message: m.Message) -> None:
-    back, arrays = m.decode(m.encode(message))
+    back, arrays = coding.decode(coding.encode(message))
     assert back == message
     assert type(back) is type(message)
     assert not arrays
-    assert m.decode(memoryview(m.encode(message)))[0] == message
+    assert coding.decode(memoryview(coding.encode(message)))[0] == message
 
 
 def test_no_kind_of_message_is_left_out_above() -> None:
@@ -102,49 +103,49 @@ def test_every_kind_says_one_sentence() -> None:
 
 def test_arrays_travel_as_they_are() -> None:
     keys, values = np.array([1, 2**63 - 1], np.uint64), np.array([1.5, -2], np.float32)
-    push = m.encode(PUSH)
-    _, arrays = m.decode(push, [frame(keys), frame(values)])
+    push = coding.encode(PUSH)
+    _, arrays = coding.decode(push, [frame(keys), frame(values)])
     assert [(array.dtype.str, array.tolist()) for array in arrays] == [
         ("<u8", keys.tolist()),
         ("<f4", values.tolist()),
     ]
-    _, (alone,) = m.decode(push, [frame(values)])
+    _, (alone,) = coding.decode(push, [frame(values)])
     assert alone.dtype.str == "<f4"  # one array where two are possible: the values
-    _, (pulled,) = m.decode(m.encode(PULL), [frame(keys)])
+    _, (pulled,) = coding.decode(coding.encode(PULL), [frame(keys)])
     assert pulled.dtype.str == "<u8"
 
 
 def test_arrays_are_not_copied_and_empty_ones_are_fine() -> None:
     values = np.array([1, 2, 3], np.float32)
-    _, (back,) = m.decode(m.encode(m.Values(1, 3, [])), [frame(values)])
+    _, (back,) = coding.decode(coding.encode(m.Values(1, 3, [])), [frame(values)])
     assert np.shares_memory(back, values)
-    _, (keys, none) = m.decode(m.encode(m.Values(1, 0, [])), [b"", b""])
+    _, (keys, none) = coding.decode(coding.encode(m.Values(1, 0, [])), [b"", b""])
     assert (len(keys), len(none)) == (0, 0)
 
 
 def test_an_array_that_begins_anywhere_is_aligned() -> None:
     odd = memoryview(bytearray(17))[1:]
-    _, (array,) = m.decode(m.encode(PULL), [odd])
+    _, (array,) = coding.decode(coding.encode(PULL), [odd])
     assert array.flags.aligned
 
 
 def test_another_protocol_version_is_told_from_junk() -> None:
-    header = bytearray(m.encode(m.Done(1)))
+    header = bytearray(coding.encode(m.Done(1)))
     header[1] = PROTOCOL + 1
     with pytest.raises(OtherVersion, match=f"they speak protocol {PROTOCOL + 1}"):
-        m.decode(bytes(header))
+        coding.decode(bytes(header))
     with pytest.raises(OtherVersion):  # also if the rest is Greek to us
-        m.decode(bytes((m.MARK, 200)) + b"\xc1\xc1\xc1")
+        coding.decode(bytes((coding.MARK, 200)) + b"\xc1\xc1\xc1")
 
 
-@pytest.mark.parametrize("message", EXAMPLES, ids=m.name_of)
+@pytest.mark.parametrize("message", EXAMPLES, ids=coding.name_of)
 def test_a_header_that_is_cut_off_is_no_message(message: m.Message) -> None:
-    whole = m.encode(message)
+    whole = coding.encode(message)
     for length in range(len(whole)):
         with pytest.raises(WireError):
-            m.decode(whole[:length])
+            coding.decode(whole[:length])
     with pytest.raises(WireError):
-        m.decode(whole + b"\x00")
+        coding.decode(whole + b"\x00")
 
 
 @pytest.mark.parametrize(
@@ -167,61 +168,61 @@ def test_a_header_that_is_cut_off_is_no_message(message: m.Message) -> None:
         packed("leave", (1 << 61) + 1),
         packed("create", 1, "w", {"type": "ring"}),
         packed("create", 1, "w", {"type": "dense", "rows": 8, "more": 1}),
-        bytes((m.MARK, PROTOCOL)) + b"\x92\xa4drop\xa2\xff\xfe",
-        bytes((m.MARK, PROTOCOL)) + b"\xdd\xff\xff\xff\xff\xa4told",
-        bytes((m.MARK, PROTOCOL)) + b"\x94\xa4told\x01\x80\xdd\xff\xff\xff\xff",
-        bytes((m.MARK, PROTOCOL)) + b"\x94\xa4told\x01\xdf\xff\xff\xff\xff",
-        bytes((m.MARK, PROTOCOL)) + b"\xc1",
+        bytes((coding.MARK, PROTOCOL)) + b"\x92\xa4drop\xa2\xff\xfe",
+        bytes((coding.MARK, PROTOCOL)) + b"\xdd\xff\xff\xff\xff\xa4told",
+        bytes((coding.MARK, PROTOCOL)) + b"\x94\xa4told\x01\x80\xdd\xff\xff\xff\xff",
+        bytes((coding.MARK, PROTOCOL)) + b"\x94\xa4told\x01\xdf\xff\xff\xff\xff",
+        bytes((coding.MARK, PROTOCOL)) + b"\xc1",
     ],
 )
 def test_junk_is_no_message(header: bytes) -> None:
     with pytest.raises(WireError):
-        m.decode(header)
+        coding.decode(header)
 
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\x01", b"\x92\xa4told\x91", b"\x93\xa9heartbeat\x01\x91"])
 def test_deep_nesting_is_no_message(opening: bytes) -> None:
     with pytest.raises(WireError):
-        m.decode(bytes((m.MARK, PROTOCOL)) + opening * (200_000 // len(opening)))
+        coding.decode(bytes((coding.MARK, PROTOCOL)) + opening * (200_000 // len(opening)))
 
 
 def test_a_header_that_is_too_long_is_not_even_looked_at() -> None:
-    fits = m.encode(m.Held(1, "x" * (HEADER_BYTES - 100)))
-    assert m.decode(fits)
+    fits = coding.encode(m.Held(1, "x" * (HEADER_BYTES - 100)))
+    assert coding.decode(fits)
     with pytest.raises(WireError, match="a header of"):
-        m.decode(m.encode(m.Held(1, "x" * HEADER_BYTES)))
+        coding.decode(coding.encode(m.Held(1, "x" * HEADER_BYTES)))
 
 
 def test_too_many_arrays_are_refused() -> None:
     with pytest.raises(WireError, match="at most 4"):
-        m.decode(m.encode(m.Values(1, 0, [])), [b""] * (FRAMES + 1))
+        coding.decode(coding.encode(m.Values(1, 0, [])), [b""] * (FRAMES + 1))
 
 
-@pytest.mark.parametrize("message", EXAMPLES, ids=m.name_of)
+@pytest.mark.parametrize("message", EXAMPLES, ids=coding.name_of)
 def test_a_message_has_no_more_arrays_than_its_kind(message: m.Message) -> None:
     most = len(type(message).frames)
-    m.decode(m.encode(message), [b""] * most)
+    coding.decode(coding.encode(message), [b""] * most)
     with pytest.raises(WireError, match="arrays"):
-        m.decode(m.encode(message), [b""] * (most + 1))
+        coding.decode(coding.encode(message), [b""] * (most + 1))
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 7, 9, 4_095])
 def test_an_array_of_odd_length_is_refused(size: int) -> None:
-    push = m.encode(PUSH)
+    push = coding.encode(PUSH)
     with pytest.raises(WireError, match="no whole number"):
-        m.decode(push, [bytes(size)])
+        coding.decode(push, [bytes(size)])
     with pytest.raises(WireError, match="no whole number"):
-        m.decode(push, [bytes(size * 4), b""])  # four bytes are half a key
+        coding.decode(push, [bytes(size * 4), b""])  # four bytes are half a key
 
 
 def test_an_array_that_is_too_long_is_refused() -> None:
-    values = m.encode(m.Values(1, 0, []))
+    values = coding.encode(m.Values(1, 0, []))
     zeros = np.zeros(FRAME_BYTES // 4 + 1, np.float32)  # never touched: costs no memory
-    m.decode(values, [frame(zeros[:-1])])
+    coding.decode(values, [frame(zeros[:-1])])
     with pytest.raises(WireError, match="at most"):
-        m.decode(values, [frame(zeros)])
+        coding.decode(values, [frame(zeros)])
 
 
 def test_a_message_is_known_by_its_class_in_lower_case() -> None:
-    assert m.name_of(PUSH) == "push"
-    assert msgspec.msgpack.decode(m.encode(m.Done(3))[2:]) == ["done", 3]
+    assert coding.name_of(PUSH) == "push"
+    assert msgspec.msgpack.decode(coding.encode(m.Done(3))[2:]) == ["done", 3]

@@ -1,0 +1,71 @@
+"""From a message to bytes, and back: nothing about what came is believed before it is checked.
+
+A header is two bytes (a mark and the protocol version) and a msgpack struct of a closed union. Nothing received is
+unpickled, imported or evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal.errors import OtherVersion, WireError
+from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
+from shoal.wire import messages as m
+
+MARK = 0x53  # "S"
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(m.AnyMessage)
+_dtypes: dict[str, np.dtype[Any]] = {"k": np.dtype("<u8"), "v": np.dtype("<f4")}
+_dtypes |= {kind.upper(): dtype for kind, dtype in _dtypes.items()}
+
+
+def encode(message: m.Message) -> bytes:
+    return bytes((MARK, PROTOCOL)) + _encoder.encode(message)
+
+
+def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()) -> tuple[m.Message, m.Arrays]:
+    """The message and its arrays, or WireError: nothing about them is believed before it is checked."""
+    message = decode_header(header)
+    if len(frames) > FRAMES:
+        raise WireError(f"{len(frames)} arrays behind one header, at most {FRAMES} are allowed")
+    kinds = type(message).frames
+    needed = sum(kind.islower() for kind in kinds)
+    if not needed <= len(frames) <= len(kinds):
+        raise WireError(f"a {name_of(message)} comes with {needed} to {len(kinds)} arrays, this one has {len(frames)}")
+    # A message with one array where two are possible has no keys: the last ones are what is always there.
+    last = len(kinds) - len(frames)
+    return message, tuple([_array(frame, kinds[last + i]) for i, frame in enumerate(frames)])
+
+
+def decode_header(header: bytes | memoryview) -> m.Message:
+    if len(header) < 3 or header[0] != MARK:
+        raise WireError(f"{len(header)} bytes that do not start like a message of shoal")
+    if header[1] != PROTOCOL:
+        raise OtherVersion(int(header[1]), PROTOCOL)
+    if len(header) > HEADER_BYTES:
+        raise WireError(f"a header of {len(header):,} bytes, at most {HEADER_BYTES:,} are allowed")
+    try:
+        message: m.Message = _decoder.decode(header[2:])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"a header that does not decode: {error}") from None
+    return message
+
+
+def _array(frame: memoryview | bytes, kind: str) -> m.Array:
+    dtype = _dtypes[kind]
+    size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+    if size > FRAME_BYTES:
+        raise WireError(f"an array of {size:,} bytes, at most {FRAME_BYTES:,} are allowed")
+    if size % dtype.itemsize:
+        raise WireError(f"an array of {size:,} bytes, which is no whole number of {dtype.itemsize}-byte elements")
+    array: m.Array = np.frombuffer(frame, dtype)
+    return array if array.flags.aligned else array.copy()
+
+
+def name_of(message: m.Message) -> str:
+    return type(message).__name__.lower()

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +115,6 @@ def bare_pass(slab, indptr, columns, values, labels, size, kind, bias, mean, ord
             slope = _shoal_m.slope_at(kind, margin, label)
             if bias:
                 sums[keys - 1] += slope
-            if slope == 0.0:
-                continue
             for j in range(begin, end):
                 key = _shoal_u8(columns[j])
                 if seen[key] != stamp:
@@ -160,48 +158,25 @@ def serial_fit(
     _check(model, rows, batch_size, passes, order)
     rule = rule_named(update.name)
     kernels = generate._module(rule, generate.ROWS + LOOP.format(models=_hash_of_kernels()))
+    slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
+    values = NONE if rows.values is None else rows.values
+    given = np.array(rule.settings(update.settings), np.float64)
+    how = (batch_size, model.kind, model.bias, mean)
     if bare:
-        return _bare_fit(model, update, rows, batch_size, features, passes, order, mean, kernels)
-    starts, keys, columns = _plan(model, rows, batch_size, features)
-    counts = _checked_counts(model, features, keys, counts)
-    slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
-    values = NONE if rows.values is None else rows.values
-    given = np.array(rule.settings(update.settings), np.float64)
+        if model.l2_per_count:
+            raise Invalid("l2_per_count is not there without key lists: leave bare out")
+        one_pass = partial(kernels.bare_pass, slab, rows.indptr, rows.columns, values, rows.labels, *how)
+    else:
+        starts, keys, columns = _plan(model, rows, batch_size, features)
+        counts = _checked_counts(model, features, keys, counts)
+        one_pass = partial(
+            kernels.serial_pass, slab, starts, keys, rows.indptr, columns, values, rows.labels, counts, *how,
+            model.l2_per_count,
+        )  # fmt: skip
     seconds = []
     for of_pass in range(passes):
         start = time.perf_counter()
-        kernels.serial_pass(
-            slab, starts, keys, rows.indptr, columns, values, rows.labels, counts,
-            batch_size, model.kind, model.bias, mean, model.l2_per_count, order[of_pass], given,
-        )  # fmt: skip
-        seconds.append(time.perf_counter() - start)
-    return slab[:, 0].copy(), seconds
-
-
-def _bare_fit(
-    model: Linear,
-    update: Update,
-    rows: Batch,
-    batch_size: int,
-    features: int,
-    passes: int,
-    order: Ids,
-    mean: bool,
-    kernels: ModuleType,
-) -> tuple[Floats, list[float]]:
-    if model.l2_per_count:
-        raise Invalid("l2_per_count is not there without key lists: leave bare out")
-    rule = rule_named(update.name)
-    slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
-    values = NONE if rows.values is None else rows.values
-    given = np.array(rule.settings(update.settings), np.float64)
-    seconds = []
-    for of_pass in range(passes):
-        start = time.perf_counter()
-        kernels.bare_pass(
-            slab, rows.indptr, rows.columns, values, rows.labels, batch_size, model.kind, model.bias, mean,
-            order[of_pass], given,
-        )  # fmt: skip
+        one_pass(order[of_pass], given)
         seconds.append(time.perf_counter() - start)
     return slab[:, 0].copy(), seconds
 

@@ -149,6 +149,22 @@ def test_the_serial_run_is_its_formulas(loss: Loss, update: Update, mean: bool) 
         np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("ones", [False, True])
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_without_key_lists_it_takes_the_same_steps(loss: Loss, update: Update, ones: bool) -> None:
+    for model in (Linear(loss=loss), Linear(loss=loss, bias=False)):
+        told = [
+            serial_fit(model, update, separable(ones=ones), BATCH, FEATURES, PASSES, orders(), bare=bare)[0]
+            for bare in (False, True)
+        ]
+        np.testing.assert_allclose(told[0], told[1], rtol=1e-5, atol=1e-6)
+    with pytest.raises(Invalid, match="leave bare out"):
+        serial_fit(
+            Linear(loss=loss, l2_per_count=0.1), update, separable(), BATCH, FEATURES, PASSES, orders(), bare=True
+        )
+
+
 LEARNERS = [SGD(0.5), AdaGrad(0.3), FTRL(alpha=1.0)]
 
 

@@ -86,6 +86,9 @@ class Training:
         self.dealing = dealing_of(job, dataset)
         self._cluster = _cluster_of(job, Journal(folder / "coordinator.journal" if folder is not None else None))
         self._cluster.train(self.dealing, self._heard)
+        self._gone = threading.Condition()  # a worker has ended
+        if not isinstance(self._cluster, ThreadCluster):
+            self._cluster.on_ended = self._worker_gone  # type: ignore[attr-defined]
         self._evaluator: Evaluator | None = None
 
     def __enter__(self) -> Training:
@@ -104,7 +107,7 @@ class Training:
         """Those that were started here and have not ended."""
         pids = getattr(self._cluster, "pids", {})
         return [name for name in pids if name.startswith("worker")] + [
-            name for name, (thread, _) in self._threads.items() if thread.is_alive()
+            name for name, (thread, _) in list(self._threads.items()) if thread.is_alive()
         ]
 
     @property
@@ -201,7 +204,7 @@ class Training:
         """End everything; what is not finished is lost."""
         self._closed.set()
         self._cluster.close()
-        for thread, _ in self._threads.values():
+        for thread, _ in list(self._threads.values()):
             thread.join(limits.DRAIN / limits.SECOND)
 
     # ------------------------------------------------------------ inside
@@ -233,9 +236,8 @@ class Training:
 
     def _see_off(self) -> None:
         """The workers have heard that it is over, and go: their last words are part of the figures."""
-        deadline = time.monotonic() + limits.DRAIN / limits.SECOND
-        while self.workers and time.monotonic() < deadline and not self._cluster._ended:
-            time.sleep(0.005)
+        with self._gone:
+            self._gone.wait_for(lambda: not self.workers or self._cluster._ended, limits.DRAIN / limits.SECOND)
 
     def _in_thread(self, name: str, trainer: Trainer, transport: Any) -> None:
         try:
@@ -243,6 +245,13 @@ class Training:
         except BaseException as error:
             if not self._over.is_set() and not self._cluster._ended:
                 self._cluster._lost(name, f"{type(error).__name__}: {error}")
+        finally:
+            del self._threads[name]
+            self._worker_gone()
+
+    def _worker_gone(self, *_: str) -> None:
+        with self._gone:
+            self._gone.notify_all()
 
     def _heard(self, event: RunEvent) -> None:
         """On the coordinator's thread."""

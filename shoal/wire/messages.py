@@ -48,9 +48,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Who holds a segment: the first of the servers owns it, the others back it up. None: nobody is left."""
 
-    epoch: int
+    epoch: int  # the number of the view in which its set of servers last changed
     servers: list[str]
     last: str = ""  # who held it last, if nobody does
+    filling: str = ""  # who is being brought up to hold it, too: no member of the set yet
+    since: int = 0  # the view in which the first of the servers became the first: what was split before goes elsewhere
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +63,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     spec: Table
     starts: list[int]
     places: list[Place]
+    origin: str = ""  # the folder of the checkpoint that its rows come from; empty: they begin at their initial values
 
 
 class View(Message, frozen=True):
@@ -208,6 +211,192 @@ class Judge(Message, frozen=True):
     over: bool = False  # this was the last one
 
 
+# ---------------------------------------------------------------- copies
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that happened to the segments of a server, in the order of its log: what a backup does after it."""
+
+    seq: Count
+    kind: str  # push, step, tick, enter, park
+    count: Count = 0  # rows, of those that ride behind the message
+    start: int = -1  # they are a range, not a list of keys
+    stop: int = -1
+    only: list[int] = []  # the segments it is for; empty: all that the message covers
+    stream: Signed = 0
+    number: Count = 0
+    floor: Count = 0
+    incarnation: Count = 0
+    step: Count = 0
+    spell: Count = 0
+    entered: Count = 0
+    name: str = ""
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers that are counted: all below the mark, and these."""
+
+    mark: Count
+    ahead: list[Count] = []
+
+
+class Clocked(msgspec.Struct, frozen=True, array_like=True):
+    """A worker, as one segment knows it."""
+
+    name: str
+    spell: Signed
+    parked: bool
+    entered: Count
+    counted: Counts
+
+
+class Books(msgspec.Struct, frozen=True, array_like=True):
+    """All that is known of a segment besides its rows."""
+
+    version: Count
+    ledger: dict[int, Counts] = {}  # by stream
+    clocks: dict[int, Clocked] = {}  # by the workers' incarnations
+
+
+class Append(Message, frozen=True):
+    """Primary to backup: "record these, in this order; all up to ``committed`` are on all copies"."""
+
+    frames: ClassVar[str] = "KV"
+
+    table: Count
+    view: Count
+    incarnation: Count
+    covers: list[int]  # the segments that these are for
+    committed: Count
+    changes: list[Change]
+
+
+class Appended(Message, frozen=True):
+    """Backup to primary: "I have all of your changes up to this one"."""
+
+    table: Count
+    incarnation: Count  # of the primary
+    seq: Count
+
+
+class Fill(Message, frozen=True):
+    """Primary to a server that is to become a backup: "this is a piece of that segment, as it was after this change"."""
+
+    frames: ClassVar[str] = "KV"
+
+    table: Count
+    view: Count
+    incarnation: Count
+    segment: Count
+    seq: Count
+    piece: Count
+    pieces: Count
+    books: Books | None = None  # with the first piece
+
+
+class Filled(Message, frozen=True):
+    """Who is filled to the primary: "I have that piece"."""
+
+    table: Count
+    incarnation: Count  # of the primary
+    segment: Count
+    seq: Count
+    piece: Count
+
+
+class Level(Message, frozen=True):
+    """New primary to another survivor: "of the last primary's changes I have these; what have you?"."""
+
+    table: Count
+    view: Count
+    incarnation: Count
+    segments: list[int]
+    seqs: list[Count]
+
+
+class Levels(Message, frozen=True):
+    """Survivor to new primary: "I have these, and here is what you lack"."""
+
+    frames: ClassVar[str] = "KV"
+
+    table: Count
+    view: Count
+    incarnation: Count  # of the new primary
+    segments: list[int]
+    seqs: list[Count]
+    changes: list[Change]
+
+
+class Adopt(Message, frozen=True):
+    """New primary to survivor: "with these you are level; from here on follow my changes after ``seq``"."""
+
+    frames: ClassVar[str] = "KV"
+
+    table: Count
+    view: Count
+    incarnation: Count
+    segments: list[int]
+    seq: Count
+    changes: list[Change]
+
+
+class Adopted(Message, frozen=True):
+    """Survivor to new primary: "I follow you now"."""
+
+    table: Count
+    view: Count
+    incarnation: Count  # of the new primary
+    segments: list[int]
+
+
+class Shrink(Message, frozen=True):
+    """Primary to coordinator: "I cannot reach that backup: let me go on without it"."""
+
+    incarnation: Count
+    server: str
+    theirs: Count  # its incarnation
+
+
+class Full(Message, frozen=True):
+    """Primary to coordinator: "that server has all of these segments now: it may be a member of their sets"."""
+
+    incarnation: Count
+    table: Count
+    segments: list[int]
+    server: str
+    theirs: Count
+
+
+class Snap(Message, frozen=True):
+    """Coordinator to server: "write your segments of this table to that folder, as they are after so many steps"."""
+
+    number: Count  # of the checkpoint
+    table: Count
+    view: Count
+    folder: str
+    clock: Signed = NO_CLOCK  # where the table knows steps; otherwise: as they are
+
+
+class Written(msgspec.Struct, frozen=True, array_like=True):
+    """A segment on disk."""
+
+    table: Count
+    segment: Count
+    file: str
+    bytes: Count
+    sha256: str
+    books: Books
+
+
+class Snapped(Message, frozen=True):
+    """Server to coordinator: "they are on disk"; or why not."""
+
+    number: Count
+    incarnation: Count
+    written: list[Written]
+    error: str = ""
+
+
 # ---------------------------------------------------------------- data
 
 
@@ -350,5 +539,5 @@ class No(Message, frozen=True):
 
 AnyMessage = (
     View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Done | Want | Deal | Ready
-    | Judge | Push | Pull | Park | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
+    | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Park | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
 )  # fmt: skip

@@ -30,6 +30,11 @@ VIEW = m.View(
 )
 PUSH = m.Push(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 0, m.EVERYWHERE, 12)
 PULL = m.Pull(1, 2, 3, 4, 5, -1, 7, 8, 9, 10, 11)
+BOOKS = m.Books(9, {0: m.Counts(4, [6]), -3: m.Counts(2)}, {5: m.Clocked("ann", 1, False, 3, m.Counts(4))})
+CHANGES = [
+    m.Change(7, "push", 3, stream=-5, number=2, floor=1, incarnation=5, step=4, spell=1, entered=2, name="ann"),
+    m.Change(8, "step", 2, 0, 8, [1, 3]),
+]
 EXAMPLES: list[m.Message] = [
     VIEW,
     m.Hello("ann", "server", "token.0", "tcp://here"),
@@ -54,6 +59,18 @@ EXAMPLES: list[m.Message] = [
     m.Ready(1, 5, 3, 3, 0.25, {"accuracy": 0.5, "auc": None}, "why not"),
     m.Judge(1),
     m.Judge(1, 3, 98, True),
+    m.Append(1, 2, 3, [0, 4], 6, CHANGES),
+    m.Appended(1, 3, 8),
+    m.Fill(1, 2, 3, 4, 8, 0, 2, BOOKS),
+    m.Filled(1, 3, 4, 8, 0),
+    m.Level(1, 2, 3, [4], [8]),
+    m.Levels(1, 2, 3, [4], [8], CHANGES),
+    m.Adopt(1, 2, 3, [4], 8, CHANGES),
+    m.Adopted(1, 2, 3, [4]),
+    m.Shrink(3, "bob", 4),
+    m.Full(3, 1, [4, 5], "bob", 4),
+    m.Snap(1, 2, 3, "checkpoints/1", 40),
+    m.Snapped(1, 3, [m.Written(1, 0, "1-0.safetensors", 64, "ab", BOOKS)], "disk full"),
     PUSH,
     m.Push(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 3, 12, 0, 1 << 63, [1, 2], True, True, 1 << 61),
     PULL,

@@ -1,0 +1,28 @@
+"""A segment as it was at one moment: the one thing that is copied, moved, kept on disk and brought back.
+
+Rows are weights and optimizer state side by side, without keys: [rows, width * (1 + state)]. A dense segment has a row for
+every key of its range, in order; of a sparse one ``names`` says which keys they are, sorted. What else is known of the
+segment (version, ledger, clocks) is in ``books``, which travels and is kept as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.keys import KeyRange, Keys, Values
+from shoal.wire.messages import Books
+
+
+@dataclass(slots=True, eq=False)
+class Image:
+    """One segment of one table."""
+
+    segment: int
+    keys: KeyRange
+    books: Books
+    rows: Values
+    names: Keys | None = None  # sparse: the key of each row
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (0 if self.names is None else self.names.nbytes)

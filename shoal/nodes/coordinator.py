@@ -14,7 +14,7 @@ import msgspec
 from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
-from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Marked
+from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line, Marked, Whole
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
@@ -79,10 +79,10 @@ class Coordinator:
         self._token = 0
 
     def _replay(self, journal: list[bytes]) -> None:
-        lines: list[Marked] = []
+        lines: list[Line] = []
         for record in journal:
-            line = msgspec.msgpack.decode(record, type=Journalled | Marked)
-            if isinstance(line, Marked):
+            line = msgspec.msgpack.decode(record, type=Journalled | Marked | Whole)
+            if not isinstance(line, Journalled):
                 lines.append(line)
             else:
                 self.roster.term = line.term + 1

@@ -63,7 +63,7 @@ MANIFEST_BYTES = 256 * MB
 TENSORS_BYTES = 65_536  # what stands before the numbers in a segment's file
 CHECKPOINTS_KEPT = 3  # and the best one
 SNAP_AGAIN = 2 * SECOND  # how often a server is asked again for its part
-SNAP_WITHIN = 60 * SECOND  # after that a checkpoint is given up,
+SNAP_WITHIN = 60 * SECOND  # when nothing was written for so long a checkpoint is given up,
 SAVE_RETRY = 1 * SECOND  # and tried again this much later,
 SAVE_RETRY_MOST = 300 * SECOND  # doubling up to this
 

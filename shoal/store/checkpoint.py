@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -81,9 +81,9 @@ class Best(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------- writing
 
 
-def prepare(disk: Disk, root: Path) -> int:
+def prepare(disk: Disk, root: Path, above: int = 0) -> int:
     """Make a folder for the next checkpoint; its number is above all that are there, finished or not."""
-    number = max(_numbers(disk, root), default=0) + 1
+    number = max(*_numbers(disk, root), above, 0) + 1
     disk.make_folder(folder_of(root, number))
     return number
 
@@ -199,6 +199,8 @@ def newest(disk: Disk, root: Path) -> tuple[tuple[Path, Manifest] | None, list[B
     refused: list[BadCheckpoint] = []
     for number in sorted(_numbers(disk, root), reverse=True):
         folder = folder_of(root, number)
+        if not disk.names(folder):  # it was given up
+            continue
         try:
             return (folder, verify(disk, folder)), refused
         except BadCheckpoint as error:
@@ -236,16 +238,18 @@ def prune(disk: Disk, root: Path, keep: int = limits.CHECKPOINTS_KEPT) -> list[i
     kept = {*done[-max(keep, 1) :], *([best.number] if best is not None else [])}
     gone = [number for number in _numbers(disk, root) if done and number < done[-1] and number not in kept]
     for number in gone:
-        abandon(disk, folder_of(root, number))
+        folder = folder_of(root, number)
+        if number in done:  # without its manifest it is none, so that goes first
+            disk.remove(folder / MANIFEST)
+            disk.sync_folder(folder)
+        disk.remove(folder)
     return gone
 
 
 def abandon(disk: Disk, folder: Path) -> None:
-    """Remove a checkpoint. Without its manifest it is none, so that goes first."""
-    if MANIFEST in disk.names(folder):
-        disk.remove(folder / MANIFEST)
-        disk.sync_folder(folder)
-    disk.remove(folder)
+    """Give one up. Its empty folder stays until a later one is finished: no number is given twice."""
+    for name in disk.names(folder):
+        disk.remove(folder / name)
 
 
 def finished(disk: Disk, root: Path) -> list[int]:
@@ -253,5 +257,5 @@ def finished(disk: Disk, root: Path) -> list[int]:
     return [number for number in _numbers(disk, root) if MANIFEST in disk.names(folder_of(root, number))]
 
 
-def _numbers(disk: Disk, root: Path) -> Iterable[int]:
+def _numbers(disk: Disk, root: Path) -> list[int]:
     return sorted(int(name) for name in disk.names(root) if re.fullmatch(r"\d{8,18}", name) and int(name) > 0)

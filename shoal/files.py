@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
+
+_LONG = 1 << 20  # bytes worth another thread's while
 
 
 def replace_file(path: Path, contents: bytes) -> None:
@@ -27,6 +31,28 @@ def replace_file(path: Path, contents: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+
+
+class Digest:
+    """SHA-256 of what is being read or written, computed beside it: a disk and a hash each take as long as the other."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._beside: ThreadPoolExecutor | None = None
+
+    def update(self, chunk: bytes | memoryview) -> None:
+        """Nobody may change a long chunk before ``hexdigest`` was asked for."""
+        if self._beside is None and len(chunk) < _LONG:
+            self._hash.update(chunk)
+            return
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        self._beside.submit(self._hash.update, chunk)
+
+    def hexdigest(self) -> str:
+        if self._beside is not None:
+            self._beside.shutdown(wait=True)
+        return self._hash.hexdigest()
 
 
 class Disk:

@@ -7,7 +7,6 @@ here, since it reads only what it has in memory or opens itself, and copies once
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from shoal import limits
 from shoal.errors import BadCheckpoint, Invalid
-from shoal.files import Disk
+from shoal.files import Digest, Disk
 from shoal.keys import KeyRange, Keys, is_sorted
 from shoal.store.image import Image
 from shoal.store.update import rule_named
@@ -48,7 +47,7 @@ def file_name(table: str, number: int, segment: int) -> str:
 def write_segment(disk: Disk, folder: Path, name: str, number: int, image: Image) -> m.Written:
     """Write one segment and sync it; what comes back belongs into the manifest."""
     file = file_name(name, number, image.segment)
-    digest, size = hashlib.sha256(), 0
+    digest, size = Digest(), 0
 
     def chunks() -> Iterator[bytes | memoryview]:
         nonlocal size
@@ -88,7 +87,7 @@ def read_segment(disk: Disk, folder: Path, written: m.Written, spec: Table, keys
     with opened(disk, path) as (file, size):
         if size != written.bytes:
             raise BadCheckpoint(str(path), f"has {size:,} bytes, and {written.bytes:,} were written")
-        digest = hashlib.sha256()
+        digest = Digest()
         rows = _rows_in(path, _header(path, file, digest), size - file.tell(), spec, keys, floats)
         names: Keys | None = None
         if not isinstance(spec, Dense):
@@ -101,7 +100,7 @@ def read_segment(disk: Disk, folder: Path, written: m.Written, spec: Table, keys
     return Image(written.segment, keys, written.books, values, names)
 
 
-def _header(path: Path, file: BinaryIO, digest: Any) -> dict[str, _Tensor]:
+def _header(path: Path, file: BinaryIO, digest: Digest) -> dict[str, _Tensor]:
     length = file.read(8)
     size = int.from_bytes(length, "little")
     if len(length) < 8 or size > limits.TENSORS_BYTES:
@@ -135,7 +134,7 @@ def _told(header: dict[str, _Tensor]) -> str:
     return ", ".join(f"{name[:16]}: {one.dtype[:16]} {one.shape[:4]}" for name, one in list(header.items())[:4])
 
 
-def _fill(path: Path, file: BinaryIO, array: npt.NDArray[Any], digest: Any) -> None:
+def _fill(path: Path, file: BinaryIO, array: npt.NDArray[Any], digest: Digest) -> None:
     flat = array.reshape(-1).view(np.uint8).data
     at = 0
     while at < len(flat):

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from shoal import limits
 from shoal.errors import BadCheckpoint, Invalid
-from shoal.files import Disk
+from shoal.files import Digest, Disk
 from shoal.keys import KeyRange
 from shoal.store.checkpoint import (
     MANIFEST,
@@ -146,6 +146,17 @@ def test_segments_that_are_empty_long_or_not_contiguous_are_saved_as_they_are(tm
     assert same(read_segment(DISK, tmp_path, write_segment(DISK, tmp_path, "a", 1, image), spec, image.keys), image)
     none = Image(0, KeyRange(5, 9), Books(0), np.empty((0, 2), np.float32), np.empty(0, np.uint64))
     assert same(read_segment(DISK, tmp_path, write_segment(DISK, tmp_path, "b", 1, none), S.spec, none.keys), none)
+
+
+def test_the_hash_is_of_all_bytes_in_order_however_long_the_chunks_are() -> None:
+    whole = np.random.default_rng(1).integers(0, 256, 9 << 20, np.uint8).tobytes()
+    for sizes in ([7, 3 << 20, 9, 1 << 20, 100], [1 << 21], [5]):
+        digest, rest = Digest(), memoryview(whole)
+        for size in sizes:
+            digest.update(rest[:size])
+            rest = rest[size:]
+        digest.update(rest)
+        assert digest.hexdigest() == hashlib.sha256(whole).hexdigest()
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "-rf", "", "é", "x" * 128, "a\\b", "con:", "~5"])

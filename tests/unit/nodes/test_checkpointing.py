@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from shoal import limits
 from shoal.events import RunEvent, Saved, Warned
 from shoal.keys import KeyRange
 from shoal.nodes.checkpointing import Checkpointing
-from shoal.simulation.disk import SimulatedDisk
+from shoal.simulation.disk import Crashed, SimulatedDisk
 from shoal.store.checkpoint import Best, Manifest, images, newest, read_best
 from shoal.store.image import Image
 from shoal.store.snapping import LATE, Snapping
@@ -67,15 +68,20 @@ class Town:
     def events(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.told if isinstance(event, kind)]
 
-    def go(self, seconds: float = 0.0, most: int = 10_000) -> None:
-        """Let time pass in one go, then let everybody do all they can."""
+    def go(self, seconds: float = 0.0, most: int = 10_000) -> bool:
+        """Let time pass in one go, then let everybody do all they can. False if there was more to do."""
         self.now += int(seconds * SECOND)
         self._take("coordinator", self._tick())
         while self._queue and most:
             most -= 1
             name, effect = self._queue.popleft()
             self._carry_out(name, effect)
-        assert most, "there is no end to it"
+        return not self._queue
+
+    def restart_coordinator(self) -> None:
+        """It dies with all it was about to do; servers go on, and what they sent still arrives."""
+        self._queue = deque((name, effect) for name, effect in self._queue if name != "coordinator")
+        self.checkpointing = Checkpointing(self.disk, ROOT, "job")
 
     def change(self, **changes: Any) -> None:
         self.view = msgspec.structs.replace(self.view, number=self.view.number + 1, **changes)
@@ -450,6 +456,57 @@ def test_a_disk_that_stands_still_is_told_once() -> None:
     (warned,) = told
     assert isinstance(warned, Tell) and isinstance(warned.event, Warned)
     assert warned.event.what.startswith("the disk of /run/checkpoints has been writing for more than 60 s")
+
+
+def test_a_coordinator_that_dies_at_any_moment_leaves_nothing_that_the_next_one_could_mix_in() -> None:
+    """Its successor is asked for another step: servers that remember what they wrote for the first must not say so again."""
+    for begun_before in (False, True):  # a try that was given up, in the former life
+        for most in range(60):
+            town = Town()
+            if begun_before:
+                town.late = {"server-1"}
+                town.checkpointing.soon()
+                town.go()
+                town.late = set()
+                town.now += SECOND
+            town.checkpointing.soon()
+            done = town.go(0, most)
+            before = town.checkpointing.saved
+            town.restart_coordinator()
+            town.run.cut = 14
+            town.checkpointing.soon()
+            assert town.go()
+            manifest = found(town)
+            assert manifest is not None and manifest.number == town.checkpointing.saved > before
+            assert {one.books.version for one in manifest.segments} == {14} and manifest.steps == 14
+            assert town.disk.names(ROOT)[-1] == f"{manifest.number:08d}"
+            if done:
+                break
+        assert done and before  # the last of them had time to finish
+
+
+def test_a_crash_of_everything_at_any_operation_leaves_the_newest_that_was_told() -> None:
+    clean = Town()
+    for cut in (12, 14):
+        clean.run.cut = cut
+        clean.checkpointing.soon()
+        clean.go()
+    for stop_at in range(len(Town().disk.trace), len(clean.disk.trace) + 1):
+        for seed in range(4):
+            town = Town(keep=1)
+            town.disk.stop_at = stop_at
+            with suppress(Crashed):
+                for cut in (12, 14):
+                    town.run.cut = cut
+                    town.checkpointing.soon()
+                    town.go()
+            after, _ = newest(town.disk.crash(seed), ROOT)
+            told = town.events(Saved)
+            number = 0 if after is None else after[1].number
+            assert number in (len(told), len(told) + 1)
+            if after is not None:
+                assert after[1].steps == 10 + 2 * number
+                assert {one.books.version for one in after[1].segments} == {10 + 2 * number}
 
 
 def test_what_strangers_and_former_lives_say_is_not_believed() -> None:

@@ -58,6 +58,15 @@ SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass
 # When a kernel leaves the loop's thread.
 INLINE_ELEMENTS = 262_144  # about two milliseconds of work
 
+# What a checkpoint may be, and how it is made.
+MANIFEST_BYTES = 256 * MB
+TENSORS_BYTES = 65_536  # what stands before the numbers in a segment's file
+CHECKPOINTS_KEPT = 3  # and the best one
+SNAP_AGAIN = 2 * SECOND  # how often a server is asked again for its part
+SNAP_WITHIN = 60 * SECOND  # when nothing was written for so long a checkpoint is given up,
+SAVE_RETRY = 1 * SECOND  # and tried again this much later,
+SAVE_RETRY_MOST = 300 * SECOND  # doubling up to this
+
 # How long a local cluster takes to go.
 DRAIN = 5 * SECOND
 

@@ -47,6 +47,15 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """What was to be done on the disk thread is done, or failed with an error."""
+
+    token: int
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The launcher saw a process end. An event, not a message: nobody can say this over the wire."""
 
@@ -54,7 +63,7 @@ class Ended:
     reason: str
 
 
-Event = Received | Tick | Durable | Computed | Ended
+Event = Received | Tick | Durable | Computed | Stored | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,14 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Run this on the node's disk thread, one at a time: neither the loop nor computations wait for a disk."""
+
+    token: int
+    function: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Connect:
     """From now on this name is reached at this address; an empty address means it is gone."""
 
@@ -104,7 +121,7 @@ class Tell:
     event: RunEvent
 
 
-Effect = Send | Wake | Persist | Compute | Connect | Tell
+Effect = Send | Wake | Persist | Compute | Store | Connect | Tell
 
 
 class Node(Protocol):

@@ -19,7 +19,7 @@ from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
 from shoal.nodes import records
-from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Marked
+from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
 from shoal.nodes.standing import standing
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -76,7 +76,7 @@ class Coordinator:
             self.roster.term += 1
             self.roster.changed()
         if self.dealing is not None and others:
-            self.dealing.resume([msgspec.msgpack.decode(record, type=Marked) for record in others])
+            self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others])
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
@@ -246,7 +246,11 @@ class Coordinator:
         self.roster.remove(name, why)
         if self._welcomes.pop(name, None) is not None:  # nobody has heard of it
             return self._never_came(now, name, why)
-        return self.dealing.gone(now, member, why, died) if self.dealing is not None else []
+        if self.dealing is None:
+            return []
+        places = [place for table in self.roster.tables.values() for place in table.places]
+        only_copy = any(not place.servers and place.last == name for place in places)
+        return self.dealing.gone(now, member, why, died, only_copy)
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
         """The launcher saw it; which life of that name it was is told by the token."""

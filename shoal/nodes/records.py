@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from shoal.cluster.membership import Person, Roster
+from shoal.nodes.dealt import Line, Whole, folded
 from shoal.wire import messages as m
 
 _TAG = "roster"
@@ -75,6 +76,9 @@ def split(records: Sequence[bytes]) -> tuple[bytes | None, list[bytes]]:
 def needed(records: Sequence[bytes]) -> list[bytes]:
     """The same journal, without what nobody needs any more."""
     last, others = split(records)
+    if len(others) > 1:
+        lines = [msgspec.msgpack.decode(record, type=Line) for record in others]
+        others = [msgspec.msgpack.encode(Whole(folded(lines)))]
     return others if last is None else [last, *others]
 
 

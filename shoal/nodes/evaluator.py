@@ -64,6 +64,7 @@ class Evaluator:
     ) -> None:
         """``best``: of a former life of the run; ``keep``: is called with every better one, off the loop."""
         self.worker, self.model, self.test = worker, model, test
+        worker.client.patient = True  # as a trainer is
         self.last: Judged | None = None
         self.best = best
         self._keep_it = keep

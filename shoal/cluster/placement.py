@@ -16,7 +16,7 @@ are given: no randomness, no ``hash`` (it differs from process to process), no o
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
@@ -68,6 +68,16 @@ def move(table: int, old: Sequence[Holders], servers: Sequence[str], copies: int
         _holders(primary, [name for name in holders if name in room.loads], ring.walk(table, number), room, copies)
         for number, (primary, holders) in enumerate(zip(primaries, old, strict=True))
     ]
+
+
+def backup_for(
+    table: int, segment: int, servers: Sequence[str], holders: Sequence[str], loads: Mapping[str, int]
+) -> str:
+    """Of these servers, who is to back a segment up as well: the next on the ring among those that back up least."""
+    able = [name for name in servers if name not in holders]
+    least = min(loads.get(name, 0) for name in able)
+    able = [name for name in able if loads.get(name, 0) == least]
+    return next(name for name in _Ring(able).walk(table, segment) if name in able)
 
 
 def _holders(primary: str | None, kept: list[str], walk: Iterator[str], room: _Room, copies: int) -> Holders:

@@ -118,6 +118,7 @@ class Coordinator:
             effects += self._remove(now, name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s", died=True)
         if self.dealing is not None:
             effects += self.dealing.tick(now)
+        self.counts["refills"] += self.roster.refill()
         if self.roster.number != before:
             effects += self._announce()
         effects += self._settle()
@@ -145,8 +146,22 @@ class Coordinator:
                 return self._change(sender, message)
             case m.Want() | m.Ready():
                 return self._train(now, sender, message)
+            case m.Shrink() | m.Full():
+                return self._copies(sender, message)
             case _:
                 self.counts["unexpected"] += 1
+        return []
+
+    def _copies(self, sender: str, message: m.Shrink | m.Full) -> list[Effect]:
+        """A primary says that a backup is out of reach, or that a new one has everything."""
+        person = self.roster.people.get(sender)
+        if person is None or person.member.incarnation != message.incarnation or person.member.role != "server":
+            self.counts["fenced"] += 1
+            return [Send(sender, m.Fence(0, message.incarnation))]
+        if isinstance(message, m.Shrink):
+            self.counts["shrunk"] += self.roster.shrink(sender, message.server, message.theirs)
+        else:
+            self.counts["filled"] += self.roster.full(sender, message)
         return []
 
     def _train(self, now: int, sender: str, ask: m.Want | m.Ready) -> list[Effect]:
@@ -205,7 +220,11 @@ class Coordinator:
     def _remove(self, now: int, name: str, why: str, died: bool) -> list[Effect]:
         member = self.roster.people[name].member
         self.roster.remove(name, why)
-        return self.dealing.gone(now, member, why, died) if self.dealing is not None else []
+        if self.dealing is None:
+            return []
+        if member.role == "server" and not self.roster.has_lost():
+            return self.dealing.server_gone(now, member, why)
+        return self.dealing.gone(now, member, why, died)
 
     def _heartbeat(self, now: int, sender: str, beat: m.Heartbeat) -> list[Effect]:
         person = self.roster.people.get(sender)

@@ -137,6 +137,12 @@ class Dealing:
         ]
         return [*told, *self._one_less(now)]
 
+    def server_gone(self, now: int, member: m.Member, why: str) -> list[Effect]:
+        """A server was removed, and others have all that it had."""
+        self._it_is(now)
+        self.counts["servers lost"] += 1
+        return [Tell(Gone(seconds=self.seconds, name=member.name, role=member.role, why=why))]
+
     def never_came(self, now: int, name: str, why: str) -> list[Effect]:
         """A process ended before it had joined."""
         self._it_is(now)

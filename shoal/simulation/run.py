@@ -313,8 +313,10 @@ class Run:
         yield {f"coordinator: {what}": n for what, n in self.coordinator.counts.items()}
         for server in self.servers:
             yield {f"server: {what}": n for what, n in server.counts.items()}
-            for segments in server.tables.values():
-                yield {f"server: {what}": n for what, n in segments.counts.items()}
+            for holding in server.tables.values():
+                yield {f"server: {what}": n for what, n in holding.counts.items()}
+                if holding.own is not None:
+                    yield {f"server: {what}": n for what, n in holding.own.counts.items()}
         for worker in self._everyone:
             yield {f"client: {what}": n for what, n in worker.client.counts.items()}
             yield {"client: resent": worker.client.flight.resent}

@@ -25,6 +25,7 @@ KEY_LIMIT = 1 << 63  # keys are below this
 WIDTH = 65_536  # floats in one row
 SLOTS_PER_STEP = 4_096
 SEGMENTS_PER_SERVER = 8
+COPIES = 3  # of a segment
 SEGMENTS_PER_TABLE = 8_192
 DENSE_SEGMENT_BYTES = 32 * MB
 ROWS_PER_TABLE = (1 << 32) - 2  # on one server: rows are numbered by 32 bits
@@ -68,6 +69,15 @@ CHANGES_KEPT = 65_536  # changes of a primary that are kept by a backup until th
 
 # When a kernel leaves the loop's thread.
 INLINE_ELEMENTS = 262_144  # about two milliseconds of work
+
+# What a checkpoint may be, and how it is made.
+MANIFEST_BYTES = 256 * MB
+TENSORS_BYTES = 65_536  # what stands before the numbers in a segment's file
+CHECKPOINTS_KEPT = 3  # and the best one
+SNAP_AGAIN = 2 * SECOND  # how often a server is asked again for its part
+SNAP_WITHIN = 60 * SECOND  # when nothing was written for so long a checkpoint is given up,
+SAVE_RETRY = 1 * SECOND  # and tried again this much later,
+SAVE_RETRY_MOST = 300 * SECOND  # doubling up to this
 
 # How long a local cluster takes to go.
 DRAIN = 5 * SECOND

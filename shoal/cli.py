@@ -52,6 +52,7 @@ class Wrong(click.ClickException):
 @click.option("--strategy", help="sync, bounded or async.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
+@click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
 @click.option(
     "--test", metavar="PATH", help="Rows to judge the model on.  [default: the set's own, or a share held out]"
 )
@@ -66,6 +67,7 @@ def train(
     strategy: str | None,
     workers: int | None,
     servers: int | None,
+    copies: int | None,
     test: str | None,
     epochs: float | None,
     seed: int | None,
@@ -83,7 +85,7 @@ def train(
     from shoal.job import Job, changed, value_of
 
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
-    given |= {"seed": seed, "data.test": test, "stop.epochs": epochs}
+    given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs}
     settings = {name: value for name, value in given.items() if value is not None}
     for change in changes:
         name, equals, value = change.partition("=")

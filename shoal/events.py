@@ -147,13 +147,32 @@ class Warned(Happening, frozen=True, kw_only=True):
     what: str
 
 
+class Resumed(Happening, frozen=True, kw_only=True):
+    """The run was started again, and goes on from a checkpoint."""
+
+    checkpoint: int | None  # its number; None: there was none, and it begins anew
+    steps: int  # in that checkpoint
+    slots: list[tuple[int, int]] = []  # what was counted after it and is done again: from the first up to the second
+    refused: list[str] = []  # newer checkpoints that are damaged, and how
+
+
+class RolledBack(Happening, frozen=True, kw_only=True):
+    """A part of the model was lost with all its copies: everybody goes back to a checkpoint."""
+
+    checkpoint: int | None  # its number; None: back to the beginning
+    steps_before: int
+    steps_after: int
+    slots: list[tuple[int, int]]  # what was counted and is done again: from the first up to, not including, the second
+    why: str
+
+
 class Stopped(Happening, frozen=True, kw_only=True):
     """Training has ended, and this is why."""
 
     why: str
 
 
-RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | Stopped
+RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | Resumed | RolledBack | Stopped
 
 _run_decoder = msgspec.json.Decoder(RunEvent)
 

@@ -76,6 +76,19 @@ class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise Invalid(f"evaluate.every={self.every}: needs a number of passes above 0")
 
 
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often the run is kept on disk, and how many of these are."""
+
+    every: float = 60.0  # seconds; inf: never
+    keep: int = 3  # besides the best
+
+    def __post_init__(self) -> None:
+        if not self.every > 0:
+            raise Invalid(f"checkpoint.every={self.every}: needs a number of seconds above 0, or inf for never")
+        if self.keep < 1:
+            raise Invalid(f"checkpoint.keep={self.keep}: needs 1 or more")
+
+
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the nodes run."""
 
@@ -98,9 +111,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     update: Rule = Rule()
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Checkpoint()
     launch: Launch = Launch()
     workers: int = 2
     servers: int = 1
+    copies: int = 1  # servers that hold each part of the model
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -108,6 +123,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             value = getattr(self, name)
             if not 1 <= value <= limits.MEMBERS // 2:
                 raise Invalid(f"{name}={value}: needs 1 to {limits.MEMBERS // 2}")
+        if not 1 <= self.copies <= min(limits.COPIES, self.servers):
+            raise Invalid(
+                f"copies={self.copies}: needs 1 to {limits.COPIES}, and no more than there are servers "
+                f"(servers={self.servers})"
+            )
         if not 0 <= self.seed < 1 << 63:
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
         self.update.update()  # says what is wrong with it

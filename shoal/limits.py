@@ -24,6 +24,7 @@ KEY_LIMIT = 1 << 63  # keys are below this
 WIDTH = 65_536  # floats in one row
 SLOTS_PER_STEP = 4_096
 SEGMENTS_PER_SERVER = 8
+COPIES = 3  # of a segment
 SEGMENTS_PER_TABLE = 8_192
 DENSE_SEGMENT_BYTES = 32 * MB
 ROWS_PER_TABLE = (1 << 32) - 2  # on one server: rows are numbered by 32 bits

@@ -50,6 +50,14 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.patience is not None
 
 
+class Patience(msgspec.Struct, frozen=True):
+    """What the rules remember. None: nothing was judged yet (JSON has no infinity)."""
+
+    best: float | None = None
+    mark: float | None = None  # what counts as an improvement on the best
+    without: int = 0
+
+
 @dataclass(slots=True)
 class Stopping:
     """The rules, asked along the way."""
@@ -75,6 +83,14 @@ class Stopping:
         if rules.patience is not None and self._without >= rules.patience:
             return best, f"no improvement in {rules.patience} evaluations"
         return best, ""
+
+    def state(self) -> Patience:
+        best, mark = (value if math.isfinite(value) else None for value in (self.best, self._mark))
+        return Patience(best, mark, self._without)
+
+    def restore(self, state: Patience) -> None:
+        self.best, self._mark = (math.inf if value is None else value for value in (state.best, state.mark))
+        self._without = state.without
 
     def out_of_time(self, seconds: float) -> str:
         limit = self.rules.seconds

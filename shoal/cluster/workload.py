@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -29,6 +29,7 @@ AHEAD = 48  # steps: servers hold a few more than that
 MOST = 4_096  # slots in one deal, whatever is asked for
 REFUSALS, DEATHS = 2, 3  # after so many of them a slot is void
 AGAIN = 16  # slots that come again are dealt also to who did not ask for so many: somebody may wait for them
+CLAIMED = 1 << 16  # slots that one report may name of which nobody knows who had them
 IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
 
 Runs = list[tuple[int, int]]
@@ -40,6 +41,8 @@ class Order(Protocol):
     per_pass: int
 
     def contents(self, of_pass: int) -> npt.NDArray[np.int64]: ...
+    def content(self, of_pass: int, number: int) -> int: ...
+    def span(self, content: int) -> tuple[int, int]: ...
 
 
 @dataclass(slots=True)
@@ -89,6 +92,7 @@ class Workload:
         self._refusals: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
         self._had: dict[int, str] = {}  # group of rows -> who computed it last
+        self._taken_up = False  # from a former life, whose deals are not known
 
     # ------------------------------------------------------------ what is known
 
@@ -114,6 +118,43 @@ class Workload:
         return [
             slot for slot in self._out.get(worker, ()) if (at := bisect_right(firsts, slot)) and slot < ends[at - 1]
         ]
+
+    def rows(self, slots: Iterable[int]) -> int:
+        """How many rows are in these, but for the void ones."""
+        return self._rows_of(slot for slot in slots if slot not in self.voids)
+
+    @property
+    def rows_counted(self) -> int:
+        """How many rows are in all slots that are counted, but for the void ones."""
+        (_, full), (start, total) = self.order.span(0), self.order.span(self.per_pass - 1)  # all are alike but the last
+        found = self._whole * total
+        for one in self._passes.values():
+            groups = one.group[one.counted]
+            found += len(groups) * full - (full - (total - start)) * int((groups == self.per_pass - 1).any())
+        return found - self._rows_of(slot for slot in self.voids if self.is_counted(slot))
+
+    def _rows_of(self, slots: Iterable[int]) -> int:
+        spans = (self.order.span(self.order.content(*divmod(slot, self.per_pass))) for slot in slots)
+        return sum(stop - first for first, stop in spans)
+
+    def counted(self) -> Runs:
+        """All slots that are counted, in runs."""
+        found = [(0, self._whole * self.per_pass)] if self._whole else []
+        for number in sorted(self._passes):
+            one = self._passes[number]
+            for first, stop in runs((one.first + np.flatnonzero(one.counted)).tolist()):
+                if found and found[-1][1] == first:
+                    first = found.pop()[0]
+                found.append((first, stop))
+        return found
+
+    def blame(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Refusals and deaths of slots that are not counted."""
+        refused, died = (
+            {slot: times for slot, times in found.items() if not self.is_counted(slot)}
+            for found in (self._refusals, self._deaths)
+        )
+        return refused, died
 
     def step_of(self, slot: int) -> int:
         assert self.step is not None
@@ -182,6 +223,8 @@ class Workload:
             slot = self._again.popleft()
             if not self.is_counted(slot):
                 again.append(slot)
+        if self._taken_up and self.step is not None:
+            again = sorted([*again, *self._oldest(worker)])
         new = self._new(worker, most - len(again)) if most > len(again) else []
         self._out[worker].update(dict.fromkeys([*again, *new]))
         return again, new
@@ -194,9 +237,12 @@ class Workload:
         most = min(most, max(1, (end - self.next) // (2 * len(self._names))))
         found: list[int] = []
         while len(found) < most and self.next < end:
+            if self.next // self.per_pass < self._whole:  # somebody had all of it from a former life
+                self.next = self._whole * self.per_pass
+                continue
             one = self._open(self.next // self.per_pass)
             places = one.take(self._names[worker], min(most - len(found), end - self.next))
-            found += [one.first + place for place in places]
+            found += [one.first + place for place in places if not one.counted[place]]
             self.next += len(places)
         return found
 
@@ -204,11 +250,29 @@ class Workload:
         assert self.step is not None
         mine = self._pending[worker]
         while len(mine) < most and self.next < end and self.step_of(self.next) < self.steps + AHEAD:
+            self._hand_round()
+        return [mine.popleft() for _ in range(min(most, len(mine)))]
+
+    def _hand_round(self) -> None:
+        """The next slot is meant for the worker whose turn it is."""
+        if not self.is_counted(self.next):
             self._open(self.next // self.per_pass)
             workers = sorted(self._names)
             self._pending[workers[self.next % self.per_pass % len(workers)]].append(self.next)
-            self.next += 1
-        return [mine.popleft() for _ in range(min(most, len(mine)))]
+        self.next += 1
+
+    def _oldest(self, worker: int) -> list[int]:
+        """Slots of the oldest step, asked for or not.
+
+        A worker may be full of what a former life dealt it, and wait for a slot that nobody has any more: it never asks.
+        """
+        end, mine = self.limit if self.barrier is None else min(self.limit, self.barrier), self._pending[worker]
+        while self.next < end and self.step_of(self.next) <= self.steps:
+            self._hand_round()
+        found = []
+        while mine and self.step_of(mine[0]) <= self.steps:
+            found.append(mine.popleft())
+        return found
 
     def stop(self) -> None:
         """Deal nothing more than it takes to make what is dealt whole."""
@@ -236,32 +300,63 @@ class Workload:
         """These are counted; the ones that were not before."""
         out = self._out.get(worker, {})
         new = [slot for slot in slots if out.pop(slot, 0) is None and self._mark(slot, self._names[worker])]
-        while self.is_counted(self.lowest):
-            self.lowest += 1
+        self._move_up()
         return new
 
-    def resume(self, counted: Iterable[int]) -> None:
+    def claim(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
+        """These are counted, says a worker to whom a former life dealt them; the ones that were not before.
+
+        In step mode what lies before them was dealt, too, by that life: it comes again.
+        """
+        end = self.limit if self.step is not None else -(-self.limit // self.per_pass) * self.per_pass
+        new = [slot for slot in spread(found, CLAIMED) if slot < end and self._mark(slot, self._names[worker])]
+        if self.step is not None and new and max(new) >= self.next:
+            first, self.next = self.next, max(new) + 1
+            self._return(list(range(first, self.next)))
+        self._move_up()
+        return new
+
+    def resume(
+        self,
+        counted: Iterable[int],
+        dealt: int | None = None,
+        refusals: Mapping[int, int] | None = None,
+        deaths: Mapping[int, int] | None = None,
+    ) -> None:
         """Take up a run that somebody else dealt: what is not counted comes again.
 
         Each mode: of the passes that were begun, and no more than is still to do. Step mode: up to the last that is counted.
+        ``dealt``: workers hold slots of a former life's deals, in step mode up to this one at least.
         """
-        for slot in counted:
+        self._taken_up = dealt is not None
+        self._refusals.update(refusals or {})
+        self._deaths.update(deaths or {})
+        slots = sorted(set(counted))
+        self._whole = sum(1 for at in range(self.per_pass, len(slots) + 1, self.per_pass) if slots[at - 1] == at - 1)
+        self.done = self._whole * self.per_pass
+        for slot in slots[self.done :]:
             self._mark(slot, "")
         last = max(self._passes, default=self._whole - 1)
-        for number in range(self._whole, last):
+        if self.step is not None:
+            self.next = min(self.limit, max(dealt or 0, slots[-1] + 1 if slots else 0))
+            last = max(last, (self.next - 1) // self.per_pass)
+        for number in range(self._whole, last + 1):
             self._open(number)  # also those of which nothing is counted: they lie before one that was begun
         missing: list[int] = []
         for one in (self._passes[number] for number in sorted(self._passes)):
             missing += (one.first + np.flatnonzero(~one.counted)).tolist()
             one.undealt = 0
-        self.next = (last + 1) * self.per_pass
-        self.lowest = missing[0] if missing else self.next
         if self.step is None:
+            self.next = (last + 1) * self.per_pass
             self._again = deque(missing[: max(0, self.limit - self.done)])
-            return
-        if last in self._passes:
-            self.next = last * self.per_pass + int(np.flatnonzero(self._passes[last].counted)[-1]) + 1
-        self._again = deque(slot for slot in missing if slot < self.next)
+        else:
+            self._again = deque(slot for slot in missing if slot < self.next)
+        self.lowest = self._whole * self.per_pass
+        self._move_up()
+
+    def _move_up(self) -> None:
+        while self.is_counted(self.lowest):
+            self.lowest += 1
 
     def _mark(self, slot: int, name: str) -> bool:
         """Count one slot; False if it was before."""

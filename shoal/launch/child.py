@@ -9,6 +9,7 @@ hang-up means that it is gone. When that happens, or the nursery is gone, the ch
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import os
@@ -23,8 +24,10 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.errors import Invalid, ShoalError
+from shoal.events import RunEvent
 
 LOOK = 1_000  # milliseconds between two looks at who our parent is
+_PIECE = 3_000  # characters of an event in one line, which is shorter than PIPE_BUF
 _ERROR_CHARS = 500  # a report is shorter than PIPE_BUF (4,096 bytes), even if every character is escaped
 
 
@@ -36,7 +39,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
-    kind: Literal["server", "worker"]
+    kind: Literal["server", "worker", "coordinator"]
     token: str
     bind: str  # where it listens, if others call it
     coordinator: str
@@ -58,6 +61,25 @@ class Failed(Line, frozen=True):
     error: str
 
 
+class Happened(Line, frozen=True):
+    """Coordinator to top process: "this happened": a piece of an event."""
+
+    name: str
+    piece: str  # of msgpack, which knows infinity, in base64
+    more: bool  # of the same event follows
+
+    @classmethod
+    def pieces(cls, name: str, event: RunEvent) -> list[Happened]:
+        text = base64.b64encode(msgspec.msgpack.encode(event)).decode()
+        return [cls(name, text[at : at + _PIECE], at + _PIECE < len(text)) for at in range(0, len(text), _PIECE)]
+
+
+def event_of(text: str) -> RunEvent:
+    """All pieces of one, put together."""
+    event: RunEvent = msgspec.msgpack.decode(base64.b64decode(text), type=RunEvent)
+    return event
+
+
 def prepare(modules: Sequence[str]) -> None:
     """Import what the servers of this process need: the kernels, and the modules that the operator named."""
     importlib.import_module("shoal.store.kernels")
@@ -68,17 +90,23 @@ def prepare(modules: Sequence[str]) -> None:
             raise Invalid(f"cannot import {module!r}, which was named in modules=: {error}") from None
 
 
-def run(orders: Orders, nursery: int, hangup: int, reports: int) -> int:
-    """Do what was ordered, to the end; returns the exit code. ``hangup`` is watched, ``reports`` written to."""
+def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1) -> int:
+    """Do what was ordered, to the end; returns the exit code.
+
+    ``hangup`` is watched, ``reports`` written to; by ``inbox`` a coordinator hears from the top process.
+    """
     watch = threading.Thread(target=end_with, args=(nursery, hangup, orders.folder), name="shoal-watch", daemon=True)
     watch.start()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as title:  # what `top` shows
         title.write(f"shoal {orders.name}"[:15])
     try:
-        if orders.kind == "server":
-            _serve(orders, reports)
-        else:
-            _work(orders, reports)
+        match orders.kind:
+            case "server":
+                _serve(orders, reports)
+            case "worker":
+                _work(orders, reports)
+            case "coordinator":
+                _coordinate(orders, reports, inbox)
     except ShoalError as error:
         say(reports, Failed(orders.name, str(error)))
         return 1
@@ -107,6 +135,12 @@ def _work(orders: Orders, reports: int) -> None:
     from shoal.launch.work import work
 
     work(orders, lambda: say(reports, Running(orders.name)))
+
+
+def _coordinate(orders: Orders, reports: int, inbox: int) -> None:
+    from shoal.launch.coordination import coordinate
+
+    coordinate(orders, reports, inbox)
 
 
 def say(reports: int, report: Line) -> None:

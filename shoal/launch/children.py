@@ -22,8 +22,9 @@ import msgspec
 
 from shoal import limits
 from shoal.errors import Invalid, StartFailed
-from shoal.launch.child import Failed, Line, Orders, Running
-from shoal.launch.nursery import Ended, Fork, Forked, Refused, Report, Settled, Setup, Signal
+from shoal.events import RunEvent
+from shoal.launch.child import Failed, Happened, Line, Orders, Running, event_of
+from shoal.launch.nursery import Ended, Fork, Forked, HandOn, Refused, Report, Settled, Setup, Signal
 
 _LOOK = 500  # milliseconds between two looks whether the nursery is alive: its children hold its pipe, too
 
@@ -34,7 +35,9 @@ class Child:
 
     pid: int = 0
     running: bool = False
+    address: str = ""
     error: str = ""
+    said: str = ""  # of an event, so far
     ended: str = ""  # how
 
     def is_decided(self) -> bool:
@@ -46,12 +49,19 @@ class Children:
     """A nursery, and all that it forked.
 
     When one that ran is no more, ``lost`` is called (unless it ended as it should) before its name may be used again, and
-    ``ended`` after that; both
-    on the thread that listens to the nursery.
+    ``ended`` after that. What happens to a run is told to ``happened``, the end of the nursery to
+    ``gone``. All on the thread that listens to the nursery.
     """
 
-    def __init__(self, lost: Callable[[str, str], None], ended: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        lost: Callable[[str, str], None],
+        ended: Callable[[str, str], None],
+        happened: Callable[[RunEvent], None] = lambda event: None,
+        gone: Callable[[str], None] = lambda why: None,
+    ) -> None:
         self.known: dict[str, Child] = {}
+        self._happened, self._told_gone = happened, gone
         self.gone = ""  # why there is no nursery any more
         self._lost, self._ended = lost, ended
         self._settled = False
@@ -116,6 +126,10 @@ class Children:
     def signal(self, name: str, number: int) -> None:
         self._order(Signal(name, number))
 
+    def hand_on(self, name: str, line: Line) -> None:
+        """Tell a coordinator something, if it runs."""
+        self._order(HandOn(name, msgspec.json.encode(line).decode()))
+
     def close(self) -> None:
         """End them all: they go when we hang up."""
         self._closing = True
@@ -179,6 +193,8 @@ class Children:
                         self._note(report)
                         self._news.notify_all()
         how = _how(nursery.wait())
+        if not self._closing:
+            self._told_gone(f"the nursery ended ({how})")
         with self._news:
             left = [name for name, child in self.known.items() if not child.ended]
         for name in left:
@@ -199,8 +215,13 @@ class Children:
                 self.known[name].error = error
             case Forked(name, pid):
                 self.known[name].pid = pid
-            case Running(name):
-                self.known[name].running = True
+            case Running(name, address):
+                self.known[name].running, self.known[name].address = True, address
+            case Happened(name, piece, more):
+                child = self.known[name]
+                whole, child.said = child.said + piece, child.said + piece if more else ""
+                if not more:
+                    self._happened(event_of(whole))
 
     def _end(self, name: str, why: str, lost: bool = True) -> None:
         child = self.known[name]

@@ -3,8 +3,8 @@
     with shoal.local(servers=2) as cluster:                     threads, references instead of messages
     with shoal.local(servers=2, processes=True) as cluster:     one process each, over Unix sockets (or tcp)
 
-The coordinator is a thread of the parent. A server process watches its standard input: when the parent is gone, however
-it went, the process removes what it made and ends.
+Of threads, the coordinator is one; of processes, too: it can be killed, and is started again. When the parent is gone,
+however it went, its processes remove what they made and end.
 """
 
 from __future__ import annotations
@@ -17,29 +17,36 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shoal import limits
-from shoal.errors import ClusterError, Invalid, StartFailed
-from shoal.events import RunEvent
+from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
+from shoal.launch.looking import Looking, Status
+from shoal.launch.telling import Listener, Telling
 from shoal.nodes.blocking import KV
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.dealing import Dealing
 from shoal.nodes.loop import Loop
+from shoal.nodes.records import afresh
 from shoal.nodes.storage import Journal
 from shoal.nodes.worker import Worker
 from shoal.wire import Transport
+from shoal.wire import messages as m
 from shoal.wire.effects import Ended
 
+if TYPE_CHECKING:
+    from shoal.launch.coordination import Facts
+
 _START_WITHIN = 120.0  # seconds: the first start on a machine compiles the kernels
+_LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
 _numbers = itertools.count(1)
 
 
 def local(
     servers: int = 2,
     *,
+    copies: int = 1,
     processes: bool = False,
     transport: Literal["ipc", "tcp"] = "ipc",
     modules: Sequence[str] = (),
@@ -47,13 +54,16 @@ def local(
 ) -> Cluster:
     """Start a cluster here. ``modules`` are imported by every server: name those that register updates of your own.
 
-    With ``folder`` the coordinator keeps its journal there.
+    Every segment is held by so many servers as there are ``copies``. A process that is killed is started again: the
+    coordinator always, a server where there are copies to fill it from. With ``folder`` the coordinator keeps its journal there.
     """
     modules = (modules,) if isinstance(modules, str) else tuple(modules)
     if not all(isinstance(module, str) for module in modules):
         raise Invalid(f"modules={modules!r}: name them, as you would in an import statement: modules=['my_updates']")
     if not isinstance(servers, int) or not 1 <= servers <= limits.MEMBERS // 2:
         raise Invalid(f"servers={servers}: needs 1 to {limits.MEMBERS // 2}")
+    if not isinstance(copies, int) or not 1 <= copies <= min(limits.COPIES, servers):
+        raise Invalid(f"copies={copies}: needs 1 to {limits.COPIES}, and no more than there are servers ({servers})")
     if transport not in ("ipc", "tcp"):
         raise Invalid(f"transport={transport!r}: needs 'ipc' or 'tcp'")
     journal = Journal(Path(folder) / "coordinator.journal" if folder is not None else None)
@@ -61,9 +71,9 @@ def local(
     if processes:
         from shoal.launch.processes import ProcessCluster
 
-        cluster = ProcessCluster(servers, transport, modules, journal)
+        cluster = ProcessCluster(servers, transport, modules, journal, copies, restart=copies > 1)
     else:
-        cluster = ThreadCluster(servers, modules, journal)
+        cluster = ThreadCluster(servers, modules, journal, copies)
     try:
         cluster.start()
     except BaseException:
@@ -89,19 +99,20 @@ def connect(address: str, role: Literal["client", "worker", "evaluator"] = "clie
 class Cluster:
     """A running cluster. Close it, or leave its ``with`` block, and everything it started is gone."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
-        self._journal = journal
+        self._journal, self._copies = journal, copies
+        journal.rewrite(afresh(journal.records))  # of a cluster that was here before, nobody lives
         self._clients: weakref.WeakSet[KV] = weakref.WeakSet()
-        self._coordinator: Loop | None = None
         self._threads: list[threading.Thread] = []
         self._loops: list[Loop] = []
         self._pid = os.getpid()
         self._taken = {"coordinator"}  # names of our own nodes
         self._ended = ""  # why the cluster is no more
-        self._closing = threading.Lock()
-        self._dealing: Dealing | None = None
-        self._listener: Callable[[RunEvent], None] = lambda event: None
+        self._closing, self._closed = threading.Lock(), False
+        self._run_facts: Facts | None = None
+        self._telling: Telling | None = None
+        self._looking = Looking(self._transport)
         atexit.register(_close_quietly, weakref.ref(self))
 
     @property
@@ -117,9 +128,17 @@ class Cluster:
         """A worker: it has a clock, and others may wait for it."""
         return self._join("worker", name)
 
-    def train(self, dealing: Dealing, listener: Callable[[RunEvent], None]) -> None:
-        """Before the start: the coordinator is to deal this, and what happens is told to ``listener``, on its thread."""
-        self._dealing, self._listener = dealing, listener
+    def look(self, seconds: float = _LOOK_WITHIN) -> m.Standing:
+        """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
+        return self._looking.look(seconds)
+
+    def status(self) -> Status:
+        """Who is here, which tables there are, who holds what, and how new it is."""
+        return self._looking.status()
+
+    def train(self, run: Facts, listener: Listener) -> None:
+        """Before the start: the coordinator is to deal this, and what happens is told to ``listener``, on a thread of ours."""
+        self._run_facts, self._telling = run, Telling(listener, self._id)
 
     def start(self) -> None:
         """Bring everything up; returns when all servers have joined."""
@@ -130,19 +149,24 @@ class Cluster:
         if os.getpid() != self._pid:
             return  # a forked child: all this is its parent's
         with self._closing:
-            if self._ended:
+            if self._closed:
                 return
+            self._closed = True
             for client in list(self._clients):
                 try:
                     client.close()
                 except Exception as error:  # one that was interrupted half way: the rest must end all the same
                     print(f"shoal: {type(error).__name__}: {error} while closing {client.name}", file=sys.stderr)
-            self._ended = "the cluster was closed"
+            self._ended = self._ended or "the cluster was closed"
+            self._looking.close()
             self._stop_others()
             for loop in self._loops:
                 loop.stop()
             for thread in self._threads:
-                thread.join(limits.DRAIN / limits.SECOND)
+                if thread is not threading.current_thread():
+                    thread.join(limits.DRAIN / limits.SECOND)
+            if self._telling is not None:
+                self._telling.close()
 
     def __enter__(self) -> Cluster:
         return self
@@ -168,13 +192,6 @@ class Cluster:
         self._clients.add(client)
         return client
 
-    def _coordinate(self, transport: Transport) -> None:
-        """Start the coordinator, a thread of this process."""
-        node = Coordinator(journal=self._journal.records, dealing=self._dealing)
-        self._coordinator = Loop(node, transport, self._journal)
-        self._coordinator.listener = self._listener
-        self._run(self._coordinator)
-
     def _run(self, loop: Loop) -> None:
         """Turn a loop in a thread of its own; if it breaks, the cluster says why instead of hanging."""
 
@@ -192,55 +209,72 @@ class Cluster:
 
     def _lost(self, name: str, reason: str) -> None:
         """A node is gone, and we saw it: tell the coordinator, which tells everybody."""
-        if name == "coordinator":
-            self._ended = f"the coordinator broke: {reason}"
-        elif self._coordinator is not None:
-            self._coordinator.tell(Ended(name, reason))
+        raise AssertionError
 
     def _wait_for_servers(self, names: Sequence[str]) -> None:
         """Until all are in the view."""
-        assert self._coordinator is not None
-        coordinator = self._coordinator.node
-        assert isinstance(coordinator, Coordinator)
         deadline = time.monotonic() + _START_WITHIN
-        while missing := [name for name in names if name not in coordinator.roster.people]:
+        missing, lost = list(names), dict[str, str]()
+        while missing:
             if self._ended:
                 raise StartFailed(self._ended)
-            lost = [f"{name} ({coordinator.roster.lost[name]})" for name in missing if name in coordinator.roster.lost]
-            if lost or time.monotonic() > deadline:
-                who = ", ".join(lost or missing)
+            gone = [f"{name} ({lost[name]})" for name in missing if name in lost]
+            if gone or time.monotonic() > deadline:
+                who = ", ".join(gone or missing)
                 raise StartFailed(f"the cluster did not come up: no {who}; what it printed is above")
-            self._check_start()
-            threading.Event().wait(0.005)
-
-    def _check_start(self) -> None:
-        return
+            try:
+                standing = self.look()
+            except Unanswered:
+                continue
+            here = {member.name for member in standing.members}
+            missing, lost = [name for name in missing if name not in here], standing.lost
+            if missing:
+                threading.Event().wait(0.005)
 
 
 class ThreadCluster(Cluster):
     """Servers as threads of this process."""
 
-    def __init__(self, servers: int, modules: tuple[str, ...], journal: Journal) -> None:
+    def __init__(self, servers: int, modules: tuple[str, ...], journal: Journal, copies: int = 1) -> None:
         from shoal.wire.memory import Hub
 
-        super().__init__(journal)
+        super().__init__(journal, copies)
         self._hub = Hub()
         self._servers = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._servers)
         self._modules = modules
+        self._coordinator: Loop | None = None
 
     def start(self) -> None:
         from shoal.launch.child import prepare
         from shoal.nodes.server import Server
 
         prepare(self._modules)
-        self._coordinate(self._hub.open("coordinator"))
+        self._coordinate()
         for name in self._servers:
             transport = self._hub.open(name)
             loop = Loop(Server(name, secrets.token_hex(8), transport.address), transport)
             transport.answer_with(loop.take)
             self._run(loop)
         self._wait_for_servers(self._servers)
+
+    def _coordinate(self) -> None:
+        dealing = None
+        if self._run_facts is not None:
+            from shoal.launch.coordination import dealing_of
+
+            dealing = dealing_of(self._run_facts)
+        node = Coordinator(copies=self._copies, journal=self._journal.records, dealing=dealing)
+        self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
+        if self._telling is not None:
+            self._coordinator.listener = self._telling
+        self._run(self._coordinator)
+
+    def _lost(self, name: str, reason: str) -> None:
+        if name == "coordinator":
+            self._ended = f"the coordinator broke: {reason}"
+        elif self._coordinator is not None:
+            self._coordinator.tell(Ended(name, reason))
 
     def _transport(self, name: str) -> Transport:
         return self._hub.open(name)

@@ -25,10 +25,23 @@ from collections.abc import Iterator
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.launch.child import LOOK, Failed, Line, Orders, Running, end_with, flush, prepare, run, say, sweep
+from shoal.launch.child import (
+    LOOK,
+    Failed,
+    Happened,
+    Line,
+    Orders,
+    Running,
+    end_with,
+    flush,
+    prepare,
+    run,
+    say,
+    sweep,
+)
 
 _GRACE = 1.0  # seconds for the children to end by themselves
-SERVERS_NEED = ("shoal.nodes.loop", "shoal.nodes.server", "shoal.store.generate", "shoal.wire.zmq")
+SERVERS_NEED = ("shoal.launch.coordination", "shoal.nodes.server", "shoal.store.generate", "shoal.wire.zmq")
 WORKERS_NEED = ("shoal.launch.work", "shoal.data.kernels", "shoal.models.kernels")
 
 
@@ -52,6 +65,13 @@ class Signal(Line, frozen=True):
 
     name: str
     number: int
+
+
+class HandOn(Line, frozen=True):
+    """Top process to nursery: "hand this line on to it, if it still runs"; for a coordinator."""
+
+    name: str
+    line: str
 
 
 class Settled(Line, frozen=True):
@@ -78,8 +98,8 @@ class Ended(Line, frozen=True):
     code: int  # of its exit; of the signal that killed it, with a minus
 
 
-Order = Fork | Signal
-Report = Settled | Refused | Forked | Running | Failed | Ended
+Order = Fork | Signal | HandOn
+Report = Settled | Refused | Forked | Running | Failed | Happened | Ended
 
 
 class Nursery:
@@ -89,6 +109,7 @@ class Nursery:
         self._setup, self._orders, self._reports = setup, orders, reports
         self._pid = os.getpid()
         self._children: dict[int, str] = {}  # by process number
+        self._inboxes: dict[str, int] = {}  # where coordinators hear what is handed on to them
         self._works = False  # whether workers can be forked, too
         self._rest = rest  # read, but not a whole line yet
         self._alarm, self._bell = os.pipe()  # a signal rings it, so that the end of a child wakes us
@@ -133,38 +154,58 @@ class Nursery:
                 case Signal(name, number):
                     for pid in [pid for pid, one in self._children.items() if one == name]:
                         os.kill(pid, number)  # not reaped yet, so the number is still its own
+                case HandOn(name, text):
+                    self._hand_on(name, text)
 
     def _fork(self, orders: Orders) -> None:
+        inbox = -1
         try:
-            self._ready_for(orders.kind)
+            self._ready_for(orders)
+            if orders.kind == "coordinator":
+                inbox, self._inboxes[orders.name] = os.pipe()
+                os.set_blocking(self._inboxes[orders.name], False)
             flush()
             pid = os.fork()
         except (Invalid, OSError) as error:
             say(self._reports, Failed(orders.name, f"cannot fork: {error}"))
             say(self._reports, Ended(orders.name, 1))
+            self._close_inbox(orders.name, inbox)
             return
         if pid == 0:
-            self._be(orders)
+            self._be(orders, inbox)
+        if inbox >= 0:
+            os.close(inbox)
         self._children[pid] = orders.name
         say(self._reports, Forked(orders.name, pid))
 
-    def _be(self, orders: Orders) -> None:
+    def _be(self, orders: Orders, inbox: int) -> None:
         """We are the child: nothing that lies below us on the stack may ever be returned to."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.close(self._alarm)
-            os.close(self._bell)
+            for descriptor in (self._alarm, self._bell, *self._inboxes.values()):
+                os.close(descriptor)
             self._children.clear()
-            code = run(orders, self._pid, self._orders, self._reports)
+            code = run(orders, self._pid, self._orders, self._reports, inbox)
         finally:
             flush()
             os._exit(code)
 
-    def _ready_for(self, kind: str) -> None:
-        """The first worker brings more imports: here, once, instead of in every worker."""
-        if kind != "worker" or self._works:
+    def _hand_on(self, name: str, line: str) -> None:
+        """Never waits: what one that is stopped cannot take, it is told when it is started again."""
+        if name in self._inboxes:
+            with contextlib.suppress(OSError):
+                os.write(self._inboxes[name], line.encode() + b"\n")
+
+    def _close_inbox(self, name: str, other: int = -1) -> None:
+        for descriptor in (self._inboxes.pop(name, -1), other):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _ready_for(self, orders: Orders) -> None:
+        """The first worker, or a coordinator of a run, brings more imports: here, once, instead of in every process."""
+        if self._works or not (orders.kind == "worker" or orders.work.get("run")):
             return
         try:
             with self._watched():
@@ -198,6 +239,7 @@ class Nursery:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._children[pid]
+                self._close_inbox(name)
                 say(self._reports, Ended(name, os.waitstatus_to_exitcode(status)))
 
     def _end(self) -> None:

@@ -1,4 +1,8 @@
-"""Servers and workers as processes of their own, forked by a nursery that is started afresh (nothing is pickled)."""
+"""A cluster of processes, forked by a nursery that is started afresh (nothing is pickled).
+
+The coordinator and, where that is asked for, the servers are started again when they end. A coordinator comes back at the
+same address with the same journal, and is told anew which processes have ended; a server comes back empty, as a new one.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +11,67 @@ import re
 import secrets
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from signal import valid_signals
 from typing import Any
 
+import msgspec
+
+from shoal import limits
 from shoal.errors import ClusterError, Invalid, StartFailed
+from shoal.events import RunEvent
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import Children
+from shoal.launch.coordination import Coordination, Saw
 from shoal.launch.local import _START_WITHIN, Cluster
 from shoal.launch.nursery import Setup
+from shoal.launch.supervising import Supervisor
 from shoal.nodes.storage import Journal
 from shoal.wire import Transport
 from shoal.wire.zmq import ZmqTransport
 
+_REASON = 500  # characters: the line is shorter than PIPE_BUF, even if every one of them is escaped
+
 
 class ProcessCluster(Cluster):
-    """One process for each server, and for whatever else is forked; the coordinator and the clients are in this one."""
+    """One process for the coordinator, for each server, and for whatever else is forked; the clients are in this one."""
 
-    def __init__(self, servers: int, transport: str, modules: tuple[str, ...], journal: Journal) -> None:
-        super().__init__(journal)
+    def __init__(
+        self,
+        servers: int,
+        transport: str,
+        modules: tuple[str, ...],
+        journal: Journal,
+        copies: int = 1,
+        restart: bool = False,
+    ) -> None:
+        super().__init__(journal, copies)
+        journal.close()  # it is the coordinator's
         self.on_ended: Callable[[str, str], None] | None = None
         """Called with the name of a process that is no more, and why. It must not wait: no ``fork`` in there."""
+        self.supervisor = Supervisor(self._again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
-        self._modules = modules
-        self._children = Children(self._lost, self._child_ended)
-        self._folder = ""
-        if transport == "ipc":
-            # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
-            self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+        self._modules, self._restart, self._over_tcp = modules, restart, transport == "tcp"
+        self._children = Children(self._lost, self._child_ended, self._happened, self._gone)
+        self._address = ""
+        self._tokens: dict[str, str] = {}  # of whoever has the name now
+        self._servers: set[str] = set()
+        self._saw: deque[Saw] = deque(maxlen=limits.MEMBERS)
+        self._telling_ends = threading.Lock()  # a coordinator is forked with all that was told before, or told after
+        # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
+        self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
 
     @property
     def address(self) -> str:
-        assert self._coordinator is not None
-        return self._coordinator.transport.address
+        return self._address
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of each server, and of whoever else was forked, as long as it runs."""
+        """The process of the coordinator, of each server, and of whoever else was forked, as long as it runs."""
         return self._children.pids
 
     def start(self) -> None:
@@ -53,7 +79,7 @@ class ProcessCluster(Cluster):
         setup = Setup(os.getpid(), self._folder, list(self._modules), sys.path)
         self._children.start(setup, self._id)
         self._children.wait_until_settled(deadline)
-        self._coordinate(ZmqTransport("coordinator", self._bind("coordinator")))  # while the nursery imports
+        self._fork_coordinator(deadline)
         for name in self._names:
             self._children.order(self._orders(name, "server", {}))
         self._children.wait_until_running(self._names, deadline)
@@ -71,11 +97,7 @@ class ProcessCluster(Cluster):
             raise Invalid(f"name={name!r}: needs 1 to 64 letters, digits, dots and dashes")
         if name == "coordinator" or any(one.name == name and not one.closed for one in self._clients):
             raise Invalid(f"the name {name!r} is taken: choose another")
-        self._children.order(self._orders(name, kind, work))
-        self._taken.add(name)
-        self._children.wait_until_running([name], time.monotonic() + _START_WITHIN)
-        self._check_usable()  # still: somebody may have closed the cluster meanwhile
-        return self._children.known[name].pid
+        return self._fork(name, kind, work)
 
     def signal(self, name: str, signal: int) -> None:
         """Send a signal to a process that was forked here; nothing happens if it has ended."""
@@ -86,31 +108,84 @@ class ProcessCluster(Cluster):
             raise Invalid(f"signal={signal!r}: there is none of that number")
         self._children.signal(name, signal)
 
+    def close(self) -> None:
+        super().close()
+        if os.getpid() == self._pid:
+            self._stop_others()  # also if it was closed before, but not to the end
+            sweep(self._folder)
+
+    # ------------------------------------------------------------ starting
+
+    def _fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
+        self._children.order(self._orders(name, kind, work))
+        self._taken.add(name)
+        self._children.wait_until_running([name], time.monotonic() + _START_WITHIN)
+        self._check_usable()  # still: somebody may have closed the cluster meanwhile
+        return self._children.known[name].pid
+
+    def _fork_coordinator(self, deadline: float) -> None:
+        journal = self._journal.path or f"{self._folder}/coordinator.journal"
+        with self._telling_ends:
+            facts = Coordination(str(journal), self._copies, self._run_facts, list(self._saw))
+            self._children.order(self._orders("coordinator", "coordinator", msgspec.to_builtins(facts)))
+        self._children.wait_until_running(["coordinator"], deadline)
+        self._address = self._children.known["coordinator"].address
+
+    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> Orders:
+        if kind == "server":
+            self._servers.add(name)
+        self._tokens[name] = token = secrets.token_hex(8)
+        return Orders(name, kind, token, self._bind(name), self._address, self._folder, work)
+
+    def _bind(self, name: str) -> str:
+        if name == "coordinator" and self._address:
+            return self._address  # where everybody knows it
+        return "tcp://127.0.0.1:*" if self._over_tcp else f"ipc://{self._folder}/{name}"
+
     def _check_usable(self) -> None:
+        if self._children.gone:
+            raise StartFailed(f"{self._children.gone}: start another cluster")
         if self._ended:
             raise ClusterError(f"{self._ended}: start another one")
         if os.getpid() != self._pid:
             raise ClusterError(f"this cluster belongs to process {self._pid}: start one here")
-        if self._children.gone:
-            raise StartFailed(f"{self._children.gone}: start another cluster")
 
-    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> Orders:
-        return Orders(name, kind, secrets.token_hex(8), self._bind(name), self.address, self._folder, work)
+    # ------------------------------------------------------------ ends, and starting again
+
+    def _lost(self, name: str, reason: str) -> None:
+        if name == "coordinator":
+            return
+        saw = Saw(name, reason[:_REASON], self._tokens.get(name, ""))
+        with self._telling_ends:
+            self._saw.append(saw)
+            self._children.hand_on("coordinator", saw)
 
     def _child_ended(self, name: str, why: str) -> None:
+        if name == "coordinator" or (self._restart and name in self._servers):
+            self.supervisor.ended(name, why)
         if self.on_ended is not None:
             self.on_ended(name, why)
 
-    def _bind(self, name: str) -> str:
-        return f"ipc://{self._folder}/{name}" if self._folder else "tcp://127.0.0.1:*"
+    def _again(self, name: str) -> None:
+        if name == "coordinator":
+            self._fork_coordinator(time.monotonic() + _START_WITHIN)
+        else:
+            self._fork(name, "server", {})
 
-    def close(self) -> None:
-        super().close()
-        if os.getpid() == self._pid:
-            self._stop_others()  # also where the coordinator broke, and there was nothing more to close
-            sweep(self._folder)
+    def _give_up(self, why: str) -> None:
+        self._ended = self._ended or why
+
+    def _gone(self, why: str) -> None:
+        """There is no nursery any more, so nobody can be started again."""
+        self.supervisor.close()
+        self._ended = self._ended or why
+
+    def _happened(self, event: RunEvent) -> None:
+        if self._telling is not None:
+            self._telling(event)
 
     def _stop_others(self) -> None:
+        self.supervisor.close()
         self._children.close()
 
     def _transport(self, name: str) -> Transport:

@@ -6,12 +6,14 @@
         training.drain("worker-1")  finishes what it has begun, and goes
         outcome = training.wait()
 
-The coordinator and the evaluator are threads of this process; servers and workers are processes or threads. Whatever
-happens to this process, they end with it.
+The evaluator is a thread of this process; the coordinator, servers and workers are processes or threads. Whatever happens
+to this process, they end with it. What is known here of the run is what the coordinator says of it: it may be killed, and is
+started again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -25,16 +27,16 @@ from typing import Any
 import msgspec
 
 from shoal import limits
-from shoal.cluster.stopping import ENDLESS, Stopping
-from shoal.cluster.workload import Workload
 from shoal.data.datasets import Dataset
 from shoal.data.labels import check_labels
 from shoal.data.slots import Slots
-from shoal.errors import ClusterError, Invalid, ShoalError
-from shoal.events import Evaluated, RunEvent, Started, Stopped
+from shoal.errors import ClusterError, Invalid, ShoalError, StoreError
+from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
-from shoal.launch import work
+from shoal.launch import coordination, work
 from shoal.launch.local import Cluster, ThreadCluster
+from shoal.launch.looking import Status
+from shoal.launch.processes import ProcessCluster
 from shoal.nodes.dealing import Dealing
 from shoal.nodes.evaluator import Evaluator, Judged
 from shoal.nodes.loop import Loop
@@ -42,8 +44,11 @@ from shoal.nodes.storage import Journal
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.strategies import TABLE
-from shoal.tables import Step
+from shoal.wire import messages as m
 
+ADDRESS = "address"  # the file of a run folder that says where its coordinator is reached
+NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
+_LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
 _CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
 
 
@@ -83,12 +88,13 @@ class Training:
         self._numbers = 0
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
         self._broken = ""  # what went wrong outside the coordinator's sight
-        self.dealing = dealing_of(job, dataset)
+        self._folder = folder
+        self._course = NOTHING  # how far it is, as far as we know
         self._cluster = _cluster_of(job, Journal(folder / "coordinator.journal" if folder is not None else None))
-        self._cluster.train(self.dealing, self._heard)
+        self._cluster.train(coordination.Facts.of(job, dataset), self._heard)
         self._gone = threading.Condition()  # a worker has ended
-        if not isinstance(self._cluster, ThreadCluster):
-            self._cluster.on_ended = self._worker_gone  # type: ignore[attr-defined]
+        if isinstance(self._cluster, ProcessCluster):
+            self._cluster.on_ended = self._worker_gone
         self._evaluator: Evaluator | None = None
 
     def __enter__(self) -> Training:
@@ -105,15 +111,67 @@ class Training:
     @property
     def workers(self) -> list[str]:
         """Those that were started here and have not ended."""
-        pids = getattr(self._cluster, "pids", {})
-        return [name for name in pids if name.startswith("worker")] + [
+        return [name for name in self.pids if name.startswith("worker")] + [
             name for name, (thread, _) in list(self._threads.items()) if thread.is_alive()
         ]
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes, by name."""
-        return dict(getattr(self._cluster, "pids", {}))
+        """The processes, by name: the coordinator, the servers, the workers."""
+        return self._cluster.pids if isinstance(self._cluster, ProcessCluster) else {}
+
+    @property
+    def restart_delay(self) -> float:
+        """Seconds before a coordinator or a server that has ended is started again."""
+        return self._processes.supervisor.delay
+
+    @restart_delay.setter
+    def restart_delay(self, seconds: float) -> None:
+        self._processes.supervisor.delay = seconds
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often a coordinator or a server was started again, by name."""
+        return dict(self._processes.supervisor.restarts)
+
+    def look(self, seconds: float = _LOOK_WITHIN) -> m.Standing:
+        """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
+        standing = self._cluster.look(seconds)
+        if standing.course is not None:
+            self._course = standing.course
+        return standing
+
+    @property
+    def course(self) -> m.Course:
+        """How far it is: now, or when the coordinator was last heard."""
+        if not self._cluster._ended:
+            with contextlib.suppress(ShoalError):
+                self.look()
+        return self._course
+
+    def status(self) -> Status:
+        """Who is here, who holds what, and how new it is."""
+        return self._cluster.status()
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process."""
+        self._processes.signal(name, number)
+
+    def kill(self, name: str) -> None:
+        self.signal(name, signal.SIGKILL)
+
+    def pause(self, name: str) -> None:
+        self.signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """After a pause."""
+        self.signal(name, signal.SIGCONT)
+
+    @property
+    def _processes(self) -> ProcessCluster:
+        if not isinstance(self._cluster, ProcessCluster):
+            raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
+        return self._cluster
 
     def add_worker(self) -> str:
         """Start one more; it takes part as soon as it has joined."""
@@ -127,7 +185,7 @@ class Training:
             self._threads[name] = (thread, trainer)
             thread.start()
         else:
-            self._cluster.fork(name, "worker", msgspec.to_builtins(orders))  # type: ignore[attr-defined]
+            self._processes.fork(name, "worker", msgspec.to_builtins(orders))
         return name
 
     def drain(self, name: str) -> None:
@@ -135,7 +193,7 @@ class Training:
         if name in self._threads:
             self._threads[name][1].leave()
         elif name in self.workers:
-            self._cluster.signal(name, signal.SIGTERM)  # type: ignore[attr-defined]
+            self.signal(name, signal.SIGTERM)
         else:
             raise Invalid(f"no worker {name!r} here (workers: {', '.join(self.workers)})")
 
@@ -153,24 +211,23 @@ class Training:
 
     def outcome(self) -> Outcome:
         """How it stands: at the end, or after an interruption."""
-        dealing, evaluator = self.dealing, self._evaluator
-        ended = self._over.is_set() and not dealing.failed
+        course, evaluator = self.course, self._evaluator
+        ended = self._over.is_set() and not course.failed
         judged = None
         if evaluator is not None:
-            judged = evaluator.best if self.job.stop.keeps_best or dealing.failed else evaluator.last
-        sent, received = dealing.traffic.totals()
+            judged = evaluator.best if self.job.stop.keeps_best or course.failed else evaluator.last
         return Outcome(
             judged,
             self._why or "interrupted",
             not ended,
-            dealing.seconds,
-            dealing.computing_seconds,
-            dealing.workload.steps,
-            dealing.examples,
-            sent,
-            received,
+            course.seconds,
+            course.computing,
+            course.steps,
+            course.examples,
+            course.sent,
+            course.received,
             self._staleness() if ended else [],
-            dict(dealing.counts),
+            course.counts,
         )
 
     def interrupted(self) -> Outcome:
@@ -186,13 +243,13 @@ class Training:
 
     def _told(self, judged: Judged) -> Evaluated:
         """An evaluation that nobody had asked for."""
-        work = self.dealing.workload
+        course = self.course
         return Evaluated(
-            seconds=self.dealing.seconds,
+            seconds=course.seconds,
             number=judged.number,
-            passes=work.done / work.per_pass,
-            steps=work.steps,
-            examples=self.dealing.examples,
+            passes=course.done / course.per_pass,
+            steps=course.steps,
+            examples=course.examples,
             train_loss=None,
             test_loss=judged.loss,
             metrics=judged.metrics,
@@ -203,6 +260,8 @@ class Training:
     def close(self) -> None:
         """End everything; what is not finished is lost."""
         self._closed.set()
+        if self._folder is not None:
+            (self._folder / ADDRESS).unlink(missing_ok=True)
         self._cluster.close()
         for thread, _ in list(self._threads.values()):
             thread.join(limits.DRAIN / limits.SECOND)
@@ -212,14 +271,24 @@ class Training:
     def _start(self) -> None:
         work.warm()
         self._cluster.start()
+        self._write_address()
         job = self.job
-        per_pass = self.dealing.workload.per_pass
+        per_pass = Slots(self.dataset.train.rows, job.data.batch, job.seed).per_pass
         table = job.strategy.table(job.model.keys(self.dataset.features), job.update.update(), per_pass)
         self._client = self._cluster.client("launcher")
         self._client.create(TABLE, table)
         self._start_evaluator()
         for _ in range(job.workers):
             self.add_worker()
+
+    def _write_address(self) -> None:
+        """Whoever may read the run's folder may look at it while it runs: ``shoal status``."""
+        if self._folder is None or not isinstance(self._cluster, ProcessCluster):
+            return
+        with contextlib.suppress(OSError):  # a full disk: then nobody can look
+            handle = os.open(self._folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(f"{self._cluster.address}\n")
 
     def _start_evaluator(self) -> None:
         worker = Worker("evaluator", "evaluator", secrets.token_hex(8))
@@ -254,7 +323,9 @@ class Training:
             self._gone.notify_all()
 
     def _heard(self, event: RunEvent) -> None:
-        """On the coordinator's thread."""
+        """On a thread of the cluster's, which nobody waits for."""
+        if self._over.is_set() and isinstance(event, Stopped):
+            return  # a coordinator that was killed at the very end may say it twice
         self._listener(event)
         if isinstance(event, Stopped):
             self._why = event.why
@@ -263,7 +334,7 @@ class Training:
     def _staleness(self) -> list[int]:
         try:
             found: list[int] = self._client.stats(TABLE)["staleness"]
-        except ClusterError:
+        except (ClusterError, StoreError):
             return []
         return found
 
@@ -290,40 +361,12 @@ def check(job: Job, dataset: Dataset) -> None:
 
 
 def dealing_of(job: Job, dataset: Dataset) -> Dealing:
-    """What the coordinator needs to know."""
-    slots = Slots(dataset.train.rows, job.data.batch, job.seed)
-    table = job.strategy.table(job.model.keys(dataset.features), job.update.update(), slots.per_pass)
-    step = table.apply if isinstance(table.apply, Step) else None
-    workload = Workload(slots, ENDLESS, step)
-    stopping = Stopping(job.stop)
-    limit, reason = stopping.limit(
-        slots.per_pass, None if job.stop.steps is None else workload.slots_until(job.stop.steps)
-    )
-    workload.limit = limit if limit >= ENDLESS else workload.slots_until(workload.steps_until(limit))
-    every = ENDLESS
-    if job.evaluate.every < ENDLESS / slots.per_pass:
-        every = max(1, round(job.evaluate.every * slots.per_pass))
-    started = Started(
-        seconds=0.0,
-        data=dataset.name,
-        model=job.model.loss,
-        strategy=job.strategy.name,
-        workers=job.workers,
-        servers=job.servers,
-        seed=job.seed,
-        cores=len(os.sched_getaffinity(0)),
-        rows=dataset.train.rows,
-        test_rows=dataset.test.rows,
-        features=dataset.features,
-        batch=job.data.batch,
-        slots=slots.per_pass,
-    )
-    return Dealing(workload, stopping, started, every, reason)
+    """What the coordinator of such a run deals."""
+    return coordination.dealing_of(coordination.Facts.of(job, dataset))
 
 
 def _cluster_of(job: Job, journal: Journal) -> Cluster:
+    modules = tuple(job.launch.modules)
     if job.launch.how == "threads":
-        return ThreadCluster(job.servers, tuple(job.launch.modules), journal)
-    from shoal.launch.processes import ProcessCluster
-
-    return ProcessCluster(job.servers, job.launch.transport, tuple(job.launch.modules), journal)
+        return ThreadCluster(job.servers, modules, journal, job.copies)
+    return ProcessCluster(job.servers, job.launch.transport, modules, journal, job.copies, restart=True)

@@ -1,12 +1,16 @@
 """The coordinator: it answers hello, hands out incarnations, keeps the view, and notices who is silent.
 
-It is on no push or pull. Every incarnation is journalled before it is handed out, so that none is ever given twice, also
-not after a restart. A change of tables is answered once every server has the view that shows it.
+It is on no push or pull. Every change of the view is in its journal before anybody hears of it: members, tables and
+where they are. So a coordinator that is killed and started again has the same members and the same tables, under the next
+term; they greet it with their heartbeats, and nobody joins anew. What is asked for while a change is on its way to the
+disk is not answered if the answer would give the change away: it is asked again. A change of tables is answered once every
+server has the view that shows it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -14,36 +18,15 @@ import msgspec
 from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
-from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Marked
+from shoal.nodes import records
+from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.standing import standing
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
 from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Wake
 
-
-class Journalled(msgspec.Struct, frozen=True, array_like=True, tag="counters"):
-    """One line of the journal: the counters that must never go back."""
-
-    term: int
-    incarnations: int
-    tables_made: int
-
-
-@dataclass(slots=True)
-class Joining:
-    """A hello whose incarnation is on its way to the disk."""
-
-    hello: m.Hello
-    incarnation: int
-
-
-@dataclass(slots=True)
-class Creating:
-    """A table whose number is on its way to the disk."""
-
-    sender: str
-    create: m.Create
-    number: int
+_RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
 
 @dataclass(slots=True)
@@ -70,47 +53,43 @@ class Coordinator:
         self.name, self.dealing = name, dealing
         self.roster = Roster(copies=copies)
         self.counts: Counter[str] = Counter()
-        self._replay(journal or [])
-        self._joining: dict[int, Joining] = {}  # by token of the Persist
-        self._creating: dict[int, Creating] = {}
+        self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
+        self.checkpoint = ""  # the newest one
+        self._welcomes: dict[str, m.Hello] = {}  # members from the next record on: told when it is on disk
         self._settling: list[Settling] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # changes of tables: a resent one is not done twice
+        self._changes: dict[tuple[str, int], int] = {}  # those that are done, and the table's number
+        self._replay(journal or [])
+        self._writing = 0  # token of the record that is on its way to the disk
+        self._written = self.view  # the view that is in it
+        self._retry = 0  # when a journal that could not be written is tried again
         self._last = 0
         self._token = 0
 
     def _replay(self, journal: list[bytes]) -> None:
-        lines: list[Marked] = []
-        for record in journal:
-            line = msgspec.msgpack.decode(record, type=Journalled | Marked)
-            if isinstance(line, Marked):
-                lines.append(line)
-            else:
-                self.roster.term = line.term + 1
-                self.roster.incarnations, self.roster.tables_made = line.incarnations, line.tables_made
-        if self.dealing is not None and lines:
-            self.dealing.resume(lines)
+        last, others = records.split(journal)
+        if last is not None:
+            kept = records.replay(self.roster, last)
+            self._changes = {(asker, request): number for asker, request, number in kept.changes}
+        self.view = self.roster.view()  # the newest that is on disk, and so may be told
+        if last is not None:  # from here on another term; its first view is written before anything else is done
+            self.roster.term += 1
+            self.roster.changed()
+        if self.dealing is not None and others:
+            self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others])
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
-        if self._last and now - self._last > limits.SUSPECT_AFTER:
-            self._forgive(now - self._last)
-        self._last = now
-        before = self.roster.number
+        self._wake_up(now)
         match event:
             case Received(sender, message):
                 effects += self._received(now, sender, message)
-            case Durable(token, error) if token in self._joining:
-                effects += self._durable(now, self._joining.pop(token), error)
-            case Durable(token, error) if token in self._creating:
-                effects += self._reserved(self._creating.pop(token), error)
+            case Durable(token, error) if token and token == self._writing:
+                effects += self._durable(now, error)
             case Durable(token, error) if token == JOURNAL_TOKEN and error and self.dealing is not None:
                 effects += self.dealing.warn(f"the journal cannot be written: {error}")
-            case Ended(name, reason) if name in self.roster.people:
-                effects += self._remove(now, name, reason, died=True)
-            case Ended(name, reason):  # before it had joined
-                self.roster.lost[name] = reason
-                if self.dealing is not None and name.startswith("worker"):
-                    effects += self.dealing.never_came(now, name, reason)
+            case Ended(name, reason, token):
+                effects += self._ended(now, name, reason, token)
             case _:
                 pass
         for name in self.roster.silent(now):
@@ -118,16 +97,73 @@ class Coordinator:
             effects += self._remove(now, name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s", died=True)
         if self.dealing is not None:
             effects += self.dealing.tick(now)
-        if self.roster.number != before:
-            effects += self._announce()
+        effects += self._write(now)
         effects += self._settle()
         effects.append(Wake(now + limits.HEARTBEAT))
         return effects
 
-    def _forgive(self, gap: int) -> None:
-        """It was us who slept: nobody is blamed for what we did not hear meanwhile."""
-        for person in self.roster.people.values():
-            person.heard += gap
+    def _wake_up(self, now: int) -> None:
+        """It may be us who slept, or were not there: nobody is blamed for what we did not hear meanwhile."""
+        if not self._last:
+            for person in self.roster.people.values():
+                person.heard = now
+        elif now - self._last > limits.SUSPECT_AFTER:
+            for person in self.roster.people.values():
+                person.heard += now - self._last
+        self._last = now
+
+    # ------------------------------------------------------------ the journal
+
+    @property
+    def _told(self) -> bool:
+        """Whether all there is may be told: nothing of it is still on its way to the disk."""
+        return self.roster.number == self.view.number
+
+    def _write(self, now: int) -> list[Effect]:
+        """One record at a time; what changes meanwhile goes with the next."""
+        if self._told or self._writing or now < self._retry:
+            return []
+        self._token += 1
+        self._writing, self._written = self._token, self.roster.view()
+        changes = [(asker, request, number) for (asker, request), number in self._changes.items()]
+        return [Persist(self._token, records.record_of(self.roster, changes))]
+
+    def _durable(self, now: int, error: str) -> list[Effect]:
+        self._writing = 0
+        if error:
+            return self._cannot_write(now, error)
+        self.view = self._written
+        return [*self._welcome(now), *(Send(member.name, self.view) for member in self.view.members)]
+
+    def _cannot_write(self, now: int, error: str) -> list[Effect]:
+        """Nobody joins, no table is made; what has happened to those who are here is told when it is on disk."""
+        self._retry, why = now + _RETRY, f"the journal cannot be written: {error}"
+        effects: list[Effect] = [] if self.dealing is None else self.dealing.warn(why)
+        for name, hello in self._welcomes.items():
+            self.roster.remove(name, why)
+            self.roster.retired[name].remove(hello.token)  # it has not lived yet
+            self.roster.lost[name] = why
+            effects.append(Send(name, m.No(0, "full", why)))
+        self._welcomes.clear()
+        for one in [one for one in self._settling if one.table and one.view > self.view.number]:
+            self._settling.remove(one)
+            del self._changes[one.asker, one.request]
+            if one.table in self.roster.tables:
+                self.roster.drop(one.table)
+            effects.append(Send(one.asker, m.No(one.request, "full", why)))
+        return effects
+
+    def _welcome(self, now: int) -> list[Effect]:
+        """Those who are members by the record that is now on disk."""
+        effects: list[Effect] = []
+        here = {member.name: member.incarnation for member in self.view.members}
+        for name, hello in list(self._welcomes.items()):
+            if name in here and here[name] == self.roster.people[name].member.incarnation:
+                del self._welcomes[name]
+                if self.dealing is not None:
+                    effects += self.dealing.joined(now, name, hello.role)
+                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view)))
+        return effects
 
     def _received(self, now: int, sender: str, message: m.Message) -> list[Effect]:
         match message:
@@ -135,25 +171,28 @@ class Coordinator:
                 return self._hello(now, sender, message)
             case m.Heartbeat():
                 return self._heartbeat(now, sender, message)
-            case m.Leave(incarnation):
-                person = self.roster.people.get(sender)
-                if person is not None and person.member.incarnation == incarnation:
-                    return self._remove(now, sender, "it left", died=False)
+            case m.Leave(incarnation) if self._is(sender, incarnation):
+                return self._remove(now, sender, "it left", died=False)
+            case m.Leave():
+                pass
             case m.Refresh(request):
-                return [Send(sender, self.roster.view()), Send(sender, m.Done(request))]
+                return [Send(sender, self.view), Send(sender, m.Done(request))]
+            case m.Look(request):
+                return [Send(sender, standing(self, now, request))]
             case m.Create() | m.Drop() | m.Delay():
                 return self._change(sender, message)
             case m.Want() | m.Ready():
                 return self._train(now, sender, message)
+            case m.Shrink() | m.Full():
+                return self._copies(sender, message)
             case _:
                 self.counts["unexpected"] += 1
         return []
 
     def _train(self, now: int, sender: str, ask: m.Want | m.Ready) -> list[Effect]:
-        person = self.roster.people.get(sender)
-        if person is None or person.member.incarnation != ask.incarnation:
-            self.counts["fenced"] += 1
-            return [Send(sender, m.Fence(0, ask.incarnation))]
+        if not self._is(sender, ask.incarnation):
+            return self._fence(sender, ask.incarnation)
+        person = self.roster.people[sender]
         person.heard = now
         if self.dealing is None:
             return [Send(sender, m.No(ask.request, "setting", "there is no run here to take part in"))]
@@ -170,6 +209,16 @@ class Coordinator:
 
     # ------------------------------------------------------------ members
 
+    def _is(self, name: str, incarnation: int) -> bool:
+        person = self.roster.people.get(name)
+        return person is not None and person.member.incarnation == incarnation
+
+    def _fence(self, sender: str, incarnation: int) -> list[Effect]:
+        if not self._told:
+            return []  # that it was removed is not on disk yet; it asks again
+        self.counts["fenced"] += 1
+        return [Send(sender, m.Fence(0, incarnation))]
+
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
             return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name!r}"))]
@@ -177,55 +226,69 @@ class Coordinator:
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
             known.heard = now
-            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.roster.view()))]
+            if hello.name in self._welcomes:
+                return []  # a repeat: the first is still on its way to the disk
+            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view))]
         if self.roster.is_over(hello.name, hello.token):
             # A repeat from a former life, or one that was removed before it ever heard that it had joined.
             self.counts["late hello"] += 1
-            return [Send(sender, m.Over(hello.token))]
-        if any(one.hello == hello for one in self._joining.values()):
-            return []  # a repeat: the first is still on its way to the disk
-        self.roster.incarnations += 1
-        self._token += 1
-        self._joining[self._token] = Joining(hello, self.roster.incarnations)
-        return [Persist(self._token, self._journal_line())]
-
-    def _durable(self, now: int, joining: Joining, error: str) -> list[Effect]:
-        hello = joining.hello
-        if error:
-            self.roster.lost[hello.name] = f"the journal cannot be written: {error}"
-            return [Send(hello.name, m.No(0, "full", f"the journal cannot be written: {error}"))]
+            return [Send(sender, m.Over(hello.token))] if self._told else []
         effects: list[Effect] = []
         if hello.name in self.roster.people:
             effects += self._remove(now, hello.name, "another process took its name", died=True)
-        self.roster.join(now, hello.name, hello.role, hello.token, hello.address, joining.incarnation)
-        if self.dealing is not None:
-            effects += self.dealing.joined(now, hello.name, hello.role)
-        return [*effects, Send(hello.name, m.Welcome(hello.token, joining.incarnation, self.roster.view()))]
+        self.roster.incarnations += 1
+        self.roster.join(now, hello.name, hello.role, hello.token, hello.address, self.roster.incarnations)
+        self._welcomes[hello.name] = hello
+        return effects
 
     def _remove(self, now: int, name: str, why: str, died: bool) -> list[Effect]:
         member = self.roster.people[name].member
         self.roster.remove(name, why)
-        return self.dealing.gone(now, member, why, died) if self.dealing is not None else []
+        if self._welcomes.pop(name, None) is not None:  # nobody has heard of it
+            return self._never_came(now, name, why)
+        if self.dealing is None:
+            return []
+        places = [place for table in self.roster.tables.values() for place in table.places]
+        only_copy = any(not place.servers and place.last == name for place in places)
+        return self.dealing.gone(now, member, why, died, only_copy)
+
+    def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
+        """The launcher saw it; which life of that name it was is told by the token."""
+        person = self.roster.people.get(name)
+        if person is None:  # before it had joined
+            self.roster.lost[name] = reason
+            return self._never_came(now, name, reason)
+        if token and not person.token.startswith(token):
+            return []  # another life has the name by now
+        return self._remove(now, name, reason, died=True)
+
+    def _never_came(self, now: int, name: str, reason: str) -> list[Effect]:
+        if self.dealing is None or not name.startswith("worker"):
+            return []
+        return self.dealing.never_came(now, name, reason)
 
     def _heartbeat(self, now: int, sender: str, beat: m.Heartbeat) -> list[Effect]:
-        person = self.roster.people.get(sender)
-        if person is None or person.member.incarnation != beat.incarnation:
-            self.counts["fenced"] += 1
-            return [Send(sender, m.Fence(0, beat.incarnation))]
+        if not self._is(sender, beat.incarnation):
+            return self._fence(sender, beat.incarnation)
+        person = self.roster.people[sender]
         person.heard, person.view = now, max(person.view, beat.view)
         for number, reason in beat.failed.items():
             self._undo(number, reason)
-        if beat.view < self.roster.number:
-            return [Send(sender, self.roster.view())]
-        return [Send(sender, m.Alive(self.roster.term, self.roster.number))]
+        if beat.view < self.view.number:
+            return [Send(sender, self.view)]
+        return [Send(sender, m.Alive(self.view.term, self.view.number))]
 
-    def _announce(self) -> list[Effect]:
-        view = self.roster.view()
-        return [Send(name, view) for name in self.roster.people]
-
-    def _journal_line(self) -> bytes:
-        roster = self.roster
-        return msgspec.msgpack.encode(Journalled(roster.term, roster.incarnations, roster.tables_made))
+    def _copies(self, sender: str, ask: m.Shrink | m.Full) -> list[Effect]:
+        """A primary wants its sets changed: done if both are still who they were; the next view is the answer."""
+        if not self._is(sender, ask.incarnation):
+            return self._fence(sender, ask.incarnation)
+        if self._is(ask.server, ask.theirs):
+            self.counts[coding.name_of(ask)] += 1
+            if isinstance(ask, m.Shrink):
+                self.roster.shrink(sender, ask.server)  # type: ignore[attr-defined]
+            else:
+                self.roster.full(sender, ask.table, ask.segments, ask.server)  # type: ignore[attr-defined]
+        return []
 
     # ------------------------------------------------------------ tables
 
@@ -237,52 +300,46 @@ class Coordinator:
             return [Send(sender, self._answered[asked])]
         if any((one.asker, one.request) == asked for one in self._settling):
             return [Send(sender, m.Held(change.request, self._waits_for()))]
-        if asked in [(one.sender, one.create.request) for one in self._creating.values()]:
-            return []  # a repeat: the first is still on its way to the disk
+        if (number := self._changes.get(asked)) is not None:  # a former life of ours did it
+            table = next((one.name for one in self.roster.tables.values() if one.number == number), "")
+            self._settling.append(Settling(sender, change.request, self.roster.number, table, number))
+            return []
         try:
-            if isinstance(change, m.Create):
-                return self._reserve(sender, change)
-            self._carry_out(change)
+            table, number = self._carry_out(change)
         except Invalid as error:
             return self._answer(sender, change.request, m.No(change.request, "table", str(error)))
-        self._settling.append(Settling(sender, change.request, self.roster.number, ""))
+        self._changes[asked] = number
+        while len(self._changes) > limits.TABLES:
+            del self._changes[next(iter(self._changes))]
+        self._settling.append(Settling(sender, change.request, self.roster.number, table, number))
         return []
 
-    def _reserve(self, sender: str, create: m.Create) -> list[Effect]:
-        """A table's number, like an incarnation, is on disk before anybody hears of it."""
-        self.roster.check_create(create.name, create.spec)
-        self._token += 1
-        self._creating[self._token] = Creating(sender, create, self.roster.number_table())
-        return [Persist(self._token, self._journal_line())]
-
-    def _reserved(self, creating: Creating, error: str) -> list[Effect]:
-        sender, create = creating.sender, creating.create
-        if error:
-            return [Send(sender, m.No(create.request, "full", f"the journal cannot be written: {error}"))]
-        try:
-            self.roster.create(create.name, create.spec, creating.number)
-            if len(coding.encode(self.roster.view())) > limits.HEADER_BYTES // 2:
-                self.roster.drop(create.name)
-                raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
-        except Invalid as wrong:  # somebody else took the name meanwhile
-            return self._answer(sender, create.request, m.No(create.request, "table", str(wrong)))
-        self._settling.append(Settling(sender, create.request, self.roster.number, create.name, creating.number))
-        return []
-
-    def _carry_out(self, change: m.Drop | m.Delay) -> None:
+    def _carry_out(self, change: m.Create | m.Drop | m.Delay) -> tuple[str, int]:
+        """The name and the number of a table that was made: what there would be to undo."""
         match change:
+            case m.Create():
+                return self._create(change)
             case m.Drop(_, name):
                 self.roster.drop(name)
             case m.Delay(_, name, max_delay):
                 self.roster.delay(name, max_delay)
+        return "", 0
+
+    def _create(self, create: m.Create) -> tuple[str, int]:
+        placed = self.roster.create(create.name, create.spec)
+        if len(coding.encode(self.roster.view())) > limits.HEADER_BYTES // 2:
+            self.roster.drop(create.name)
+            raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
+        return placed.name, placed.number
 
     def _settle(self) -> list[Effect]:
-        """Answer the changes that every server has seen."""
-        seen = min((self.roster.people[name].view for name in self.roster.servers()), default=self.roster.number)
+        """Answer the changes that are on disk, and that every server has seen."""
+        shown = [self.roster.people[name].view for name in self.roster.servers()]
+        seen = min([self.view.number, *shown])
         effects: list[Effect] = []
         for one in [one for one in self._settling if one.view <= seen]:
             self._settling.remove(one)
-            effects += [Send(one.asker, self.roster.view())]
+            effects += [Send(one.asker, self.view)]
             effects += self._answer(one.asker, one.request, m.Done(one.request))
         return effects
 
@@ -304,7 +361,7 @@ class Coordinator:
     def _waits_for(self) -> str:
         view = self._settling[0].view if self._settling else 0
         late = [name for name in self.roster.servers() if self.roster.people[name].view < view]
-        return ", ".join(late) or "the servers"
+        return ", ".join(late) or ("the servers" if self._told else "the journal")
 
 
 def _unreachable(hello: m.Hello) -> str:

@@ -42,6 +42,7 @@ class Evaluator:
 
     def __init__(self, worker: Worker, model: Linear, test: Packed) -> None:
         self.worker, self.model, self.test = worker, model, test
+        worker.client.patient = True  # as a trainer is
         self.last: Judged | None = None
         self.best: Judged | None = None
         self._rows = model.keys(test.features)

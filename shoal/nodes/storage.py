@@ -6,13 +6,15 @@ right for a cluster that ends with the process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.errors import Invalid
 
-_MAGIC = b"shoal journal 2\n"
+_MAGIC = b"shoal journal 3\n"
 _HEAD = 8  # length and checksum, four bytes each
 
 
@@ -20,6 +22,7 @@ class Journal:
     """One file, or none."""
 
     def __init__(self, path: Path | None = None) -> None:
+        self.path = path
         self.records: list[bytes] = []
         self._file: int | None = None
         if path is not None:
@@ -46,18 +49,15 @@ class Journal:
         if at < len(whole):
             os.ftruncate(self._file, at)
             os.fsync(self._file)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # the file's name, too, must survive
-        os.fsync(folder)
-        os.close(folder)
+        _sync_folder(path.parent)
 
     def append(self, record: bytes) -> str:
         """Empty when it would survive a crash; otherwise why not."""
         if self._file is None:
             return ""
-        head = len(record).to_bytes(4, "little") + zlib.crc32(record).to_bytes(4, "little")
         size = os.fstat(self._file).st_size
         try:
-            written = os.write(self._file, head + record)
+            written = os.write(self._file, _framed(record))
             if written != _HEAD + len(record):
                 raise OSError(28, "no space left on device")
             os.fsync(self._file)
@@ -66,10 +66,48 @@ class Journal:
             return error.strerror or str(error)
         return ""
 
+    def rewrite(self, records: Sequence[bytes]) -> None:
+        """From now on it has these records and no others; it has the old ones, whole, until it has the new ones.
+
+        Where there is no room for both, the old ones stay.
+        """
+        if self.path is None or records == self.records:
+            return
+        beside = self.path.with_name(f"{self.path.name}.new")
+        try:
+            new = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            whole = _MAGIC + b"".join(map(_framed, records))
+            if os.write(new, whole) != len(whole):
+                raise OSError(28, "no space left on device")
+            os.fsync(new)
+            os.replace(beside, self.path)
+            _sync_folder(self.path.parent)
+        except OSError:
+            os.close(new)
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            return
+        self.close()
+        self._file, self.records = new, list(records)
+
     def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _sync_folder(folder: Path) -> None:
+    """The names in it, too, must survive."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def _framed(record: bytes) -> bytes:
+    return len(record).to_bytes(4, "little") + zlib.crc32(record).to_bytes(4, "little") + record
 
 
 def _record_at(whole: bytes, at: int) -> bytes | None:

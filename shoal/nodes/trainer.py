@@ -134,6 +134,7 @@ class Trainer:
         self.newer = 0  # slots whose weights were newer than their step, in part
         self._life = 0  # the incarnation that the slots here were dealt to
         worker.on_fenced = self._fenced
+        worker.client.patient = True  # who is silent may be back: if not, the view says so
         self._traffic = traffic
         self._rows = Rows(worker, data, slots, model.bias, cache_bytes)
         self._lane = Lane(self)

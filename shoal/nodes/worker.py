@@ -120,9 +120,9 @@ class Worker:
         return effects
 
     def _check_hello(self, now: int) -> None:
-        """Tasks that wait for us to be a member do not wait for ever."""
+        """Tasks that wait for us to be a member do not wait for ever, unless the client is patient."""
         since = self.member.asking_since
-        if since and now - since >= limits.SILENCE:
+        if since and now - since >= limits.SILENCE and not self.client.patient:
             error = Unanswered("hello", self.member.coordinator, (now - since) / limits.SECOND)
             self.joined.finish(error=error)
             self.client.fail_all(error)

@@ -35,6 +35,7 @@ class Dispatch:
 
     def __init__(self, name: str, role: str = "client", coordinator: str = "coordinator", seed: int = 0) -> None:
         self.name, self.role, self.coordinator = name, role, coordinator
+        self.patient = False  # goes on asking those who are silent: somebody else says when they are gone
         self.incarnation = 0
         self.view = m.View(0, 0, 0, [], [])
         self.layouts: dict[str, Layout] = {}
@@ -211,7 +212,11 @@ class Dispatch:
         effects, silent = self.flight.tick(now)
         for letter in silent:
             op = self._running.get(letter.request)
-            if op is not None:
+            if op is not None and self.patient:
+                self.counts["asked on"] += 1
+                op.task.waits_for = f"{letter.to}, which is silent"
+                self.flight.renew(now, letter)
+            elif op is not None:
                 self.counts["unanswered"] += 1
                 self._end(op, error=Unanswered(op.task.what, letter.to, limits.SILENCE / limits.SECOND))
         return effects + self.submit(now)

@@ -71,6 +71,11 @@ class Flight:
             letter.again = now + min(max(retry_after, limits.MILLISECOND), limits.RESEND_MOST)
             self._look_at(letter.again)
 
+    def renew(self, now: int, letter: Letter) -> None:
+        """Nothing was heard of it for too long, and it is waited for all the same."""
+        letter.heard = now
+        self._look_at(letter.again)
+
     def tick(self, now: int) -> tuple[list[Effect], list[Letter]]:
         """What is to be sent again, and what nothing was heard of for too long."""
         if now < self.next:

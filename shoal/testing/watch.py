@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shoal.cluster.workload import Workload
 from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, RunEvent
 from shoal.folder import Log
@@ -28,6 +27,7 @@ from shoal.job import Job
 from shoal.launch.training import Outcome, Training
 from shoal.run import summarise
 from shoal.strategies import TABLE
+from shoal.wire.messages import Course
 
 PATIENCE = 60.0  # seconds: a guard against hanging, not a measure
 _LOOK = 0.002  # seconds
@@ -45,7 +45,7 @@ class Watched:
     outcome: Outcome = field(repr=False)
     events: list[RunEvent] = field(repr=False)
     servers: dict[str, dict[str, Any]] = field(repr=False)  # what each of them counted
-    workload: Workload = field(repr=False)
+    workload: Course = field(repr=False)  # how far it came
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:
@@ -84,7 +84,7 @@ class Watched:
         short = -rows % batch if rest else 0  # the one slot that is not full may be among the rest, or not
         assert self.outcome.examples in (most, most - short), f"{self.outcome.examples} examples of {most}"
         for name, counts in self.servers.items():
-            if work.step is None:
+            if not work.in_steps:
                 assert counts["counted"] == work.limit, f"{name} counted {counts['counted']} slots of {work.limit}"
             else:
                 assert counts["steps"] == work.steps, f"{name} took {counts['steps']} steps of {work.steps}"
@@ -102,10 +102,11 @@ def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIEN
         outcome = training.wait(patience)
         beside.join(patience)
         assert outcome is not None, f"not over after {patience:g} s: {log.events[-1:]}, {training.workers}"
+        course = training.course
         servers = {} if outcome.failed else training._client.stats(TABLE)["servers"]
     if beside.error is not None:
         raise beside.error
-    return Watched(job, dataset, outcome, log.events, servers, training.dealing.workload)
+    return Watched(job, dataset, outcome, log.events, servers, course)
 
 
 class Beside(threading.Thread):
@@ -126,10 +127,10 @@ class Beside(threading.Thread):
 
 def reach(training: Training, share: float) -> None:
     """Wait until so much of the work is counted."""
-    deadline, dealing = time.monotonic() + PATIENCE, training.dealing
-    while dealing.workload.done < share * dealing.workload.limit:
-        assert not dealing.ended, f"the run ended before {share:.0%} of it was counted: {dealing.over}"
-        assert time.monotonic() < deadline, f"only {dealing.workload.done} slots counted in {PATIENCE:g} s"
+    deadline = time.monotonic() + PATIENCE
+    while (course := training.course).done < max(share * course.limit, share > 0):
+        assert not course.ended, f"the run ended before {share:.0%} of it was counted: {course.over}"
+        assert time.monotonic() < deadline, f"only {course.done} slots counted in {PATIENCE:g} s"
         time.sleep(_LOOK)
 
 

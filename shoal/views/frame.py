@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.events import Evaluated, Gone, Warned
+from shoal.events import Evaluated, Gone, RolledBack, Warned
 from shoal.views import words
 from shoal.views.braille import Stroke, chart
 from shoal.views.sofar import SoFar
@@ -156,7 +156,8 @@ def _tail(so_far: SoFar, note: str) -> list[Text]:
 
     lines = [
         Text(
-            f"{words.seconds(event.seconds):>6} s  {words.news(event)}", BAD if isinstance(event, Gone | Warned) else ""
+            f"{words.seconds(event.seconds):>6} s  {words.news(event)}",
+            BAD if isinstance(event, Gone | RolledBack | Warned) else "",
         )
         for event in so_far.happenings
     ]

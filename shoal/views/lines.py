@@ -15,7 +15,19 @@ import math
 import re
 from dataclasses import dataclass
 
-from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
+from shoal.events import (
+    Evaluated,
+    Gone,
+    Joined,
+    Progress,
+    Resumed,
+    RolledBack,
+    RunEvent,
+    Started,
+    Stopped,
+    Voided,
+    Warned,
+)
 from shoal.views import words
 from shoal.views.sofar import SoFar
 
@@ -65,7 +77,7 @@ class Lines:
                 return [*self._tell_news(event.seconds), *self._tell_evaluation(event)]
             case Stopped():
                 return [*self.end(), self._stopped(event)]
-            case Joined() | Gone() | Voided() | Warned():
+            case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack():
                 return self._tell_happening(event) if words.is_news(event) else []
 
     def note(self, now: float, text: str) -> list[str]:

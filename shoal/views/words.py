@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-from shoal.events import Evaluated, Gone, Joined, RunEvent, Started, Voided, Warned
+from shoal.events import Evaluated, Gone, Joined, Resumed, RolledBack, RunEvent, Started, Voided, Warned
 
 NAMED = 3  # names in a summary before it says how many more
 
-News = Joined | Gone | Voided | Warned
+News = Joined | Gone | Voided | Warned | Resumed | RolledBack
 
 
 def clean(text: str) -> str:
@@ -82,6 +82,11 @@ def dealt_again(slots: int) -> str:
     return f"; {many(slots, 'slot')} dealt again" if slots else ""
 
 
+def done_again(slots: Iterable[tuple[int, int]]) -> str:
+    number = sum(stop - first for first, stop in slots)
+    return f"; {many(number, 'slot')} done again" if number else ""
+
+
 def who(event: Joined | Gone) -> str:
     """A node's name, with its role unless the name says it."""
     name, role = clean(event.name), clean(event.role)
@@ -104,6 +109,13 @@ def news(event: News) -> str:
             return f"slot {number:,} of pass {number_of_pass:,} counts as empty: {clean(why)}"
         case Warned(what=what):
             return f"warning: {clean(what)}"
+        case Resumed(checkpoint=None):
+            return "there is no checkpoint: it begins anew"
+        case Resumed(checkpoint=checkpoint, steps=steps):
+            return f"goes on from checkpoint {checkpoint:,} ({many(steps, 'step')}){done_again(event.slots)}"
+        case RolledBack(steps_before=before, steps_after=after, why=why):
+            to = "the beginning" if event.checkpoint is None else f"checkpoint {event.checkpoint:,}"
+            return f"back to {to}, from step {before:,} to {after:,}{done_again(event.slots)}: {clean(why)}"
 
 
 def summary(events: Sequence[News]) -> str:
@@ -120,6 +132,7 @@ def summary(events: Sequence[News]) -> str:
         said.append(f"{_nodes(gone)} gone{dealt_again(sum(event.slots for event in gone))}")
     if voided:
         said.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
+    said += [news(event) for event in events if isinstance(event, Resumed | RolledBack)]
     warned = [event for event in events if isinstance(event, Warned)]
     if warned:
         more = f"{len(warned):,} warnings, the last: " if len(warned) > 1 else "warning: "

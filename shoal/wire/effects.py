@@ -52,6 +52,7 @@ class Ended:
 
     name: str
     reason: str
+    token: str = ""  # of the life that ended; empty: whoever has the name
 
 
 Event = Received | Tick | Durable | Computed | Ended

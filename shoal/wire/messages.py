@@ -152,6 +152,58 @@ class Refresh(Message, frozen=True):
     request: int
 
 
+class Look(Message, frozen=True):
+    """Anyone to coordinator: "how does it stand?"."""
+
+    request: int
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """A member, as the coordinator knows it."""
+
+    name: str
+    role: str
+    incarnation: Count
+    view: Count  # the newest that it said it has
+    silence: Count  # nanoseconds since it was heard
+    suspected: bool
+
+
+class Course(msgspec.Struct, frozen=True, array_like=True):
+    """How far a run is."""
+
+    done: int  # slots counted
+    limit: int  # of the slots that are to be
+    per_pass: int
+    steps: int
+    in_steps: bool  # slots are counted step by step
+    examples: int
+    seconds: float
+    computing: float  # seconds, to the last slot
+    sent: int  # bytes, by all workers
+    received: int
+    over: str  # why nothing more is dealt
+    failed: str
+    ended: bool
+    voids: dict[int, str]
+    counts: dict[str, int]
+
+
+class Standing(Message, frozen=True):
+    """Coordinator: "this is how it stands"."""
+
+    request: int
+    term: Count
+    view: Count
+    generation: Count
+    copies: Count
+    members: list[Seen]
+    lost: dict[str, str]  # servers that are gone, and why
+    course: Course | None  # of the run, if there is one
+    checkpoint: str  # the newest one; empty: none
+    counts: dict[str, int]  # what happened to the coordinator
+
+
 class Done(Message, frozen=True):
     """Coordinator or server: "it is so"."""
 
@@ -538,6 +590,6 @@ class No(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Done | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Look | Standing | Done | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Park | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
 )  # fmt: skip

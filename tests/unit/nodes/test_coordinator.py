@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from shoal import limits
 from shoal.limits import MILLISECOND, SECOND
+from shoal.nodes import records
 from shoal.nodes.coordinator import Coordinator
 from shoal.tables import Dense, Table, Update
 from shoal.wire import messages as m
@@ -70,7 +69,12 @@ class Office:
 
     @property
     def members(self) -> list[str]:
-        return [member.name for member in self.coordinator.roster.view().members]
+        """As they were announced."""
+        return [member.name for member in self.coordinator.view.members]
+
+    def restart(self) -> Office:
+        """Kill it, and start another from what is on disk."""
+        return Office(Coordinator(journal=self.journal), self.now + 5 * SECOND, list(self.journal))
 
 
 def answers(said: list[tuple[str, m.Message]], to: str = "ann") -> list[m.Message]:
@@ -120,6 +124,7 @@ def test_a_disk_that_is_full_refuses_newcomers_and_nobody_else() -> None:
     assert to == "bob" and isinstance(message, m.No) and "no space left" in message.reason
     assert office.members == ["ann"]
     office.disk_error = ""
+    office.now += SECOND  # it is tried again every second
     assert office.join("bob", "worker").incarnation == 3  # 2 may be on disk, who knows
 
 
@@ -136,9 +141,14 @@ def test_incarnations_never_repeat_not_even_after_a_restart() -> None:
 def test_every_life_of_the_coordinator_has_its_own_term() -> None:
     office = Office()
     assert office.join("ann").view.term == 1
-    office = Office(Coordinator(journal=office.journal), journal=office.journal)
-    assert office.members == []
-    assert office.join("ann", token="ann.1").view.term == 2
+    for term in (2, 3, 4):
+        office = office.restart()
+        office.feed(Tick())
+        assert office.coordinator.view.term == term
+    office = office.restart()  # this one was killed before it did anything at all
+    office = office.restart()
+    assert office.join("ann").view.term == 4  # what is on disk is told; the next term is not, yet
+    assert office.coordinator.view.term == 5
 
 
 def test_a_name_that_is_not_the_senders_is_refused() -> None:
@@ -353,13 +363,172 @@ def test_answers_are_remembered_but_not_for_ever() -> None:
     assert len(office.coordinator._answered) <= limits.MEMBERS
 
 
-def test_what_the_journal_says_can_be_read_back() -> None:
+# ---------------------------------------------------------------- a journal that outlives it (F14)
+
+
+def with_all() -> Office:
+    """Two servers, a worker, a client that was removed, and a table."""
     office = Office()
-    office.join("ann")
-    office.create(1)
-    office.join("bob")
-    assert [msgspec.msgpack.decode(record) for record in office.journal] == [
-        ["counters", 1, 1, 0],
-        ["counters", 1, 1, 1],
-        ["counters", 1, 2, 1],
+    for name, role in (("ann", "server"), ("bob", "server"), ("eve", "worker"), ("tom", "client")):
+        office.join(name, role)
+    office.create(1, spec=Dense(rows=64))
+    office.beat("ann", 1)
+    office.beat("bob", 2)
+    office.say("tom", m.Leave(4))
+    return office
+
+
+def test_after_a_restart_there_are_the_same_members_and_tables_under_the_next_term() -> None:
+    office = with_all()
+    before, after = office.coordinator.view, office.restart()
+    said = after.feed(Tick())
+    view = after.coordinator.view
+    assert (view.term, view.number, view.generation) == (2, before.number + 1, before.generation)
+    assert (view.members, view.tables) == (before.members, before.tables)
+    assert said == [(member.name, view) for member in view.members]  # told, once it was on disk
+    assert after.join("new", "worker").incarnation == 5
+
+
+def test_members_of_the_former_term_go_on_as_who_they_are_and_strangers_are_fenced() -> None:
+    office = with_all().restart()
+    office.feed(Tick())
+    view = office.coordinator.view
+    assert office.beat("ann", 1, view.number - 1) == [("ann", view)]
+    assert office.beat("ann", 1) == [("ann", m.Alive(2, view.number))]
+    assert office.beat("tom", 4) == [("tom", m.Fence(0, 4))]
+    assert office.say("tom", m.Hello("tom", "client", "tom.0")) == [("tom", m.Over("tom.0"))]
+    (again,) = office.say("eve", m.Hello("eve", "worker", "eve.0"))
+    assert again == ("eve", m.Welcome("eve.0", 3, view))
+
+
+def test_nobody_is_blamed_for_what_was_not_heard_while_there_was_no_coordinator() -> None:
+    office = with_all().restart()
+    office.now += 3_600 * SECOND
+    office.feed(Tick())
+    office.wait(limits.DEAD_AFTER - MILLISECOND, ("ann", 1), ("bob", 2))
+    assert office.members == ["ann", "bob", "eve"]
+    office.wait(MILLISECOND, ("ann", 1), ("bob", 2))
+    assert office.members == ["ann", "bob"]
+
+
+def test_a_change_is_on_disk_before_anybody_hears_of_it() -> None:
+    office = with_all()
+    office.disk_error = None  # it never answers
+    before = office.coordinator.view
+    assert office.feed(Ended("eve", "killed")) == []
+    assert office.coordinator.view is before
+    assert office.beat("eve", 3) == []  # not fenced: that it is over may be forgotten
+    assert office.beat("ann", 1, before.number) == [("ann", m.Alive(1, before.number))]
+    (shown, _) = office.say("ann", m.Refresh(9))
+    assert shown == ("ann", before)
+    assert "eve" in [member.name for member in office.restart().coordinator.view.members]
+
+
+def test_what_changes_while_a_record_is_written_goes_out_together_with_the_next() -> None:
+    office = with_all()
+    office.disk_error = None
+    effects = office.coordinator.handle(office.now, Ended("eve", "killed"))
+    (persist,) = [one for one in effects if isinstance(one, Persist)]
+    for name in ("one", "two"):
+        assert office.say(name, m.Hello(name, "worker", f"{name}.0")) == []
+    office.disk_error, lines = "", len(office.journal)
+    said = office.feed(Durable(persist.token))
+    assert len(office.journal) == lines + 1
+    numbers = [message.number for to, message in said if to == "ann" and isinstance(message, m.View)]
+    assert len(numbers) == 2 and numbers == sorted(numbers)
+    assert office.members == ["ann", "bob", "one", "two"]
+
+
+def test_a_full_disk_is_tried_again_every_second_and_nothing_is_announced_until_then() -> None:
+    office = with_all()
+    office.disk_error = "no space left on device"
+    lines = len(office.journal)
+    office.feed(Ended("eve", "killed"))
+    said = office.say("new", m.Hello("new", "worker", "new.0"))
+    said += office.wait(2 * SECOND, ("ann", 1), ("bob", 2))
+    assert {message.reason for to, message in said if to == "new" and isinstance(message, m.No)} == {
+        "the journal cannot be written: no space left on device"
+    }
+    said = answers(office.create(7, "v")) + answers(office.wait(2 * SECOND, ("ann", 1), ("bob", 2)))
+    assert said == [m.No(7, "full", "the journal cannot be written: no space left on device")]
+    assert (office.members, len(office.journal)) == (["ann", "bob", "eve"], lines)
+    office.disk_error = ""
+    office.wait(2 * SECOND, ("ann", 1), ("bob", 2))
+    assert office.members == ["ann", "bob"]
+    assert list(office.coordinator.roster.tables) == ["w"]
+    assert office.join("new", "worker").view.tables
+
+
+def test_a_change_of_tables_that_is_sent_again_to_the_next_life_is_done_once() -> None:
+    office = with_all()
+    office.say("ann", m.Delay(2, "w", 4))
+    office = office.restart()
+    office.feed(Tick())
+    assert answers(office.create(1, spec=Dense(rows=64)) + office.say("ann", m.Delay(2, "w", 4))) == []
+    office.beat("bob", 2)
+    assert answers(office.beat("ann", 1)) == [m.Done(1), m.Done(2)]
+    assert office.coordinator.roster.tables_made == 1
+    (answer,) = answers(office.create(3, spec=Dense(rows=64)))  # another request is another matter
+    assert isinstance(answer, m.No) and "exists already" in answer.reason
+
+
+def test_a_drop_that_is_sent_again_to_the_next_life_is_done() -> None:
+    office = with_all()
+    office.say("ann", m.Drop(2, "w"))
+    office = office.restart()
+    office.feed(Tick())
+    office.beat("bob", 2)
+    assert answers(office.say("ann", m.Drop(2, "w"))) == []
+    assert answers(office.beat("ann", 1)) == [m.Done(2)]
+
+
+def test_an_end_that_is_told_late_ends_the_life_it_is_about_and_no_other() -> None:
+    office = with_all()
+    office.feed(Ended("eve", "killed", "eve"))
+    office.join("eve", "worker", "other.0")
+    office = office.restart()
+    office.feed(Ended("eve", "killed", "eve"))  # the launcher repeats what it said
+    assert "eve" in office.members
+    office.feed(Ended("eve", "killed again", "other"))
+    assert "eve" not in office.members
+
+
+def test_a_journal_is_replayed_from_its_last_record_alone() -> None:
+    office = with_all()
+    assert len(office.journal) > 3
+    short = records.needed(office.journal)
+    assert len(short) == 1
+    assert Coordinator(journal=short).view == office.coordinator.view
+
+
+def test_a_new_cluster_takes_the_counters_of_the_old_one_and_nobody_of_it() -> None:
+    office = with_all()
+    new = Office(Coordinator(journal=records.afresh(office.journal)))
+    new.feed(Tick())
+    assert (new.members, new.coordinator.view.tables, new.coordinator.view.term) == ([], [], 2)
+    assert new.join("ann", token="another").incarnation == 5
+    assert records.afresh([]) == []
+
+
+def test_whatever_was_on_disk_when_it_was_killed_no_incarnation_that_was_told_is_given_again() -> None:
+    """Who is welcome was on disk before: with the records up to there, nobody else gets the number."""
+    office, told = Office(), []
+    for number in range(5):
+        welcome = office.join(f"worker-{number}", "worker")
+        told.append((welcome.incarnation, list(office.journal)))
+    for incarnation, journal in told:
+        assert Office(Coordinator(journal=journal)).join("late", "worker").incarnation > incarnation
+
+
+def test_anyone_may_look_at_how_it_stands() -> None:
+    office = with_all()
+    office.now += SECOND
+    ((_, answer),) = office.say("stranger", m.Look(5))
+    assert isinstance(answer, m.Standing)
+    assert (answer.request, answer.term, answer.view) == (5, 1, office.coordinator.view.number)
+    assert [(one.name, one.role, one.incarnation, one.silence) for one in answer.members] == [
+        ("ann", "server", 1, SECOND),
+        ("bob", "server", 2, SECOND),
+        ("eve", "worker", 3, SECOND),
     ]
+    assert answer.course is None and answer.lost == {}

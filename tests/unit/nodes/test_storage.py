@@ -135,3 +135,24 @@ def test_a_file_that_is_no_journal_is_refused_and_kept(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="no journal of shoal"):
         Journal(path)
     assert path.read_bytes() == b"somebody's thesis"
+
+
+def test_a_journal_that_is_rewritten_has_the_new_records_and_goes_on(path: Path) -> None:
+    write(path, b"one", b"two", b"three")
+    journal = Journal(path)
+    journal.rewrite([b"three"])
+    assert journal.append(b"four") == ""
+    journal.close()
+    assert read(path) == [b"three", b"four"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_journal_that_cannot_be_rewritten_stays_as_it_was(path: Path) -> None:
+    write(path, b"one", b"two")
+    path.with_name(f"{path.name}.new").mkdir()  # in the way
+    journal = Journal(path)
+    journal.rewrite([b"two"])
+    assert journal.append(b"three") == ""
+    journal.close()
+    assert read(path) == [b"one", b"two", b"three"]

@@ -1,0 +1,130 @@
+"""The coordinator as a process of its own, and the plain data that it is started with.
+
+It can be killed and started again: whatever it must not forget is in its journal, and what it was not there to hear of,
+the processes that ended, is told to it again with its orders. What happens goes out as lines on the pipe of reports; that a
+process ended comes in as lines on a pipe that only the nursery writes to, so nobody can say it over the wire.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.events import RunEvent, Started
+from shoal.launch.child import Happened, Line, Orders, Running, say
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.dealing import Dealing
+from shoal.nodes.loop import Loop
+from shoal.nodes.records import needed
+from shoal.nodes.storage import Journal
+from shoal.wire.effects import Ended
+from shoal.wire.zmq import ZmqTransport
+
+if TYPE_CHECKING:
+    from shoal.data.datasets import Dataset
+    from shoal.job import Job
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run, as far as the coordinator must know it."""
+
+    job: str  # as TOML, which knows infinity: JSON does not
+    data: str  # the set's name
+    rows: int  # to train on
+    test_rows: int
+    features: int
+
+    @classmethod
+    def of(cls, job: Job, dataset: Dataset) -> Facts:
+        return cls(job.toml(), dataset.name, dataset.train.rows, dataset.test.rows, dataset.features)
+
+
+class Saw(Line, frozen=True):
+    """Top process to coordinator: "I saw this process end"."""
+
+    name: str
+    reason: str
+    token: str  # of the life that ended
+
+
+class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a coordinator needs to know, as plain data."""
+
+    journal: str  # its file
+    copies: int = 1
+    run: Facts | None = None
+    ended: list[Saw] = []  # before it was there
+
+
+def coordinate(orders: Orders, reports: int, inbox: int) -> None:
+    """In a process of its own, until that ends."""
+    work = msgspec.convert(orders.work, Coordination)
+    transport = ZmqTransport(orders.name, orders.bind)
+    journal = Journal(Path(work.journal))
+    journal.rewrite(needed(journal.records))
+    dealing = None if work.run is None else dealing_of(work.run)
+    node = Coordinator(orders.name, work.copies, journal.records, dealing)
+    node.also = transport.counters
+    loop = Loop(node, transport, journal)
+    loop.listener = lambda event: _report(reports, orders.name, event)
+    for one in work.ended:
+        loop.tell(Ended(one.name, one.reason, one.token))
+    threading.Thread(target=_hear, args=(inbox, loop), name="shoal-inbox", daemon=True).start()
+    say(reports, Running(orders.name, transport.address))
+    loop.run()
+
+
+def _hear(inbox: int, loop: Loop) -> None:
+    """Whatever the nursery hands on."""
+    with os.fdopen(inbox, "rb") as lines:
+        for line in lines:
+            one = msgspec.json.decode(line, type=Saw)
+            loop.tell(Ended(one.name, one.reason, one.token))
+
+
+def _report(reports: int, name: str, event: RunEvent) -> None:
+    for piece in Happened.pieces(name, event):
+        say(reports, piece)
+
+
+def dealing_of(facts: Facts) -> Dealing:
+    """What the coordinator deals."""
+    from shoal.cluster.stopping import ENDLESS, Stopping
+    from shoal.cluster.workload import Workload
+    from shoal.data.slots import Slots
+    from shoal.job import Job
+    from shoal.tables import Step
+
+    job = Job.of(tomllib.loads(facts.job))
+    slots = Slots(facts.rows, job.data.batch, job.seed)
+    table = job.strategy.table(job.model.keys(facts.features), job.update.update(), slots.per_pass)
+    workload = Workload(slots, ENDLESS, table.apply if isinstance(table.apply, Step) else None)
+    stopping = Stopping(job.stop)
+    limit, reason = stopping.limit(
+        slots.per_pass, None if job.stop.steps is None else workload.slots_until(job.stop.steps)
+    )
+    workload.limit = limit if limit >= ENDLESS else workload.slots_until(workload.steps_until(limit))
+    every = ENDLESS
+    if job.evaluate.every < ENDLESS / slots.per_pass:
+        every = max(1, round(job.evaluate.every * slots.per_pass))
+    started = Started(
+        seconds=0.0,
+        data=facts.data,
+        model=job.model.loss,
+        strategy=job.strategy.name,
+        workers=job.workers,
+        servers=job.servers,
+        seed=job.seed,
+        cores=len(os.sched_getaffinity(0)),
+        rows=facts.rows,
+        test_rows=facts.test_rows,
+        features=facts.features,
+        batch=job.data.batch,
+        slots=slots.per_pass,
+    )
+    return Dealing(workload, stopping, started, every, reason)

@@ -1,0 +1,59 @@
+"""Who is started again when it ends: the coordinator with its journal, a server empty. Not for ever: that would hide a fault.
+
+Each restart has a thread of its own, since whoever says that a process ended must not wait. The first is made at once (or
+after ``delay``); those that follow soon wait a little, twice as long each time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from shoal.errors import ShoalError
+
+MOST = 10  # restarts of one name
+WITHIN = 60.0  # seconds
+_SOON = 0.05  # seconds before the third restart; then twice that, ...
+_LATEST = 5.0  # up to this
+
+
+class Supervisor:
+    """Starts again, and gives up."""
+
+    def __init__(self, again: Callable[[str], None], give_up: Callable[[str], None]) -> None:
+        self.delay = 0.0  # seconds before anybody is started again
+        self.restarts: dict[str, int] = {}
+        self._again, self._give_up = again, give_up
+        self._times: dict[str, deque[float]] = {}
+        self._closed = threading.Event()
+
+    def ended(self, name: str, why: str) -> None:
+        """It is to run again. Returns at once."""
+        if self._closed.is_set():
+            return
+        now = time.monotonic()
+        times = self._times.setdefault(name, deque())
+        while times and now - times[0] > WITHIN:
+            times.popleft()
+        if len(times) >= MOST:
+            self._give_up(
+                f"{name} was started again {MOST} times in {WITHIN:g} s, and ended each time (the last time {why})"
+            )
+            return
+        wait = self.delay + (min(_LATEST, _SOON * 2.0 ** (len(times) - 2)) if len(times) >= 2 else 0.0)
+        times.append(now)
+        threading.Thread(target=self._restart, args=(name, wait), name=f"shoal-again-{name}", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _restart(self, name: str, wait: float) -> None:
+        if self._closed.wait(wait):
+            return
+        try:
+            self._again(name)
+            self.restarts[name] = self.restarts.get(name, 0) + 1
+        except ShoalError as error:
+            self.ended(name, str(error))

@@ -1,0 +1,230 @@
+"""What is known of a run while it is dealt: how it is journalled, kept in a checkpoint, and taken up again.
+
+Three ways to go on:
+
+    resume      the coordinator was started again: servers, workers and the evaluator are as they were, and go on
+    restore     the whole run was started again, from a checkpoint: everybody is new
+    rollback    the servers lost a part of the model: everybody goes back to a checkpoint, under a new generation
+
+What is counted is journalled four times a second, deals are not (decision 0007). What others act on at once (an evaluation
+asked for, read or judged, a void slot, a stop rule) is journalled before it is answered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from shoal import limits
+from shoal.cluster.stopping import Stopping
+from shoal.cluster.workload import Runs, Workload, runs, spread
+from shoal.events import RolledBack, Started
+from shoal.nodes.dealt import Account, Judgements, Line, Marked, State, Tally, Traffic, Whole, finite, folded, without
+from shoal.nodes.evaluations import Evaluations
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Persist, Tell
+
+JOURNAL_TOKEN = -1  # of a Persist whose answer only matters if it is an error
+
+
+class Kept:
+    """One run, as far as it is kept."""
+
+    def __init__(self, workload: Workload, stopping: Stopping, started: Started, every: int, limit_reason: str) -> None:
+        self.workload, self.stopping = workload, stopping
+        self.evaluations = Evaluations(every)
+        self.generation = 0
+        self.over = ""  # nothing more is dealt, and why
+        self.failed = ""  # the run cannot end well, and why
+        self.examples = 0
+        self.traffic = Traffic()
+        self.counts: Counter[str] = Counter()
+        self._started, self._limit_reason = started, limit_reason
+        self._limit = workload.limit  # if no rule ends it before
+        self._awaited = started.workers  # before the first slot is dealt
+        self._first_seen = 0  # when the first of them asked
+        self._begun = False
+        self._before = 0.0  # seconds of former lives
+        self._since = 0  # when this life's began to count
+        self._now = 0
+        self._computed: float | None = None  # seconds when the last slot was counted
+        self._seen: dict[int, str] = {}  # workers that have asked for work, by incarnation
+        self._answers: dict[int, m.Deal] = {}
+        self._former = False  # workers may hold what a former life of the coordinator dealt them
+        self._new: set[str] = set()  # those that joined in this life, and hold nothing of the kind
+        self._last_loss: float | None = None
+        self._progress, self._between = Tally(), Tally()
+        self._told = 0
+        self._counted: list[int] = []  # not yet journalled
+        self._voided: dict[int, str] = {}
+        self._known_voids: set[int] = set()
+        self._alone_since = 0
+        self._judge_gone = (0, "")  # since when, and why
+        self._finished = False  # the last evaluation is in
+        self._noted = self._milestone  # journalled so far
+        self._set_barrier()
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (self._now - self._since) / limits.SECOND if self._since else self._before
+
+    @property
+    def computing_seconds(self) -> float:
+        """From the first slot to the last: without the evaluation that comes after it."""
+        return self.seconds if self._computed is None else self._computed
+
+    @property
+    def ended(self) -> bool:
+        return self._finished or bool(self.failed)
+
+    @property
+    def cut(self) -> int | None:
+        """The step at which a checkpoint may be cut now, or NO_CLOCK where there are no steps; None: not now."""
+        if not self._begun or self.failed or self.evaluations.held < 0:
+            return None
+        return m.NO_CLOCK if self.workload.step is None else self.evaluations.cut(self.workload)
+
+    def state(self, cut: int = m.NO_CLOCK) -> State:
+        """All that is known now; of a model that is cut after so many steps, as it will be then."""
+        work, (refusals, deaths) = self.workload, self.workload.blame()
+        counted = work.counted() if cut < 0 else [(0, work.slots_until(cut))] if cut else []
+        return State(counted, dict(work.voids), refusals, deaths, self._account())
+
+    def resume(self, lines: Iterable[Line]) -> None:
+        """Take up a run that a former life of the coordinator dealt, by its journal: all others are as they were.
+
+        Workers hold slots that nobody knows of. What they say is counted of these is counted; all else is dealt again, and if
+        two compute it the ledgers count one.
+        """
+        state = folded(lines)
+        self._take(state, state.counted, state.account.dealt)
+        self.evaluations.at = dict(state.account.judgements.at)
+        self.evaluations.asked, self.evaluations.held = state.account.judgements.asked, state.account.judgements.held
+        self._begun, self._finished = state.account.begun, state.account.finished
+        self._former = True
+        self._set_barrier()
+        self._noted = self._milestone
+
+    def restore(self, now: int, state: State, counted: Runs | None = None) -> None:
+        """Begin where a checkpoint ends; ``counted`` if the model says better than the state what it contains."""
+        self._take(state, state.counted if counted is None else counted)
+        self.examples, self.traffic = self.workload.rows_counted, Traffic({0: self.traffic.totals()})
+        self._begun = False  # all workers are waited for again
+        self._set_barrier()
+
+    def rollback(
+        self, now: int, state: State | None, counted: Runs, why: str, checkpoint: int | None = None
+    ) -> list[Effect]:
+        """Everything after this checkpoint (or after the beginning, if there is none) is done again.
+
+        Whoever took part does so no more: workers and the evaluator are fenced and come back as new incarnations. Time goes on.
+        What was judged since is forgotten here; a slot that nobody could compute stays void.
+        """
+        self._it_is(now)
+        if self.ended:
+            return []
+        work, seconds, counts, traffic = self.workload, self.seconds, Counter(self.counts), self.traffic
+        state = state or State(account=Account(begun=self._begun))
+        voids = {**work.voids, **state.voids}
+        self._take(msgspec.structs.replace(state, voids=voids), counted)
+        self.examples = self.workload.rows_counted
+        self.generation += 1
+        self._before, self._since = seconds, now
+        again = without(work.counted(), self.workload.counted())
+        self.counts, self.traffic = counts, traffic
+        self.counts["rollbacks"] += 1
+        self.counts["slots done again"] += sum(stop - first for first, stop in again)
+        if self._begun and self.evaluations.asked < 0:
+            self._ask()
+        self._set_barrier()
+        line = Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(Whole(self.state())))
+        self._noted = self._milestone
+        told = RolledBack(
+            seconds=self.seconds,
+            checkpoint=checkpoint,
+            steps_before=work.steps,
+            steps_after=self.workload.steps,
+            slots=again,
+            why=why,
+        )
+        return [line, Tell(told)]
+
+    def _take(self, state: State, counted: Runs, dealt: int | None = None) -> None:
+        """Everything is as it was then; nobody is here."""
+        account, old = state.account, self.workload
+        work = self.workload = Workload(old.order, self._limit if account.limit is None else account.limit, old.step)
+        work.voids.update(state.voids)
+        work.resume(spread(counted, 1 << 40), dealt, state.refusals, state.deaths)
+        self._known_voids = set(work.voids)
+        self._counted, self._voided = [], {}
+        self._seen, self._answers, self._new = {}, {}, set()
+        self._alone_since, self._judge_gone = 0, (0, "")
+        self.generation = max(self.generation, account.generation)
+        self.over, self._finished, self._computed = account.over, False, account.computing
+        self.examples, self._before, self._since = account.examples, account.seconds, 0
+        self.traffic = Traffic(dict(account.traffic))
+        self.counts = Counter(account.counts)
+        judgements = account.judgements
+        self.evaluations.found, self.evaluations.at = judgements.found, dict(judgements.at)
+        self.evaluations.forget_open()
+        self._last_loss, self._progress = judgements.last_loss, Tally()
+        self._between = Tally(judgements.since[0], math.nan if judgements.since[1] is None else judgements.since[1])
+        self.stopping.restore(account.patience)
+
+    def _it_is(self, now: int) -> None:
+        if self.ended:
+            return  # what comes later is no part of the run
+        self._now = now
+        if self._begun and not self._since:
+            self._since = now
+
+    def _account(self) -> Account:
+        asked, between = self.evaluations, self._between
+        return Account(
+            generation=self.generation,
+            begun=self._begun,
+            seconds=self.seconds,
+            computing=self._computed,
+            examples=self.examples,
+            dealt=self.workload.next if self.workload.step is not None else 0,
+            limit=self.workload.limit if self.over else None,
+            over=self.over,
+            finished=self._finished,
+            judgements=Judgements(
+                asked.asked,
+                asked.held,
+                asked.found,
+                dict(asked.at),
+                self._last_loss,
+                (between.examples, finite(between.loss)),
+            ),
+            patience=self.stopping.state(),
+            traffic=dict(self.traffic.by),
+            counts=dict(self.counts),
+        )
+
+    @property
+    def _milestone(self) -> tuple[object, ...]:
+        """What is journalled as soon as it changes."""
+        asked = self.evaluations
+        return (self._begun, self.over, self._finished, asked.asked, asked.held, asked.found)
+
+    def _journalled(self, effects: list[Effect]) -> list[Effect]:
+        """With a line for the journal before them, if they say or follow from what would be missed."""
+        if self._milestone == self._noted and not self._voided:
+            return effects
+        return [*self._line(), *effects]
+
+    def _line(self) -> list[Effect]:
+        line = Marked(runs(sorted(self._counted)), self._voided, self._account())
+        self._counted, self._voided, self._noted = [], {}, self._milestone
+        return [Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(line))]
+
+    def _ask(self) -> None:
+        self.evaluations.ask(self.workload, self.examples, len(self._seen))
+
+    def _set_barrier(self) -> None:
+        self.workload.barrier = self.evaluations.barrier(self.workload, bool(self.over))

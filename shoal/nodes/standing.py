@@ -1,0 +1,55 @@
+"""How it stands, in one answer: for the launcher, for ``shoal status``, for whoever watches a run from outside."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from shoal.nodes.dealing import Dealing
+from shoal.wire import messages as m
+
+if TYPE_CHECKING:
+    from shoal.nodes.coordinator import Coordinator
+
+_VOIDS = 100  # that are told: one answer has an end
+
+
+def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
+    roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
+    members = [
+        m.Seen(name, one.member.role, one.member.incarnation, one.view, max(0, now - (one.heard or now)), one.suspected)
+        for name, one in roster.people.items()
+    ]
+    counts = {**coordinator.counts, **coordinator.also()}
+    return m.Standing(
+        request,
+        view.term,
+        view.number,
+        view.generation,
+        roster.copies,
+        members,
+        dict(roster.lost),
+        None if dealing is None else course(dealing),
+        coordinator.checkpoint,
+        counts,
+    )
+
+
+def course(dealing: Dealing) -> m.Course:
+    work = dealing.workload
+    return m.Course(
+        work.done,
+        work.limit,
+        work.per_pass,
+        work.steps,
+        work.step is not None,
+        dealing.examples,
+        dealing.seconds,
+        dealing.computing_seconds,
+        *dealing.traffic.totals(),
+        dealing.over,
+        dealing.failed,
+        dealing.ended,
+        dict(islice(work.voids.items(), _VOIDS)),
+        dict(dealing.counts),
+    )

@@ -11,21 +11,19 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from shoal.cache import cache_folder
 from shoal.chaos.account import Account
-from shoal.chaos.patients import Patient, is_full, look, states
+from shoal.chaos.patients import Patient, look, states
 from shoal.chaos.plan import COORDINATOR, Fault, Nemesis, Settings, Situation, role_of
 from shoal.chaos.report import Report, judged
-from shoal.chaos.stage import Stage
+from shoal.chaos.stage import Seen, Stage
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
-from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Stopped, Voided, Warned
+from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Stopped, Voided, Warned
 from shoal.files import replace_file
 from shoal.job import Job
 from shoal.launch.training import Outcome
@@ -34,7 +32,6 @@ from shoal.wire import messages as m
 
 TICK = 0.05  # seconds
 HEALED_FROM = 0.9  # of the work: from there on nobody is hurt
-LOOK_WITHIN = 1.0  # seconds: a coordinator that takes longer is not asked before servers are hurt
 SETTLE = 15.0  # seconds after the end for copies to be made again
 FORMAT = 1  # of what is kept of clean runs
 
@@ -124,9 +121,7 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, seed: int, audience: A
 class Drill:
     """One run, with or without somebody at it."""
 
-    def __init__(
-        self, job: Job, dataset: Dataset, nemesis: Settings | None, clean: Clean, audience: Audience
-    ) -> None:
+    def __init__(self, job: Job, dataset: Dataset, nemesis: Settings | None, clean: Clean, audience: Audience) -> None:
         self.job, self.clean, self.audience = job, clean, audience
         self.settings = nemesis or Settings()
         self.nemesis = None if nemesis is None else Nemesis(nemesis)
@@ -137,8 +132,7 @@ class Drill:
         self._heard: deque[RunEvent] = deque()  # from the coordinator's thread
         self._began = time.monotonic()
         self._next = 0.0
-        self._places: dict[str, float] = {}  # a worker to be started in the place of this one, and when
-        self._view: m.View | None = None
+        self._seen: Seen | None = None
         self._rate: deque[tuple[float, int]] = deque(maxlen=16)
         self._failed = ""
 
@@ -146,7 +140,9 @@ class Drill:
         outcome: Outcome | None = None
         stopped: BaseException | None = None
         account = Account()
-        self.audience.note(f"starting {words.many(self.job.servers, 'server')} and {words.many(self.job.workers, 'worker')}")
+        self.audience.note(
+            f"starting {words.many(self.job.servers, 'server')} and {words.many(self.job.workers, 'worker')}"
+        )
         with self.stage:
             self.audience.note("")
             self._began = time.monotonic()
@@ -167,8 +163,7 @@ class Drill:
                 account = self.stage.balance()
             except ShoalError as error:
                 self._failed = self._failed or f"the account cannot be read: {error}"
-            course = self.stage.course()
-        report = self._report(account, outcome, course.steps, "interrupted" if stopped else "")
+        report = self._report(account, outcome, "interrupted" if stopped else "")
         if stopped is not None:
             stopped.report = report  # type: ignore[attr-defined]
             raise stopped
@@ -185,33 +180,39 @@ class Drill:
         self._look()
         self._resume()
         self._replace()
-        course = self.stage.course()
-        known = course.limit < 1 << 59
-        share = course.done / course.limit if known and course.limit else min(1.0, self.now / self.clean.seconds)
+        share = self._share()
         if self.nemesis is not None and self.now >= self._next and share < HEALED_FROM:
             self._hurt()
             self._next = self.now + self.nemesis.gap()
         board = self.board
-        board.seconds, board.share, board.acknowledged = self.now, share, course.done
-        if self._view is not None:
-            board.members = states(self._view, {one.fault.name: one for one in self.patients if not one.is_well})
+        board.seconds, board.share = self.now, share
+        if self._seen is not None:
+            board.members = states(self._seen.view, self._seen.standing, self._hurt_now())
+            if (course := self._seen.standing.course) is not None:
+                board.acknowledged = course.done
         self.audience.board(board)
 
-    def _look(self) -> None:
-        found = self.stage.look()
-        if found is None:
-            return
-        self._view, asked = found[0], found[1] - self._began
-        for patient in self.patients:
-            if patient.is_well:
-                continue
-            for text in look(patient, self.now, self._view, self.stage.copies, asked):
-                self._say("heal", text)
-            self._discharge(patient)
+    def _share(self) -> float:
+        course = self.stage.course
+        if self.job.stop.steps is None:  # the clock ends it
+            return min(1.0, self.now / self.clean.seconds)
+        return course.done / course.limit if course is not None and course.limit else 0.0
 
-    def _discharge(self, patient: Patient) -> None:
-        if patient.is_well and patient.saw("well", self.now):
-            self.board.recoveries += 1
+    def _hurt_now(self) -> dict[str, Patient]:
+        return {one.fault.name: one for one in self.patients if not one.is_well}
+
+    def _look(self) -> None:
+        if self.stage.seen is None or self.stage.seen is self._seen:
+            return
+        self._seen = self.stage.seen
+        for patient in self.patients:
+            if "well" in patient.times:
+                continue
+            for text in look(patient, self.now, self._seen.view, self.job.copies, self._seen.asked - self._began):
+                self._say("heal", text)
+            if patient.is_well:
+                patient.saw("well", self.now)
+                self.board.recoveries += 1
 
     def _resume(self) -> None:
         for patient in self.patients:
@@ -222,8 +223,8 @@ class Drill:
 
     def _replace(self) -> None:
         for patient in self.patients:
-            if self._places.get(patient.fault.name, float("inf")) <= self.now:
-                del self._places[patient.fault.name]
+            if patient.replace is not None and self.now >= patient.replace:
+                patient.replace = None
                 patient.successor = self.stage.add_worker()
                 self._say("heal", f"{patient.successor} is started in the place of {patient.fault.name}")
 
@@ -231,14 +232,12 @@ class Drill:
 
     def _hurt(self) -> None:
         assert self.nemesis is not None
-        hurt = {one.fault.name for one in self.patients if not one.is_well}
-        view = self.stage.look_now(LOOK_WITHIN)
-        known = set() if view is None else {one.name for one in view.members}
-        well = [
-            name
-            for name in self.stage.pids
-            if name not in hurt and (name in known or (name == COORDINATOR and view is not None))
-        ]
+        hurt, seen = self._hurt_now(), self.stage.look_now()
+        view = None if seen is None else seen.view
+        known = (
+            set() if seen is None else {COORDINATOR} | {one.name for one in seen.standing.members if not one.suspected}
+        )
+        well = [name for name in self.stage.pids if name not in hurt and name in known]
         sets = [] if view is None else [place.servers for one in view.tables for place in one.places]
         for fault in self.nemesis.next(Situation(well, sets)):
             self._do(fault, view)
@@ -250,7 +249,7 @@ class Drill:
         if fault.kind == "kill":
             self.stage.kill(fault.name)
             if fault.role == "worker":
-                self._places[fault.name] = self.now + fault.seconds
+                patient.replace = self.now + fault.seconds
         else:
             patient.until = self.now + fault.seconds
             self.stage.pause(fault.name)
@@ -306,21 +305,25 @@ class Drill:
                 board.loss = event.test_loss
                 if words.finite(event.test_loss):
                     board.losses.append((self.now, event.test_loss))
+            case RolledBack():
+                self.rollbacks += 1
+                self._say("bad", words.news(event))
+            case Joined(name=name) | Gone(name=name) if name in self._concerned():
+                pass  # told as a recovery
             case Joined() | Gone() | Voided() | Warned():
                 if words.is_news(event):
                     self._say("news", words.news(event))
             case Stopped():
                 self._say("news", f"over: {words.clean(event.why)}")
-            case _:
-                if type(event).__name__ == "RolledBack":
-                    self.rollbacks += 1
-                    self._say("bad", "back to a checkpoint: a segment had no copy left")
+
+    def _concerned(self) -> set[str]:
+        return {name for one in self.patients for name in (one.fault.name, one.successor)}
 
     def _say(self, style: str, text: str) -> None:
         self.board.log.append((self.now, style, text))
         self.audience.said(self.now, style, text)
 
-    def _report(self, account: Account, outcome: Outcome, steps: int, why: str) -> Report:
+    def _report(self, account: Account, outcome: Outcome, why: str) -> Report:
         wrong = judged(account, self._failed, self.rollbacks, self.settings.beyond)
         job, board = self.job, self.board
         return Report(
@@ -339,12 +342,10 @@ class Drill:
             strategy=job.strategy.name,
             workers=job.workers,
             servers=job.servers,
-            copies=self.stage.copies,
-            steps=steps,
+            copies=job.copies,
+            steps=outcome.steps,
             rollbacks=self.rollbacks,
             healed=[patient.healed() for patient in self.patients],
             throughput=[(round(at, 2), round(rate)) for at, rate in board.throughput],
             losses=[(round(at, 2), loss) for at, loss in board.losses],
         )
-
-

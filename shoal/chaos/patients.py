@@ -40,6 +40,7 @@ class Patient:
     incarnation: int = 0  # that was hurt
     owned: int = 0  # segments
     until: float | None = None  # when a pause ends
+    replace: float | None = None  # when another worker is to be started in its place
     successor: str = ""  # the worker in its place
     probe: bool | None = None  # None: nothing was sent; False: not acknowledged yet
     times: dict[str, float] = field(default_factory=dict)
@@ -96,11 +97,12 @@ def is_full(view: m.View, copies: int) -> bool:
     return all(len(place.servers) >= wanted and not place.filling for one in view.tables for place in one.places)
 
 
-def states(view: m.View, hurt: Mapping[str, Patient]) -> dict[str, str]:
-    """How every member looks: up, paused, down, filling."""
+def states(view: m.View, standing: m.Standing, hurt: Mapping[str, Patient]) -> dict[str, str]:
+    """How every member looks: up, suspected, paused, down, filling."""
+    suspected = {one.name for one in standing.members if one.suspected}
     filling = {place.filling for one in view.tables for place in one.places}
     found = {COORDINATOR: "up"} | {
-        one.name: "filling" if one.name in filling else "up"
+        one.name: "suspected" if one.name in suspected else "filling" if one.name in filling else "up"
         for one in view.members
         if one.role in ("server", "worker")
     }

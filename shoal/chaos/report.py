@@ -116,7 +116,9 @@ def _times(report: Report) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title="faults, and the seconds until ... (middle, longest)", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, title="faults, and the seconds until ... (middle, longest)", title_justify="left"
+    )
     table.add_column("fault", no_wrap=True)
     for name in ("times", "healed", "out of the view", "pushes counted", "full copies", "back"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,16 +1,16 @@
 """The run that is broken: the one place that knows how a training is reached from outside.
 
-What is asked of the coordinator is asked through a client of our own, and never waited for longer than told: it may be dead.
+A thread looks at the coordinator all the time, from outside and without being a member; what it saw last is there for the
+taking, and nobody waits for a coordinator that may be dead. The account is written and read by a client of our own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,20 @@ import numpy as np
 from shoal.chaos import account
 from shoal.chaos.account import Account, Probes
 from shoal.data.datasets import Dataset
-from shoal.errors import ShoalError, TimedOut
+from shoal.errors import ShoalError
 from shoal.events import RunEvent
 from shoal.job import Job
+from shoal.launch.looking import look_at
 from shoal.launch.training import Outcome, Training
 from shoal.nodes.blocking import KV
 from shoal.store.task import Task
 from shoal.strategies import TABLE, TALLY
 from shoal.wire import messages as m
 
+LOOK_EVERY = 0.1  # seconds
+LOOK_WITHIN = 1.0  # seconds: who takes longer is asked again
 READ_WITHIN = 30.0  # seconds: the account may have to wait for a failover
+RESTART_DELAY = 1.0  # seconds that a dead server or coordinator stays dead
 
 
 class Counting(Training):
@@ -39,47 +43,51 @@ class Counting(Training):
         super()._start_evaluator()
 
 
-@dataclass(slots=True)
-class Course:
-    """How far a run is."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look saw."""
 
-    done: int  # slots that are acknowledged
-    limit: int
-    per_pass: int
-    sent: int  # slots that were dealt, each time they were
-    steps: int
-    in_steps: bool
-    counts: dict[str, int] = field(default_factory=dict)
+    view: m.View
+    standing: m.Standing
+    asked: float  # when, on the monotonic clock: what happened later is not in it
 
 
 class Stage:
     """Use as a context: leaving it ends everything that was started, also what is stopped."""
 
-    def __init__(self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None = None):
+    def __init__(
+        self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None = None
+    ) -> None:
         self.job = job
         self.training = Counting(job, dataset, listener, folder)
-        self.copies: int = getattr(job, "copies", 1)
         self.probes = Probes()
+        self.seen: Seen | None = None  # the last look
         self._kv: KV | None = None
-        self._asked: tuple[Task, float] | None = None
         self._stopped: set[str] = set()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
 
     def __enter__(self) -> Stage:
         self.training.__enter__()
         try:
+            self.training.restart_delay = RESTART_DELAY
             self._kv = self.training._cluster.client("nemesis")
+            self._kv._client.patient = True  # what is silent may be back
             self._kv.tables()
-            placed = next(one for one in self._view().tables if one.name == TALLY)
+            placed = next(one for one in self._kv._client.view.tables if one.name == TALLY)
             self.probes = Probes.for_segments(placed.starts)
+            self._watcher.start()
         except BaseException:
             self.training.close()
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._closing.set()
         for name in list(self._stopped):
             self.resume(name)  # what is stopped cannot end
         self.training.close()
+        self._watcher.join(2 * LOOK_WITHIN)
 
     # ------------------------------------------------------------ what is done to it
 
@@ -88,67 +96,51 @@ class Stage:
         return self.training.pids
 
     def kill(self, name: str) -> None:
-        self._signal(name, signal.SIGKILL)
+        with contextlib.suppress(ShoalError):  # it has ended by itself
+            self.training.kill(name)
 
     def pause(self, name: str) -> None:
         self._stopped.add(name)
-        self._signal(name, signal.SIGSTOP)
+        with contextlib.suppress(ShoalError):
+            self.training.pause(name)
 
     def resume(self, name: str) -> None:
         self._stopped.discard(name)
-        self._signal(name, signal.SIGCONT)
+        with contextlib.suppress(ShoalError):
+            self.training.resume(name)
 
     def add_worker(self) -> str:
         return self.training.add_worker()
-
-    def _signal(self, name: str, number: int) -> None:
-        pid = self.pids.get(name)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
 
     # ------------------------------------------------------------ what is known of it
 
     def wait(self, seconds: float) -> Outcome | None:
         return self.training.wait(seconds)
 
-    def look(self) -> tuple[m.View, float] | None:
-        """A view that has arrived since the last time, and when it was asked for. Never waits."""
-        assert self._kv is not None
-        if self._asked is None:
-            self._ask()
-            return None
-        task, asked = self._asked
-        if not task.done:
-            return None
-        self._ask()
-        return None if task.error is not None else (self._view(), asked)
+    def look_now(self) -> Seen | None:
+        """A look that begins now; None if the coordinator does not answer."""
+        now = time.monotonic()
+        deadline = now + 2 * LOOK_WITHIN
+        while time.monotonic() < deadline:
+            if self.seen is not None and self.seen.asked >= now:
+                return self.seen
+            self._closing.wait(LOOK_EVERY / 4)
+        return None
 
-    def look_now(self, seconds: float) -> m.View | None:
-        """The newest view; None if the coordinator does not say within so many seconds."""
-        assert self._kv is not None
+    @property
+    def course(self) -> m.Course | None:
+        return None if self.seen is None else self.seen.standing.course
+
+    def _watch(self) -> None:
+        looking = look_at(self.training._cluster.address)
         try:
-            self._kv._do(self._kv._client.refresh).result(seconds)
-        except (TimedOut, ShoalError):
-            return None
-        return self._view()
-
-    def course(self) -> Course:
-        dealing = self.training.dealing
-        work = dealing.workload
-        sent = work.done + dealing.counts["slots dealt again"]
-        return Course(
-            work.done, work.limit, work.per_pass, sent, work.steps, work.step is not None, dict(dealing.counts)
-        )
-
-    def _ask(self) -> None:
-        assert self._kv is not None
-        self._asked = self._kv._do(self._kv._client.refresh), time.monotonic()
-
-    def _view(self) -> m.View:
-        assert self._kv is not None
-        view: m.View = self._kv._client.view
-        return view
+            while not self._closing.wait(LOOK_EVERY):
+                asked = time.monotonic()
+                with contextlib.suppress(ShoalError):
+                    standing = looking.look(LOOK_WITHIN)
+                    self.seen = Seen(looking.view(LOOK_WITHIN), standing, asked)
+        finally:
+            looking.close()
 
     # ------------------------------------------------------------ the account
 
@@ -175,20 +167,22 @@ class Stage:
     def balance(self) -> Account:
         """Read what the servers hold. Raises what is in the way."""
         assert self._kv is not None
-        course = self.course()
+        course = self.training.course
         tally: Any = self._kv.pull(TALLY, slice(None)).result(READ_WITHIN)
         task = self._kv.pull(TABLE, slice(None))
         task.result(READ_WITHIN)
         # A run that is stopped by the clock ends with whatever was dealt: which slots these were is not told.
         whole = self.job.stop.steps is not None and course.done >= course.limit
-        versions, per_pass = (self._versions(task, course), course.per_pass) if whole else ({}, 0)
-        return account.balance(tally.keys, tally.values, course.done, course.sent, self.probes, versions, per_pass)
+        versions, per_pass = (_versions(task, course), course.per_pass) if whole else ({}, 0)
+        sent = course.done + course.counts.get("slots dealt again", 0)
+        return account.balance(tally.keys, tally.values, course.done, sent, self.probes, versions, per_pass)
 
-    def _versions(self, task: Task, course: Course) -> dict[str, int]:
-        """What the model's segments have counted, in slots."""
-        per_version = course.done / course.steps if course.in_steps and course.steps else 1.0
-        return {
-            f"segment {i} on {server}": round(version * per_version)
-            for server, versions in task.versions.items()
-            for i, version in enumerate(versions)
-        }
+
+def _versions(task: Task, course: m.Course) -> dict[str, int]:
+    """What the model's segments have counted, in slots."""
+    per_version = course.done / course.steps if course.in_steps and course.steps else 1.0
+    return {
+        f"segment {i} on {server}": round(version * per_version)
+        for server, versions in task.versions.items()
+        for i, version in enumerate(versions)
+    }

@@ -31,6 +31,7 @@ from shoal.views import words
 from shoal.wire import messages as m
 
 TICK = 0.05  # seconds
+LOOK_WITHIN = 2.0  # seconds: a coordinator that takes longer is taken for dead
 HEALED_FROM = 0.9  # of the work: from there on nobody is hurt
 SETTLE = 15.0  # seconds after the end for copies to be made again
 FORMAT = 1  # of what is kept of clean runs
@@ -181,8 +182,7 @@ class Drill:
         self._resume()
         self._replace()
         share = self._share()
-        if self.nemesis is not None and self.now >= self._next and share < HEALED_FROM:
-            self._hurt()
+        if self.nemesis is not None and self.now >= self._next and share < HEALED_FROM and self._hurt():
             self._next = self.now + self.nemesis.gap()
         board = self.board
         board.seconds, board.share = self.now, share
@@ -230,21 +230,26 @@ class Drill:
 
     # ------------------------------------------------------------ faults
 
-    def _hurt(self) -> None:
+    def _hurt(self) -> bool:
+        """Hurt somebody, by a look that is newer than the decision to; False: there is none yet."""
         assert self.nemesis is not None
-        hurt, seen = self._hurt_now(), self.stage.look_now()
-        view = None if seen is None else seen.view
-        known = (
-            set() if seen is None else {COORDINATOR} | {one.name for one in seen.standing.members if not one.suspected}
-        )
+        seen = self._seen
+        if seen is None:
+            return False
+        fresh = seen.asked - self._began >= self._next
+        if not fresh and self.now - self._next < LOOK_WITHIN:
+            return False
+        # By an old look only workers are hurt: a set may have shrunk since.
+        known = {one.name for one in seen.standing.members if not one.suspected} | ({COORDINATOR} if fresh else set())
+        hurt = self._hurt_now()
         well = [name for name in self.stage.pids if name not in hurt and name in known]
-        sets = [] if view is None else [place.servers for one in view.tables for place in one.places]
+        sets = [place.servers for one in seen.view.tables for place in one.places] if fresh else []
         for fault in self.nemesis.next(Situation(well, sets)):
-            self._do(fault, view)
+            self._do(fault, seen.view)
+        return True
 
-    def _do(self, fault: Fault, view: m.View | None) -> None:
-        members = {} if view is None else {one.name: one.incarnation for one in view.members}
-        owned = [] if view is None else self.stage.owned(view, fault.name)
+    def _do(self, fault: Fault, view: m.View) -> None:
+        members, owned = {one.name: one.incarnation for one in view.members}, self.stage.owned(view, fault.name)
         patient = Patient(fault, self.now, members.get(fault.name, 0), len(owned))
         if fault.kind == "kill":
             self.stage.kill(fault.name)

@@ -117,16 +117,6 @@ class Stage:
     def wait(self, seconds: float) -> Outcome | None:
         return self.training.wait(seconds)
 
-    def look_now(self) -> Seen | None:
-        """A look that begins now; None if the coordinator does not answer."""
-        now = time.monotonic()
-        deadline = now + 2 * LOOK_WITHIN
-        while time.monotonic() < deadline:
-            if self.seen is not None and self.seen.asked >= now:
-                return self.seen
-            self._closing.wait(LOOK_EVERY / 4)
-        return None
-
     @property
     def course(self) -> m.Course | None:
         return None if self.seen is None else self.seen.standing.course

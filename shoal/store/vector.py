@@ -53,9 +53,6 @@ class VectorClock:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VectorClock) and self._counts == other._counts
 
-    def __hash__(self) -> int:
-        return hash(frozenset(self._counts.items()))
-
     def __repr__(self) -> str:
         return f"VectorClock({self._counts})"
 

@@ -33,6 +33,7 @@ from shoal.wire import messages as m
 TICK = 0.05  # seconds
 LOOK_WITHIN = 2.0  # seconds: a coordinator that takes longer is taken for dead
 HEALED_FROM = 0.9  # of the work: from there on nobody is hurt
+RECENT = 1.5  # seconds over which a rate is taken
 SETTLE = 15.0  # seconds after the end for copies to be made again
 FORMAT = 1  # of what is kept of clean runs
 
@@ -50,8 +51,7 @@ class Board:
     """What there is to see while it goes on."""
 
     job: Job
-    seed: int
-    note: str = ""
+    seed: int | None  # None: the clean run
     seconds: float = 0.0
     share: float = 0.0  # of the work that is done
     members: dict[str, str] = field(default_factory=dict)  # how each of them is
@@ -86,12 +86,12 @@ def drill(
     if seconds <= 0:
         raise Invalid(f"{seconds} seconds: needs more than 0")
     dataset = load(job.data, job.seed, progress=audience.note)
-    clean = clean or clean_run(job, dataset, seconds, nemesis.seed, audience)
+    clean = clean or clean_run(job, dataset, seconds, audience)
     job = Job.of({**msgspec.to_builtins(job), "stop": {"steps": clean.steps}})
     return Drill(job, dataset, nemesis, clean, audience).run()
 
 
-def clean_run(job: Job, dataset: Dataset, seconds: float, seed: int, audience: Audience) -> Clean:
+def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience) -> Clean:
     """The same job with nobody at it; kept, since it says the same every time but for noise."""
     timed = Job.of({**msgspec.to_builtins(job), "stop": {"seconds": seconds}})
     folder = cache_folder()
@@ -105,9 +105,8 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, seed: int, audience: A
     except (OSError, msgspec.MsgspecError):
         pass
     audience.note(f"a clean run first, of {words.duration(seconds)}: what to hold the broken one against")
-    run = Drill(timed, dataset, None, Clean(0, None, seconds), audience)
-    report = run.run()
-    if report.why and report.wrong:
+    report = Drill(timed, dataset, None, Clean(0, None, seconds), audience).run()
+    if report.wrong:
         raise ShoalError(f"the clean run did not go well: {report.wrong[0]}: nothing to hold a broken one against")
     found = Clean(report.steps, report.loss, report.seconds)
     if file is not None:
@@ -127,14 +126,14 @@ class Drill:
         self.settings = nemesis or Settings()
         self.nemesis = None if nemesis is None else Nemesis(nemesis)
         self.stage = Stage(job, dataset, self._hear)
-        self.board = Board(job, self.settings.seed, clean_loss=clean.loss)
+        self.board = Board(job, None if nemesis is None else nemesis.seed, clean_loss=clean.loss)
         self.patients: list[Patient] = []
         self.rollbacks = 0
         self._heard: deque[RunEvent] = deque()  # from the coordinator's thread
         self._began = time.monotonic()
         self._next = 0.0
         self._seen: Seen | None = None
-        self._rate: deque[tuple[float, int]] = deque(maxlen=16)
+        self._rate: deque[tuple[float, int]] = deque()
         self._failed = ""
 
     def run(self) -> Report:
@@ -302,7 +301,9 @@ class Drill:
         board = self.board
         match event:
             case Progress():
-                self._rate.append((event.seconds, event.examples))
+                self._rate.append((self.now, event.examples))
+                while self.now - self._rate[0][0] > RECENT and len(self._rate) > 2:
+                    self._rate.popleft()
                 seconds, examples = (self._rate[-1][i] - self._rate[0][i] for i in (0, 1))
                 if seconds > 0:
                     board.throughput.append((self.now, max(0.0, examples / seconds)))

@@ -135,7 +135,8 @@ def _title(board: Board, plain: bool) -> Text:
     job = board.job
     crew = f"{words.many(job.workers, 'worker')} x {words.many(job.servers, 'server')}"
     copies = f"{job.copies} {'copy' if job.copies == 1 else 'copies'}"
-    parts = [words.clean(job.data.source), job.strategy.name, crew, copies, f"seed {board.seed}"]
+    seed = "a clean run first" if board.seed is None else f"seed {board.seed}"
+    parts = [words.clean(job.data.source), job.strategy.name, crew, copies, seed]
     point = (" | " if plain else " · ", "dim")
     shown = Text.assemble(("shoal chaos", "bold magenta"))
     for part in parts:
@@ -193,6 +194,8 @@ def _throughput(board: Board, width: int, plain: bool) -> list[Text]:
     for at, style, _ in board.log:
         if style == "fault" and board.seconds > 0:
             cells[min(len(cells) - 1, int(at / board.seconds * len(cells)))] = "▲"
+    if board.seed is None:
+        return lines
     return [*lines, Text.assemble((f"{'faults':>{side - 2}}  ", "dim"), ("".join(cells), "red"))]
 
 
@@ -209,11 +212,11 @@ def _happening(seconds: float, style: str, text: str, plain: bool) -> Text:
 def _figures(board: Board) -> Text:
     from rich.text import Text
 
-    healed = f"{words.many(board.faults, 'fault')}, {board.recoveries:,} healed"
+    healed = "" if board.seed is None else f"{words.many(board.faults, 'fault')}, {board.recoveries:,} healed   "
     rate = words.rate(board.throughput[-1][1] if board.throughput else None)
-    clean = "" if board.clean_loss is None else f" (clean run {words.loss(board.clean_loss)})"
+    clean = "" if board.clean_loss is None else f" (clean {words.loss(board.clean_loss)})"
     return Text.assemble(
         (healed, "bold"),
-        f"   {board.acknowledged:,} slots acknowledged   {rate}   ",
-        (f"test loss {words.loss(board.loss)}{clean}", "magenta"),
+        f"{board.acknowledged:,} pushes acknowledged   {rate}   ",
+        (f"loss {words.loss(board.loss)}{clean}", "magenta"),
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.benchmarks.commands import bench
+from shoal.chaos.command import chaos
 
 if TYPE_CHECKING:
     from shoal.job import Job
@@ -332,3 +333,4 @@ def limits() -> None:
 
 
 main.add_command(bench)
+main.add_command(chaos)

@@ -67,6 +67,7 @@ class Weather:
     cut: float = 0.0  # the connection ends here; what was under way comes later, by the next one
     flip: float = 0.0  # one bit
     where: tuple[Where, ...] = EVERYWHERE
+    most: int = 1 << 62  # messages that anything but a delay befalls, in all
     only: Callable[[Passing], bool] = lambda passing: True
 
 
@@ -121,7 +122,9 @@ class Proxy:
 
     def __init__(self, seed: int = 0, rewrite: bool = True) -> None:
         self.weather = Weather()
+        self.befallen = 0  # messages that something befell, in this weather and before
         self.counts: Counter[str] = Counter()  # what was done to messages
+        self.seen: Counter[tuple[str, str, str]] = Counter()  # what has passed: (sender, to, kind)
         self.holds: list[Held] = []
         self.selector = selectors.DefaultSelector()
         self.connections: set[Connection] = set()
@@ -210,15 +213,25 @@ class Proxy:
         sender, to = (link.caller, link.target) if up else (link.target, link.caller)
         passing = self._rewritten(Passing(sender, to, _kind(frames), frames))
         self.counts["passed"] += 1
+        self.seen[sender, to, passing.kind] += 1
         for held in self.holds:
             if held.matches(passing):
                 held.keep(link, up, passing)
                 return
         draw, weather = self._random, self.weather
         data, delay = written(passing.frames), draw.uniform(0.0, weather.delay)
-        if not weather.only(passing):
+        if not weather.only(passing) or self.befallen >= weather.most:
             link.schedule(up, data, delay)
             return
+        before = self._faults()
+        self._strike(link, up, passing, data, delay)
+        self.befallen += self._faults() > before
+
+    def _faults(self) -> int:
+        return self.counts.total() - self.counts["passed"]
+
+    def _strike(self, link: Link, up: bool, passing: Passing, data: bytes, delay: float) -> None:
+        draw, weather = self._random, self.weather
         if draw.random() < weather.drop:
             self.counts["dropped"] += 1
             return

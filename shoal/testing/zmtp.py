@@ -60,6 +60,16 @@ def written(frames: Sequence[bytes]) -> bytes:
     return bytes(out)
 
 
+def handshake(name: str) -> bytes:
+    """What a caller of that name says first (a DEALER socket, without keys), if it does not wait for the other side."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0")
+    properties = {b"Socket-Type": b"DEALER", b"Identity": name.encode()}
+    body = _READY + b"".join(
+        bytes((len(key),)) + key + struct.pack(">I", len(value)) + value for key, value in properties.items()
+    )
+    return greeting.ljust(GREETING, b"\0") + bytes((COMMAND, len(body))) + body
+
+
 def head(size: int, more: bool) -> bytes:
     """What stands before a frame: its flags and its length."""
     if size < 256:

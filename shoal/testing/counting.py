@@ -186,6 +186,10 @@ class Crowd:
                 found += [_decoder.decode(line) for line in whole.splitlines()]
         return sorted(found, key=lambda record: record.time)
 
+    def begun(self, column: int) -> int:
+        """How many pushes it has sent, or is about to."""
+        return sum(isinstance(one, Begin) and one.kind == "push" for one in self.history(column))
+
     def acknowledged(self, column: int) -> int:
         history = self.history(column)
         pushes = {one.call for one in history if isinstance(one, Begin) and one.kind == "push"}

@@ -67,6 +67,8 @@ class Weather:
     cut: float = 0.0  # the connection ends here; what was under way comes later, by the next one
     flip: float = 0.0  # one bit
     where: tuple[Where, ...] = EVERYWHERE
+    alter: float = 0.0  # what ``change`` makes of them instead
+    change: Callable[[Passing], Frames] = lambda passing: passing.frames
     most: int = 1 << 62  # messages that anything but a delay befalls, in all
     only: Callable[[Passing], bool] = lambda passing: True
 
@@ -240,6 +242,9 @@ class Proxy:
             self.counts["repeated late" if late else "repeated"] += 1
             again = draw.uniform(0.0, weather.later) if late else 0.0
             link.schedule(up, data, delay + again, in_order=not late)
+        if draw.random() < weather.alter:
+            self.counts["altered"] += 1
+            data = written(weather.change(passing))
         if draw.random() < weather.flip:
             where = draw.choice(weather.where)
             self.counts[f"flipped in {where}"] += 1

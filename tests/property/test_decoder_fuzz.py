@@ -157,7 +157,7 @@ def test_damaged_messages_are_a_message_or_a_wire_error(
        st.sampled_from(["push", "pull", "view", "create", "told", "welcome", "heartbeat", "values"]))  # fmt: skip
 def test_well_formed_nonsense_is_a_message_or_a_wire_error(nonsense: Any, tag: str) -> None:
     body = [tag, *nonsense] if isinstance(nonsense, list) else [tag, nonsense]
-    decoded(OPENING + msgspec.msgpack.encode(body), [])
+    decoded(coding.sealed(msgspec.msgpack.encode(body)), [])
 
 
 # ---------------------------------------------------------------- a server

@@ -255,4 +255,4 @@ def test_an_array_that_is_too_long_is_refused() -> None:
 
 def test_a_message_is_known_by_its_class_in_lower_case() -> None:
     assert coding.name_of(PUSH) == "push"
-    assert msgspec.msgpack.decode(coding.encode(m.Done(3))[2:]) == ["done", 3]
+    assert msgspec.msgpack.decode(coding.encode(m.Done(3))[coding.HEAD :]) == ["done", 3]

@@ -91,6 +91,17 @@ def bench_checkpoint(quick: bool, folder: Path | None, json_file: Path | None) -
     _show_bench(table(results), results, json_file)
 
 
+@bench.command("clocks")
+@click.option("--quick", is_flag=True, help="Fewer sizes and tasks.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_clocks(quick: bool, json_file: Path | None) -> None:
+    """Vector clocks of ranges against a clock for every key: memory, and the time of a task."""
+    from shoal.benchmarks.clocks import FULL, QUICK, measure, table
+
+    results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
+    _show_bench(table(results), results, json_file)
+
+
 def _show_bench(shown: object, results: object, json_file: Path | None) -> None:
     import msgspec
     from rich.console import Console

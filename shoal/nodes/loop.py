@@ -131,9 +131,9 @@ class Loop:
                     self.listener(event)
                 case Connect(name, ""):
                     self.transport.disconnect(name)
-                case Connect(name, address):
+                case Connect(name, address, mutual):
                     with contextlib.suppress(Invalid):  # an address that cannot be: calls to it end as unanswered
-                        self.transport.connect(name, address)
+                        self.transport.connect(name, address, mutual)
 
     def stop(self) -> None:
         """End ``run``, from any thread."""

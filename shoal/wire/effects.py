@@ -113,6 +113,7 @@ class Connect:
 
     name: str
     address: str
+    mutual: bool = False  # it calls us, too, under its own name
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from shoal.chaos.command import chaos
 from shoal.simulation.command import simulate
 
 if TYPE_CHECKING:
+    from shoal.folder import Folder
     from shoal.job import Job
     from shoal.run import Run
 
@@ -47,7 +48,7 @@ class Wrong(click.ClickException):
 
 
 @main.command()
-@click.argument("data", metavar="DATA|JOB.toml")
+@click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge or squared.")
 @click.option("--strategy", help="sync, bounded or async.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
@@ -60,9 +61,15 @@ class Wrong(click.ClickException):
 @click.option("--seed", type=int, help="Of the order of the rows, and of rows that are made up.")
 @click.option("--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of a job; may be repeated.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The run's folder.  [default: runs/...]")
+@click.option(
+    "--resume",
+    metavar="RUN",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Go on with the run in this folder, from its newest checkpoint.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train(
-    data: str,
+    data: str | None,
     model: str | None,
     strategy: str | None,
     workers: int | None,
@@ -73,6 +80,7 @@ def train(
     seed: int | None,
     changes: tuple[str, ...],
     out: Path | None,
+    resume: Path | None,
     as_json: bool,
 ) -> None:
     """Train a model on DATA (a name of `shoal data list`, or a file), or as JOB.toml says.
@@ -80,10 +88,17 @@ def train(
     \b
     shoal train clicks --workers 4 --servers 2
     shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
+    shoal train --resume runs/clicks-logistic-async-1 --workers 8
+
+    The same command again with the same --out goes on with a run that did not end.
     """
     from shoal.errors import Invalid, ShoalError
-    from shoal.job import Job, changed, value_of
+    from shoal.job import value_of
 
+    if resume is None and data is None:
+        raise click.UsageError("nothing to train on: give DATA, a JOB.toml, or a run to go on with (--resume)")
+    if resume is not None and (data is not None or out is not None):
+        raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
     given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -93,8 +108,7 @@ def train(
             raise click.BadParameter(f"{change!r}: write it as a.b=c", param_hint="--set")
         settings[name.strip()] = value_of(value.strip())
     try:
-        job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
-        run = _train(job, out, as_json)
+        run = _train(data or "", settings, out, as_json) if resume is None else _resume(resume, settings, as_json)
     except Invalid as error:
         raise Wrong(str(error)) from None
     except ShoalError as error:
@@ -110,13 +124,30 @@ def train(
         raise click.ClickException(why) from None
 
 
-def _train(job: Job, out: Path | None, quiet: bool) -> Run:
+def _train(data: str, settings: dict[str, Any], out: Path | None, quiet: bool) -> Run:
     from shoal.folder import Folder
+    from shoal.job import Job, changed
+    from shoal.resuming import open_folder
+
+    job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
+    name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.loss}-{job.strategy.name}"
+    folder = open_folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
+    return _run(job, folder, quiet)
+
+
+def _resume(path: Path, settings: dict[str, Any], quiet: bool) -> Run:
+    from shoal.resuming import finished, reopen
+
+    if (run := finished(path, settings)) is not None:
+        click.echo(f"{click.format_filename(path)} is finished: there is nothing to go on with", err=True)
+        return run
+    return _run(*reopen(path, settings), quiet)
+
+
+def _run(job: Job, folder: Folder, quiet: bool) -> Run:
     from shoal.run import execute
     from shoal.views.terminal import view
 
-    name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.loss}-{job.strategy.name}"
-    folder = Folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
     for number in (signal.SIGTERM, signal.SIGHUP):  # a scheduler, a terminal that was closed: as Ctrl-C
         signal.signal(number, _interrupt)
     try:
@@ -124,7 +155,10 @@ def _train(job: Job, out: Path | None, quiet: bool) -> Run:
             return execute(job, folder, None if quiet and not sys.stderr.isatty() else show, show.note)
     except KeyboardInterrupt:
         if (folder.path / "summary.json").exists():
-            raise KeyboardInterrupt(f"; what was learned so far is in {folder.path}") from None
+            shown = click.format_filename(folder.path)
+            raise KeyboardInterrupt(
+                f"; what was learned so far is in {shown}; go on with it: shoal train --resume {shown}"
+            ) from None
         raise
 
 

@@ -21,6 +21,7 @@ from shoal.job import Job, changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
+    from shoal.run import Run
     from shoal.store.checkpoint import Manifest
 
 MAY_CHANGE = ("workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch")
@@ -56,6 +57,22 @@ def open_folder(out: Path, job: Job) -> Folder:
     return folder
 
 
+def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
+    """The run that lies there, if it has ended well; unless it is to end otherwise now: then it goes on."""
+    from shoal.run import Run
+
+    if not is_finished(path) or job_of(path, changes).stop != job_of(path).stop:
+        return None
+    return Run.load(path.absolute())
+
+
+def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, Folder]:
+    """A run that is to go on, with some settings changed."""
+    job_of(path, changes)  # says what is wrong, before the folder is taken
+    folder = Folder.again(path)
+    return job_of(path, changes), folder
+
+
 def is_finished(path: Path) -> bool:
     """A run that ended, and well."""
     try:
@@ -79,7 +96,7 @@ def job_of(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
 def check_same(path: Path, was: Job, now: Job) -> None:
     if different := differences(was, now):
         raise Invalid(
-            f"{path} has a run of another job in it ({'; '.join(different)}): choose another folder, or remove it"
+            f"{path} has a run of another job in it ({'; '.join(different)}): leave that as it was, or choose another folder"
         )
 
 

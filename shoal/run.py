@@ -20,7 +20,7 @@ from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Sta
 from shoal.folder import EventCall, Folder, Log
 from shoal.job import Job, changed
 from shoal.limits import MB
-from shoal.resuming import Taken, is_finished, job_of, open_folder, take_up
+from shoal.resuming import Taken, finished, open_folder, reopen, take_up
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
@@ -116,10 +116,9 @@ def train(
     if resume is not None:
         if data is not None or out is not None:
             raise Invalid("resume goes on with a run as its folder has it: leave data and out away")
-        job = job_of(Path(resume), changes)
-        if is_finished(Path(resume)) and job.stop == job_of(Path(resume)).stop:
-            return Run.load(Path(resume))  # there is nothing more to do
-        folder = Folder.again(Path(resume))
+        if (ended := finished(Path(resume), changes)) is not None:
+            return ended
+        job, folder = reopen(Path(resume), changes)
     elif isinstance(data, Job):
         job = Job.of(changed(msgspec.to_builtins(data), changes))
     elif data is None:

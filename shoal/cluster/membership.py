@@ -8,7 +8,7 @@ silence: nobody could take its place, and it may come back with everything it ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -111,15 +111,13 @@ class Roster:
             self._without(name)
         self.changed()
 
-    def silent(self, now: int) -> list[str]:
-        """Members that must go, and suspicion for those that are late."""
-        dead = []
-        for name, person in self.people.items():
+    def silent(self, now: int) -> Iterator[str]:
+        """Members that must go, and suspicion for those that are late. Whoever is named is removed before the next is."""
+        for name, person in list(self.people.items()):
             silence = now - person.heard
             person.suspected = silence >= limits.SUSPECT_AFTER
             if silence >= limits.DEAD_AFTER and not self._is_last_holder(name):
-                dead.append(name)
-        return dead
+                yield name
 
     def servers(self) -> list[str]:
         return [name for name, person in self.people.items() if person.member.role == "server"]

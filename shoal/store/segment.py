@@ -151,6 +151,10 @@ class Segments(Part):
         outcome = Outcome(list(log.append(now, entry, self.extent.ranges, self.extent.numbers)))
         return outcome + self.advance(now)
 
+    def repeat(self, now: int, change: m.Change) -> Outcome:
+        """Make a change that may be known: where it is, it changes nothing."""
+        return self._make(now, change, None, None, self.extent.whole)
+
     def advance(self, now: int) -> Outcome:
         """Make the changes that all copies have, in order."""
         outcome = Outcome()

@@ -153,7 +153,6 @@ class Resumed(Happening, frozen=True, kw_only=True):
     checkpoint: int | None  # its number; None: there was none, and it begins anew
     steps: int  # in that checkpoint
     slots: list[tuple[int, int]] = []  # what was counted after it and is done again: from the first up to the second
-    refused: list[str] = []  # newer checkpoints that are damaged, and how
 
 
 class RolledBack(Happening, frozen=True, kw_only=True):

@@ -115,6 +115,12 @@ class Cluster:
         self._looking = Looking(self._transport)
         atexit.register(_close_quietly, weakref.ref(self))
 
+    def begin_with(self, record: bytes) -> None:
+        """This stands in the journal before the coordinator is there to read it."""
+        self._journal.rewrite([*self._journal.records, record])
+        if self._journal.path is not None and self._journal.records[-1:] != [record]:
+            raise Invalid(f"cannot write the journal {self._journal.path}: make room on the disk, and start it again")
+
     @property
     def address(self) -> str:
         """Where other processes of this machine reach it: ``shoal.connect(address)``."""

@@ -179,6 +179,30 @@ def counted_everywhere(books: Iterable[m.Books], per_pass: int) -> Runs:
     return joined(out)
 
 
+def to_begin_with(state: State, counted: Runs | None = None, seconds: float = 0.0) -> State:
+    """What a new run has that goes on from a checkpoint: nobody is here, and what was not judged was never asked for.
+
+    ``counted``, if the model says better than the state what it contains. Time is never taken back: at least so many
+    ``seconds`` have passed.
+    """
+    account = state.account
+    found = account.judgements.found
+    judgements = msgspec.structs.replace(
+        account.judgements, asked=found, held=found, at={n: at for n, at in account.judgements.at.items() if n == found}
+    )
+    traffic = Traffic(dict(account.traffic)).totals()
+    account = msgspec.structs.replace(
+        account,
+        begun=False,
+        finished=False,
+        seconds=max(seconds, account.seconds),
+        dealt=0,
+        judgements=judgements,
+        traffic={0: traffic},
+    )
+    return msgspec.structs.replace(state, counted=state.counted if counted is None else counted, account=account)
+
+
 def finite(value: float) -> float | None:
     """JSON has no infinity."""
     return value if math.isfinite(value) else None

@@ -16,7 +16,7 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 LEVELS = (
     ("cli",),
     ("frontends", "testing", "benchmarks", "chaos"),
-    ("run", "folder"),  # a run and its folder know each other
+    ("run", "folder", "resuming"),  # a run and its folder know each other
     ("views",),
     ("launch", "simulation"),
     ("nodes",),

@@ -62,9 +62,9 @@ class KV:
         """Steps that this worker has pushed."""
         return self._client.clock
 
-    def create(self, name: str, spec: Table) -> None:
-        """Make a table; returns when every server has it."""
-        self._do(lambda: self._client.create(name, spec)).result()
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> None:
+        """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from."""
+        self._do(lambda: self._client.create(name, spec, starts, origin)).result()
 
     def drop(self, name: str) -> None:
         """Forget a table and all that is in it."""

@@ -79,6 +79,10 @@ class KV:
         """How far workers may run ahead of the slowest, from now on."""
         self._do(lambda: self._client.set_max_delay(table, max_delay)).result()
 
+    def save(self, seconds: float | None = None) -> None:
+        """Have the run make a checkpoint now; returns when it is on disk, or could not be."""
+        self._do(self._client.save).result(seconds)
+
     def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
         """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``void=``, ``after=[tasks]``."""
         return self._on_table(table, lambda: self._client.push(table, keys, values, **settings))

@@ -354,9 +354,9 @@ class Coordinator:
 
     def _undo(self, number: int, reason: str) -> list[Effect]:
         """A server could not set a table up: the table is dropped, and who asked for it is told why."""
-        if self.dealing is not None and any(one.number == number and one.origin for one in self.roster.tables.values()):
-            if not any(one.number == number for one in self._settling):
-                return self.dealing.fail(f"the run cannot go back to its checkpoint: {reason}")
+        made = any(one.number == number for one in self._settling)
+        if not made and self.dealing is not None and any(one.number == number for one in self.roster.tables.values()):
+            return self.dealing.fail(f"the run cannot go back to its checkpoint: {reason}")
         for one in [one for one in self._settling if one.number == number]:
             self._settling.remove(one)
             if one.table in self.roster.tables and self.roster.tables[one.table].number == number:

@@ -121,6 +121,10 @@ class Client(Dispatch):
         self._new.append(op)
         return op.task
 
+    def save(self) -> Task:
+        """Make a checkpoint, where the run keeps any."""
+        return self._admin("make a checkpoint", m.Save)
+
     def refresh(self) -> Task:
         return self._admin("refresh the view", m.Refresh)
 

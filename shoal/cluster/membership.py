@@ -8,8 +8,9 @@ silence: nobody could take its place, and it may come back with everything it ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -111,15 +112,13 @@ class Roster:
             self._without(name)
         self.changed()
 
-    def silent(self, now: int) -> list[str]:
-        """Members that must go, and suspicion for those that are late."""
-        dead = []
-        for name, person in self.people.items():
+    def silent(self, now: int) -> Iterator[str]:
+        """Members that must go, and suspicion for those that are late. Whoever is named is removed before the next is."""
+        for name, person in list(self.people.items()):
             silence = now - person.heard
             person.suspected = silence >= limits.SUSPECT_AFTER
             if silence >= limits.DEAD_AFTER and not self._is_last_holder(name):
-                dead.append(name)
-        return dead
+                yield name
 
     def servers(self) -> list[str]:
         return [name for name, person in self.people.items() if person.member.role == "server"]
@@ -143,23 +142,33 @@ class Roster:
         self.tables_made += 1
         return self.tables_made
 
-    def create(self, name: str, spec: Table, number: int | None = None) -> Placed:
+    def create(
+        self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", number: int | None = None
+    ) -> Placed:
         """Place a table's segments on the servers there are."""
         self.check_create(name, spec)
         servers = self.servers()
-        ranges = segments_of(spec, len(servers))
+        starts = list(starts) or [keys.start for keys in segments_of(spec, len(servers))]
+        _check_starts(starts, spec)
         number = self.number_table() if number is None else number
-        holders = placement.place(number, len(ranges), servers, self.copies)
-        placed = Placed(
-            number,
-            name,
-            spec,
-            [keys.start for keys in ranges],
-            [Place(self.number + 1, list(names), since=self.number + 1) for names in holders],
-        )
-        self.tables[name] = placed
+        holders = placement.place(number, len(starts), servers, self.copies)
+        places = [Place(self.number + 1, list(names), since=self.number + 1) for names in holders]
+        placed = self.tables[name] = Placed(number, name, spec, starts, places, origin)
         self.changed()
         return placed
+
+    def roll_back(self, origins: dict[str, tuple[list[int], str]]) -> None:
+        """Everybody begins again: tables under new numbers, from where ``origins`` says (or from their initial values).
+
+        Whoever is no server is removed, and comes back as a new incarnation: what they sent before counts nowhere.
+        """
+        self.generation += 1
+        for name in [name for name, person in self.people.items() if person.member.role != "server"]:
+            self.remove(name, "the run went back to a checkpoint")
+        for name, table in list(self.tables.items()):
+            del self.tables[name]
+            starts, origin = origins.get(name, (table.starts, ""))
+            self.create(name, table.spec, starts, origin)
 
     def drop(self, name: str) -> None:
         if name not in self.tables:
@@ -280,6 +289,13 @@ class Roster:
             return False
         self.tables[table.name] = replace(table, places=places)
         return True
+
+
+def _check_starts(starts: Sequence[int], spec: Table) -> None:
+    if not 1 <= len(starts) <= limits.SEGMENTS_PER_TABLE or starts[0] != 0 or starts[-1] >= spec.span:
+        raise Invalid(f"{len(starts)} segments: they begin at 0, and all of them lie below {spec.span}")
+    if any(one >= other for one, other in pairwise(starts)):
+        raise Invalid("the starts of segments are sorted, each once")
 
 
 def _with_delay(spec: Table, max_delay: int | None) -> Table:

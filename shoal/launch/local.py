@@ -265,12 +265,12 @@ class ThreadCluster(Cluster):
         self._wait_for_servers(self._servers)
 
     def _coordinate(self) -> None:
-        dealing = None
+        dealing, saving = None, None
         if self._run_facts is not None:
-            from shoal.launch.coordination import dealing_of
+            from shoal.launch.coordination import dealing_of, saving_of
 
-            dealing = dealing_of(self._run_facts)
-        node = Coordinator(copies=self._copies, journal=self._journal.records, dealing=dealing)
+            dealing, saving = dealing_of(self._run_facts), saving_of(self._run_facts)
+        node = Coordinator(copies=self._copies, journal=self._journal.records, dealing=dealing, saving=saving)
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
         if self._telling is not None:
             self._coordinator.listener = self._telling

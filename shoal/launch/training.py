@@ -96,7 +96,7 @@ class Training:
         self._folder = folder
         self._course = NOTHING  # how far it is, as far as we know
         self._cluster = _cluster_of(job, Journal(folder / "coordinator.journal" if folder is not None else None))
-        self._cluster.train(coordination.Facts.of(job, dataset), self._heard)
+        self._cluster.train(coordination.Facts.of(job, dataset, folder), self._heard)
         if resume is not None:
             state = msgspec.json.decode(resume[1].state, type=State)
             self._cluster.begin_with(msgspec.msgpack.encode(Whole(state)))
@@ -241,6 +241,9 @@ class Training:
     def interrupted(self) -> Outcome:
         """Somebody wants it to end now: judge what the servers have, if they still answer, and say how it stands."""
         self._why = self._why or "interrupted"
+        if self._folder is not None and self._course.done:
+            with contextlib.suppress(ShoalError, AttributeError):  # what was saved last will do
+                self._client.save(limits.DRAIN / limits.SECOND)
         try:
             pulled = self._client.pull(TABLE, slice(None)).result(limits.DRAIN / limits.SECOND)
             if self._evaluator is not None:

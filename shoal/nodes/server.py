@@ -8,13 +8,20 @@ comes meanwhile waits its turn, so that a table is touched by one thread only.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
 
 from shoal import limits
 from shoal.cluster.member import Membership
-from shoal.store.holding import FromServer, Holding, Loader
+from shoal.files import Disk
+from shoal.store import checkpoint
+from shoal.store.holding import FromServer, Holding
+from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
+from shoal.store.segment import Segments
+from shoal.store.snapping import Snapping
 from shoal.wire import messages as m
-from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Wake
+from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
 
 Request = m.Push | m.Pull | m.Park | m.Ask
 _EARLY = 64  # messages of other servers that wait for a view
@@ -30,13 +37,15 @@ class Server:
         token: str,
         address: str = "",
         inline: int = limits.INLINE_ELEMENTS,
-        load: Loader | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self.name = name
         self.member = Membership(name, "server", token, address)
         self.member.reaches = {"server"}
         self.tables: dict[int, Holding] = {}
-        self._load = load  # reads segments of a checkpoint
+        self._disk = disk or Disk()
+        self._snapping = Snapping(self._disk)
+        self._stores = 0
         self.counts: Counter[str] = Counter()
         self._inline = inline
         self._members: dict[int, m.Member] = {}
@@ -55,6 +64,10 @@ class Server:
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
+            case Received(sender, m.Snap()) if sender == self.member.coordinator:
+                effects = self._queue(now, event)
+            case Stored():
+                effects = self._snapping.stored(self.member.incarnation, event)
             case Received(sender, message) if sender == self.member.coordinator:
                 effects = self._greeting(now, message)
             case Computed(token, _, error) if token == self._token and self._works:
@@ -83,6 +96,7 @@ class Server:
             self._members.clear()
             self._backlog.clear()
             self._early.clear()
+            self._snapping = Snapping(self._disk)
             self._works.clear()
             self._view_waits = False
             self._token += 1  # what is still being computed comes back to nobody
@@ -131,7 +145,7 @@ class Server:
         for table in new:
             try:
                 holding = Holding(self.name, self.member.incarnation, table, self._inline)
-                holding.set_up(servers, self._load if table.origin else None)
+                holding.set_up(servers, self._loaded if table.origin else None)
                 made[table.number] = holding
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
@@ -164,6 +178,8 @@ class Server:
             if holding is None:
                 return []
             return self._carry_on(holding.heard(now, event.sender, request, event.arrays))
+        if isinstance(request, m.Snap):
+            return self._carry_on(self._snap(now, event.sender, request))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
             return [Send(event.sender, stopped)]
@@ -176,6 +192,44 @@ class Server:
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
+        return list(checkpoint.images(self._disk, Path(table.origin), table, segments))
+
+    def _snap(self, now: int, sender: str, snap: m.Snap) -> Outcome:
+        """Write the segments that are ours, as they are at the step named, while everything goes on."""
+        holding = self.tables.get(snap.table)
+        if holding is None or holding.own is None or holding.opening or snap.view > self.member.shown:
+            return Outcome()  # it is asked again
+        own, incarnation = holding.own, self.member.incarnation
+        cut, effects = self._snapping.ask(sender, incarnation, snap, own.segments)
+        outcome = Outcome(effects)
+        if not cut:
+            return outcome
+        found = own.cut(now, snap.clock, lambda now: self._write(sender, snap, holding, own, cut))
+        if found is None:
+            return Outcome([self._snapping.late(sender, incarnation, snap, int(own.version.max()))])
+        return outcome + found
+
+    def _write(self, sender: str, snap: m.Snap, holding: Holding, own: Segments, cut: list[int]) -> Outcome:
+        """Copy them, one after another, and hand each to the disk."""
+
+        def copy(segment: int) -> Work:
+            images: list[Image] = []
+
+            def hand_over(now: int) -> Outcome:
+                self._stores += 1
+                return Outcome([self._snapping.write(self._stores, sender, snap, holding.placed.name, images)])
+
+            return Work(lambda: images.append(own.image(segment)), hand_over, None)
+
+        if holding.own is not own:
+            return Outcome()  # they have changed hands: this one is given up
+        if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
+            return Outcome([self._snapping.late(sender, self.member.incarnation, snap, int(own.version.max()))])
+        return Outcome(works=[copy(segment) for segment in cut])
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""

@@ -102,9 +102,10 @@ class Client(Dispatch):
         self._new.append(op)
         return op.task
 
-    def create(self, name: str, spec: Table) -> Task:
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> Task:
+        """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``."""
         plain, name = checked(spec), _name(name)
-        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain))
+        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin))
 
     def drop(self, name: str) -> Task:
         name = _name(name)
@@ -119,6 +120,10 @@ class Client(Dispatch):
         op = Admin(Task(what), message, kind)
         self._new.append(op)
         return op.task
+
+    def save(self) -> Task:
+        """Make a checkpoint, where the run keeps any."""
+        return self._admin("make a checkpoint", m.Save)
 
     def refresh(self) -> Task:
         return self._admin("refresh the view", m.Refresh)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.store.ledger import Marks, Mask, Numbers, Stream
-from shoal.wire.messages import Clocked, Counts
+from shoal.wire.messages import Change, Clocked, Counts
 
 
 @dataclass(slots=True)
@@ -149,6 +149,18 @@ class Clocks:
         for incarnation in self._workers:
             np.maximum(level, self._clock(incarnation).mark, out=level)
         return level
+
+    def entries(self) -> list[Change]:
+        """How the workers came here, as changes: to those who know it they change nothing."""
+        found: list[Change] = []
+        for incarnation, worker in self._workers.items():
+            if worker.spell < 0:
+                continue
+            spell, entered = worker.spell, worker.entered
+            enter = Change(0, "enter", incarnation=incarnation, spell=spell, entered=entered, name=worker.name)
+            park = Change(0, "park", incarnation=incarnation, spell=spell)
+            found += [enter, park] if worker.parked else [enter]
+        return found
 
     def shown(self) -> dict[str, int]:
         """By worker, its lowest clock; of one that is parked, below zero."""

@@ -252,7 +252,11 @@ class Holding:
         for key, other in others.items():
             self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
         self._drop_follows()
-        return outcome + self._relink(now)
+        outcome += self._relink(now)
+        if self.own is not None:  # who had entered the new ones only is known in all by now: the copies must hear of it
+            for change in self.own.clocks.entries():
+                outcome += self.own.repeat(now, change)
+        return outcome
 
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
         """Another set of segments is ours: who asked for something asks again by the new view."""

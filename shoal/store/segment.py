@@ -46,6 +46,7 @@ class Segments(Part):
         self._open: dict[int, OpenStep] = {}  # by step
         self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
         self._waiting: dict[tuple[str, int], Asker] = {}  # pulls
+        self._cut: tuple[int, Later] | None = None  # at this version somebody wants a snapshot
         self._promised: dict[tuple[str, int], Asker] = {}  # what waits until it is on all copies
         self._closing = any(
             entry.change.kind == "step" for entry in self.log.entries
@@ -151,6 +152,10 @@ class Segments(Part):
         outcome = Outcome(list(log.append(now, entry, self.extent.ranges, self.extent.numbers)))
         return outcome + self.advance(now)
 
+    def repeat(self, now: int, change: m.Change) -> Outcome:
+        """Make a change that may be known: where it is, it changes nothing."""
+        return self._make(now, change, None, None, self.extent.whole)
+
     def advance(self, now: int) -> Outcome:
         """Make the changes that all copies have, in order."""
         outcome = Outcome()
@@ -249,6 +254,10 @@ class Segments(Part):
         opened = self._open.get(step)
         if opened is None or self._closing:
             return Outcome()
+        if self._cut is not None and step >= self._cut[0]:
+            outcome = self._cut_now(now)
+            outcome.works.append(Work(lambda: None, self._close_steps, None))
+            return outcome
         ready = opened.complete() & (self.version == step)
         if not ready.any():
             return Outcome()
@@ -270,11 +279,30 @@ class Segments(Part):
         for asker in self._taken(step):
             outcome += self._answer_push(now, asker, new=True)
         outcome += self._release()
+        if self._cut is not None and int(self.version.min()) >= self._cut[0]:
+            outcome += self._cut_now(now)
         if not outcome.works:
             return outcome + self._close_steps(now)
         # Long pulls read this version: the next step must not be taken before they have.
         outcome.works.append(Work(lambda: None, self._close_steps, None))
         return outcome
+
+    # ------------------------------------------------------------ snapshots
+
+    def cut(self, now: int, clock: int, then: Later) -> Outcome | None:
+        """Call this when every segment is as it is after so many steps, before any goes on. None: that is past."""
+        if clock >= 0:
+            if int(self.version.max()) > clock:
+                return None
+            if int(self.version.min()) < clock:
+                self._cut = (clock, then)
+                return Outcome()
+        return then(now)
+
+    def _cut_now(self, now: int) -> Outcome:
+        assert self._cut is not None
+        (_, then), self._cut = self._cut, None
+        return then(now)
 
     def _taken(self, step: int) -> list[Asker]:
         """Those whose slot of this step is counted now in all the segments they named."""

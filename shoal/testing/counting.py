@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from shoal.events import Begin, End, Event, Note
-from shoal.limits import INLINE_ELEMENTS, MILLISECOND
+from shoal.limits import INLINE_ELEMENTS
 from shoal.nodes.blocking import KV
 from shoal.nodes.loop import Loop
 from shoal.nodes.worker import Worker
@@ -75,6 +75,8 @@ class Diary(Scribe):
         super().__init__(orders.plan, time.monotonic_ns)
         self.history = Lines(orders.history)
         self._calls = orders.life * _CALLS
+        self.broken: set[str] = set()  # whose push failed for good
+        self.on_broken = lambda worker: self.broken.add(worker.name)
 
 
 class Hand(Dealer):
@@ -94,7 +96,7 @@ def plan_of(kind: Any, workers: int, slots: int, servers: int = 2, **settings: A
         "slots_per_pass": None,
         "dense": True,
         "inline": INLINE_ELEMENTS,
-        "think": 4 * MILLISECOND,
+        "think": 4,
         **settings,
     }
     return Plan(servers=servers, workers=workers, kind=kind, slots=slots, **given)

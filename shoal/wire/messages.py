@@ -129,6 +129,8 @@ class Create(Message, frozen=True):
     request: int
     name: str
     spec: Table
+    starts: list[Count] = []  # of its segments; empty: as the servers there are suggest
+    origin: str = ""  # the folder of a checkpoint that has its rows
 
 
 class Drop(Message, frozen=True):
@@ -202,6 +204,12 @@ class Standing(Message, frozen=True):
     course: Course | None  # of the run, if there is one
     checkpoint: str  # the newest one; empty: none
     counts: dict[str, int]  # what happened to the coordinator
+
+
+class Save(Message, frozen=True):
+    """Client to coordinator: "make a checkpoint now, and tell me when it is there"."""
+
+    request: int
 
 
 class Done(Message, frozen=True):
@@ -604,6 +612,6 @@ class No(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Look | Standing | Done | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Park | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
 )  # fmt: skip

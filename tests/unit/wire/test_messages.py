@@ -63,6 +63,7 @@ EXAMPLES: list[m.Message] = [
         "00000003",
         {"fenced": 1},
     ),
+    m.Save(1),
     m.Done(1),
     m.Want(1, 5, 8),
     m.Want(1, 5, 0, [(0, 4), (6, 7)], [(9, 12)], {8: "not finite"}, 1_024, 3.5, 1 << 40, 7, True),

@@ -13,12 +13,11 @@ import click
 
 from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
+from shoal.simulation.command import simulate
 
 if TYPE_CHECKING:
     from shoal.job import Job
     from shoal.run import Run
-    from shoal.simulation.many import Tally
-    from shoal.simulation.run import Verdict
 
 
 class Commands(click.Group):
@@ -209,115 +208,6 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
 
 
 @main.command()
-@click.option("--seed", type=int, help="Run this one seed.")
-@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
-@click.option("--first", type=int, default=0, show_default=True, help="The first of them.")
-@click.option("--jobs", type=click.IntRange(1), help="Processes to run them in.  [default: one for each core]")
-@click.option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
-@click.option("--trace", is_flag=True, help="With --seed: print every message.")
-@click.option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def simulate(
-    seed: int | None,
-    seeds: int,
-    first: int,
-    jobs: int | None,
-    mutant: str | None,
-    trace: bool,
-    history: Path | None,
-    as_json: bool,
-) -> None:
-    """Run whole clusters in one thread, with faults, from seeds; check every promise.
-
-    Exit code 1 if a promise was broken. A seed is all that is needed to see it again: --seed N --trace.
-    """
-    from shoal.simulation.mutants import MUTANTS, mutated
-
-    if mutant == "list":
-        for name, make in MUTANTS.items():
-            click.echo(f"  {name:32}{make.__doc__}")
-        return
-    if mutant and mutant not in MUTANTS:
-        raise click.BadParameter(
-            f"no mutant {mutant!r}: `shoal simulate --mutant list` names them", param_hint="--mutant"
-        )
-    if seed is None:
-        if trace or history:
-            raise click.UsageError("--trace and --history go with one --seed")
-        _simulate_many(range(first, first + seeds), jobs, mutant or "", as_json)
-        return
-    from shoal.simulation.run import simulate as run_one
-
-    if history:
-        try:
-            history.touch()  # before the work, not after it
-        except OSError as error:
-            raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
-    with mutated(mutant or ""):
-        verdict = run_one(seed, click.echo if trace else None)
-    if history:
-        from shoal.events import write
-
-        write(history, verdict.history)
-    _show_one(verdict, as_json)
-    raise SystemExit(0 if verdict.ok else 1)
-
-
-def _show_one(verdict: Verdict, as_json: bool) -> None:
-    import json
-
-    if as_json:
-        facts = {
-            "seed": verdict.plan.seed,
-            "plan": str(verdict.plan),
-            "ok": verdict.ok,
-            "violations": [str(one) for one in verdict.violations],
-            "events": verdict.events,
-            "virtual_seconds": verdict.seconds,
-            "digest": verdict.digest,
-            "counts": dict(verdict.counts),
-        }
-        click.echo(json.dumps(facts, indent=2))
-        return
-    click.echo(str(verdict.plan))
-    click.echo(f"{verdict.events:,} events in {verdict.seconds:.1f} virtual seconds, hash {verdict.digest}")
-    for what, count in sorted(verdict.counts.items()):
-        click.echo(f"  {count:6,}  {what}")
-    for violation in verdict.violations:
-        click.secho(f"broken: {violation}", fg="red")
-    if verdict.ok:
-        click.secho("every promise held", fg="green")
-
-
-def _simulate_many(seeds: range, jobs: int | None, mutant: str, as_json: bool) -> None:
-    import json
-
-    from shoal.simulation.many import simulate_many
-
-    def progress(tally: Tally) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events", nl=False, err=True)
-
-    tally = simulate_many(seeds, jobs, mutant, progress)
-    if sys.stderr.isatty():
-        click.echo("", err=True)
-    if as_json:
-        click.echo(json.dumps(tally.facts(), indent=2))
-    else:
-        click.echo(f"{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
-        for what, count in sorted((+tally.counts).items()):
-            click.echo(f"  {count:9,}  {what}")
-        for plan, violation in list(dict(reversed(tally.broken)).items())[:10]:  # one of each seed
-            click.secho(f"{plan}\n  broken: {violation}", fg="red")
-        if tally.broken:
-            again = f"shoal simulate --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
-            click.echo(f"{len(tally.broken)} promises broken; see one again: {again} --trace")
-        else:
-            click.secho("every promise held in all of them", fg="green")
-    raise SystemExit(1 if tally.broken else 0)
-
-
-@main.command()
 def limits() -> None:
     """Print every bound and default."""
     import inspect
@@ -334,3 +224,4 @@ def limits() -> None:
 
 main.add_command(bench)
 main.add_command(chaos)
+main.add_command(simulate)

@@ -166,13 +166,22 @@ class RolledBack(Happening, frozen=True, kw_only=True):
     why: str
 
 
+class Saved(Happening, frozen=True, kw_only=True):
+    """A checkpoint is on disk: from here the run can be taken up again."""
+
+    number: int
+    steps: int
+    bytes: int
+    took: float  # seconds from its beginning, while training went on
+
+
 class Stopped(Happening, frozen=True, kw_only=True):
     """Training has ended, and this is why."""
 
     why: str
 
 
-RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | Resumed | RolledBack | Stopped
+RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | Saved | Resumed | RolledBack | Stopped
 
 _run_decoder = msgspec.json.Decoder(RunEvent)
 

@@ -97,6 +97,7 @@ class Coordinator:
             effects += self._remove(now, name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s", died=True)
         if self.dealing is not None:
             effects += self.dealing.tick(now)
+        self.counts["refills"] += self.roster.refill()
         effects += self._write(now)
         effects += self._settle()
         effects.append(Wake(now + limits.HEARTBEAT))
@@ -282,12 +283,10 @@ class Coordinator:
         """A primary wants its sets changed: done if both are still who they were; the next view is the answer."""
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
-        if self._is(ask.server, ask.theirs):
-            self.counts[coding.name_of(ask)] += 1
-            if isinstance(ask, m.Shrink):
-                self.roster.shrink(sender, ask.server)  # type: ignore[attr-defined]
-            else:
-                self.roster.full(sender, ask.table, ask.segments, ask.server)  # type: ignore[attr-defined]
+        if isinstance(ask, m.Shrink):
+            self.counts["shrunk"] += self.roster.shrink(sender, ask.server, ask.theirs)
+        else:
+            self.counts["filled"] += self.roster.full(sender, ask)
         return []
 
     # ------------------------------------------------------------ tables

@@ -11,6 +11,7 @@ their own: a slot counts as done if every one of them has it (``counted_everywhe
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -120,15 +121,13 @@ def folded(lines: Iterable[Line]) -> State:
     return State(joined(counted), voids, state.refusals, state.deaths, account)
 
 
-def replayed(records: Iterable[bytes]) -> State:
-    """What the lines about dealing among the records of a journal say."""
+def about_dealing(records: Iterable[bytes]) -> list[Line]:
+    """The lines about dealing among the records of a journal."""
     lines: list[Line] = []
     for record in records:
-        try:
+        with contextlib.suppress(msgspec.MsgspecError):  # it is about something else
             lines.append(msgspec.msgpack.decode(record, type=Line))
-        except msgspec.MsgspecError:
-            continue  # about something else
-    return folded(lines)
+    return lines
 
 
 def joined(found: Iterable[tuple[int, int]]) -> Runs:

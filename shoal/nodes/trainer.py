@@ -110,7 +110,7 @@ class Lane:
         self._trainer.newer += 1
 
     def refuse(self, slot: Slot, why: str) -> None:
-        self._trainer.refused[self._trainer.number(slot)] = why
+        self._trainer.refuse(self._trainer.number(slot), why)
 
 
 class Trainer:
@@ -139,6 +139,8 @@ class Trainer:
         self._rows = Rows(worker, data, slots, model.bias, cache_bytes)
         self._lane = Lane(self)
         self._lanes: dict[Lane, Task] = {}  # at work: the first, and those of slots that came again
+        self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
+        self._highest = 0  # of those on the first lane
         self._counted: list[int] = []
         self._tallies: dict[Task, None] = {}  # under way
         self._examples, self._loss = 0, 0.0
@@ -199,11 +201,16 @@ class Trainer:
             lane.close(task.error)  # as with any push that fails for good: this life ends
 
     def pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
+        self._mine.discard(slot)
         if task.error is None:
             self._counted.append(slot)
             self._examples += rows
             self._loss += loss
             self._done += 1
+
+    def refuse(self, slot: int, why: str) -> None:
+        self._mine.discard(slot)
+        self.refused[slot] = why
 
     # ------------------------------------------------------------ life
 
@@ -248,6 +255,7 @@ class Trainer:
             for lane in self._lanes:
                 back += lane.queue
                 lane.queue.clear()
+            self._mine.difference_update(back)
         slots = self._rate * _AHEAD / limits.SECOND if self._rate else _FIRST_ROWS / self.slots.batch
         ahead = max(_FEWEST, min(MOST, int(slots)))
         self.low = ahead // 2
@@ -277,12 +285,20 @@ class Trainer:
 
     def _take(self, deal: m.Deal) -> None:
         self.void.update(deal.void)
-        again = spread(deal.again, limits.LEDGER_WINDOW)
+        again, new = (
+            [slot for slot in spread(dealt, limits.LEDGER_WINDOW) if slot not in self._mine]  # a coordinator that was
+            for dealt in (deal.again, deal.slots)  # started again does not know what its former life dealt us
+        )
+        self._mine.update(again, new)
+        if self.strategy.in_steps:  # a lane goes up: what comes late may be what the others on it wait for
+            again += [slot for slot in new if slot < self._highest]
+            new = [slot for slot in new if slot >= self._highest]
+            self._highest = max(self._highest, *new, 0)
         if again and self.strategy.in_steps:
-            self._run(Lane(self, again))
+            self._run(Lane(self, sorted(again)))
         else:
             self._lane.queue.extendleft(reversed(again))
-        self._lane.queue.extend(spread(deal.slots, limits.LEDGER_WINDOW))
+        self._lane.queue.extend(new)
         if deal.over:
             self.over = True
         self._wake()
@@ -313,4 +329,5 @@ class Trainer:
         """What this life had is dealt to others; rows that were read stay."""
         self.over = False
         self._lane, self._lanes, self._tallies = Lane(self), {}, {}
+        self._mine, self._highest = set(), 0
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}

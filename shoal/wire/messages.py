@@ -318,7 +318,9 @@ class Append(Message, frozen=True):
     table: Count
     view: Count
     incarnation: Count
+    to: Count  # the backup's incarnation
     covers: list[int]  # the segments that these are for
+    base: Count  # where its following of this log begins
     committed: Count
     changes: list[Change]
 
@@ -339,7 +341,9 @@ class Fill(Message, frozen=True):
     table: Count
     view: Count
     incarnation: Count
+    to: Count
     segment: Count
+    epoch: Count
     seq: Count
     piece: Count
     pieces: Count
@@ -352,6 +356,7 @@ class Filled(Message, frozen=True):
     table: Count
     incarnation: Count  # of the primary
     segment: Count
+    epoch: Count
     seq: Count
     piece: Count
 
@@ -362,6 +367,7 @@ class Level(Message, frozen=True):
     table: Count
     view: Count
     incarnation: Count
+    to: Count
     segments: list[int]
     seqs: list[Count]
 
@@ -387,6 +393,7 @@ class Adopt(Message, frozen=True):
     table: Count
     view: Count
     incarnation: Count
+    to: Count
     segments: list[int]
     seq: Count
     changes: list[Change]
@@ -415,6 +422,7 @@ class Full(Message, frozen=True):
     incarnation: Count
     table: Count
     segments: list[int]
+    epochs: list[Count]  # of these segments, as the primary knows them
     server: str
     theirs: Count
 
@@ -516,6 +524,7 @@ class Ask(Message, frozen=True):
     request: int
     table: Count
     view: Count
+    digests: bool = False  # also a hash of every segment that you hold
 
 
 class Values(Message, frozen=True):
@@ -550,6 +559,11 @@ class Told(Message, frozen=True):
     request: int
     facts: dict[str, int]
     staleness: list[int]  # how many pushes were counted that stale, without trailing zeros
+    own: dict[int, Count] = {}  # segments that it is primary of: version
+    copies: dict[int, Count] = {}  # segments that it backs up
+    lag: dict[str, Count] = {}  # changes that a backup has not acknowledged
+    clocks: dict[str, Signed] = {}  # workers' lowest clocks; negative: parked
+    digests: dict[int, str] = {}
 
 
 class Fence(Message, frozen=True):

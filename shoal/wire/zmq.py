@@ -41,6 +41,7 @@ class ZmqTransport:
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
         self._names: dict[zmq.Socket[bytes], str] = {}
+        self._mutual: set[str] = set()  # nodes that we call and that call us
         self._router: zmq.Socket[bytes] | None = None
         self._address = ""
         self._alarm, self._bell = os.pipe()  # unlike a socket, a pipe may be written to from any thread
@@ -84,7 +85,9 @@ class ZmqTransport:
     def address(self) -> str:
         return self._address
 
-    def connect(self, name: str, address: str) -> None:
+    def connect(self, name: str, address: str, mutual: bool = False) -> None:
+        """Reach this node here; ``mutual``: it calls us, too."""
+        (self._mutual.add if mutual else self._mutual.discard)(name)
         if self._addresses.get(name) == address:
             return
         self.disconnect(name)
@@ -144,7 +147,9 @@ class ZmqTransport:
     def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
         if socket is self._router:
             sender = frames.pop(0).bytes.decode(errors="replace")
-            if sender in self._dealers:  # that node we call ourselves: whoever comes in under its name is another
+            if (
+                sender in self._dealers and sender not in self._mutual
+            ):  # that node we call ourselves: whoever comes in under its name is another
                 self._counts["impostor"] += 1
                 return
         else:

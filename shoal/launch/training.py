@@ -35,7 +35,7 @@ from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch import coordination, work
 from shoal.launch.local import Cluster, ThreadCluster
-from shoal.launch.looking import Status
+from shoal.launch.looking import PATIENCE, Status
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.dealing import Dealing
 from shoal.nodes.evaluator import Evaluator, Judged
@@ -146,7 +146,7 @@ class Training:
         """How far it is: now, or when the coordinator was last heard."""
         if not self._cluster._ended:
             with contextlib.suppress(ShoalError):
-                self.look()
+                self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)  # the last figures are worth a wait
         return self._course
 
     def status(self) -> Status:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.benchmarks.commands import bench
+from shoal.chaos.command import chaos
+from shoal.simulation.command import simulate
 
 if TYPE_CHECKING:
+    from shoal.folder import Folder
     from shoal.job import Job
     from shoal.run import Run
-    from shoal.simulation.many import Tally
-    from shoal.simulation.run import Verdict
 
 
 class Commands(click.Group):
@@ -47,7 +48,7 @@ class Wrong(click.ClickException):
 
 
 @main.command()
-@click.argument("data", metavar="DATA|JOB.toml")
+@click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge or squared.")
 @click.option("--strategy", help="sync, bounded or async.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
@@ -60,9 +61,15 @@ class Wrong(click.ClickException):
 @click.option("--seed", type=int, help="Of the order of the rows, and of rows that are made up.")
 @click.option("--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of a job; may be repeated.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The run's folder.  [default: runs/...]")
+@click.option(
+    "--resume",
+    metavar="RUN",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Go on with the run in this folder, from its newest checkpoint.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train(
-    data: str,
+    data: str | None,
     model: str | None,
     strategy: str | None,
     workers: int | None,
@@ -73,6 +80,7 @@ def train(
     seed: int | None,
     changes: tuple[str, ...],
     out: Path | None,
+    resume: Path | None,
     as_json: bool,
 ) -> None:
     """Train a model on DATA (a name of `shoal data list`, or a file), or as JOB.toml says.
@@ -80,10 +88,17 @@ def train(
     \b
     shoal train clicks --workers 4 --servers 2
     shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
+    shoal train --resume runs/clicks-logistic-async-1 --workers 8
+
+    The same command again with the same --out goes on with a run that did not end.
     """
     from shoal.errors import Invalid, ShoalError
-    from shoal.job import Job, changed, value_of
+    from shoal.job import value_of
 
+    if resume is None and data is None:
+        raise click.UsageError("nothing to train on: give DATA, a JOB.toml, or a run to go on with (--resume)")
+    if resume is not None and (data is not None or out is not None):
+        raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
     given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -93,8 +108,7 @@ def train(
             raise click.BadParameter(f"{change!r}: write it as a.b=c", param_hint="--set")
         settings[name.strip()] = value_of(value.strip())
     try:
-        job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
-        run = _train(job, out, as_json)
+        run = _train(data or "", settings, out, as_json) if resume is None else _resume(resume, settings, as_json)
     except Invalid as error:
         raise Wrong(str(error)) from None
     except ShoalError as error:
@@ -110,13 +124,30 @@ def train(
         raise click.ClickException(why) from None
 
 
-def _train(job: Job, out: Path | None, quiet: bool) -> Run:
+def _train(data: str, settings: dict[str, Any], out: Path | None, quiet: bool) -> Run:
     from shoal.folder import Folder
+    from shoal.job import Job, changed
+    from shoal.resuming import open_folder
+
+    job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
+    name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.loss}-{job.strategy.name}"
+    folder = open_folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
+    return _run(job, folder, quiet)
+
+
+def _resume(path: Path, settings: dict[str, Any], quiet: bool) -> Run:
+    from shoal.resuming import finished, reopen
+
+    if (run := finished(path, settings)) is not None:
+        click.echo(f"{click.format_filename(path)} is finished: there is nothing to go on with", err=True)
+        return run
+    return _run(*reopen(path, settings), quiet)
+
+
+def _run(job: Job, folder: Folder, quiet: bool) -> Run:
     from shoal.run import execute
     from shoal.views.terminal import view
 
-    name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.loss}-{job.strategy.name}"
-    folder = Folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
     for number in (signal.SIGTERM, signal.SIGHUP):  # a scheduler, a terminal that was closed: as Ctrl-C
         signal.signal(number, _interrupt)
     try:
@@ -124,7 +155,10 @@ def _train(job: Job, out: Path | None, quiet: bool) -> Run:
             return execute(job, folder, None if quiet and not sys.stderr.isatty() else show, show.note)
     except KeyboardInterrupt:
         if (folder.path / "summary.json").exists():
-            raise KeyboardInterrupt(f"; what was learned so far is in {folder.path}") from None
+            shown = click.format_filename(folder.path)
+            raise KeyboardInterrupt(
+                f"; what was learned so far is in {shown}; go on with it: shoal train --resume {shown}"
+            ) from None
         raise
 
 
@@ -208,115 +242,6 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
 
 
 @main.command()
-@click.option("--seed", type=int, help="Run this one seed.")
-@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
-@click.option("--first", type=int, default=0, show_default=True, help="The first of them.")
-@click.option("--jobs", type=click.IntRange(1), help="Processes to run them in.  [default: one for each core]")
-@click.option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
-@click.option("--trace", is_flag=True, help="With --seed: print every message.")
-@click.option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def simulate(
-    seed: int | None,
-    seeds: int,
-    first: int,
-    jobs: int | None,
-    mutant: str | None,
-    trace: bool,
-    history: Path | None,
-    as_json: bool,
-) -> None:
-    """Run whole clusters in one thread, with faults, from seeds; check every promise.
-
-    Exit code 1 if a promise was broken. A seed is all that is needed to see it again: --seed N --trace.
-    """
-    from shoal.simulation.mutants import MUTANTS, mutated
-
-    if mutant == "list":
-        for name, make in MUTANTS.items():
-            click.echo(f"  {name:32}{make.__doc__}")
-        return
-    if mutant and mutant not in MUTANTS:
-        raise click.BadParameter(
-            f"no mutant {mutant!r}: `shoal simulate --mutant list` names them", param_hint="--mutant"
-        )
-    if seed is None:
-        if trace or history:
-            raise click.UsageError("--trace and --history go with one --seed")
-        _simulate_many(range(first, first + seeds), jobs, mutant or "", as_json)
-        return
-    from shoal.simulation.run import simulate as run_one
-
-    if history:
-        try:
-            history.touch()  # before the work, not after it
-        except OSError as error:
-            raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
-    with mutated(mutant or ""):
-        verdict = run_one(seed, click.echo if trace else None)
-    if history:
-        from shoal.events import write
-
-        write(history, verdict.history)
-    _show_one(verdict, as_json)
-    raise SystemExit(0 if verdict.ok else 1)
-
-
-def _show_one(verdict: Verdict, as_json: bool) -> None:
-    import json
-
-    if as_json:
-        facts = {
-            "seed": verdict.plan.seed,
-            "plan": str(verdict.plan),
-            "ok": verdict.ok,
-            "violations": [str(one) for one in verdict.violations],
-            "events": verdict.events,
-            "virtual_seconds": verdict.seconds,
-            "digest": verdict.digest,
-            "counts": dict(verdict.counts),
-        }
-        click.echo(json.dumps(facts, indent=2))
-        return
-    click.echo(str(verdict.plan))
-    click.echo(f"{verdict.events:,} events in {verdict.seconds:.1f} virtual seconds, hash {verdict.digest}")
-    for what, count in sorted(verdict.counts.items()):
-        click.echo(f"  {count:6,}  {what}")
-    for violation in verdict.violations:
-        click.secho(f"broken: {violation}", fg="red")
-    if verdict.ok:
-        click.secho("every promise held", fg="green")
-
-
-def _simulate_many(seeds: range, jobs: int | None, mutant: str, as_json: bool) -> None:
-    import json
-
-    from shoal.simulation.many import simulate_many
-
-    def progress(tally: Tally) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events", nl=False, err=True)
-
-    tally = simulate_many(seeds, jobs, mutant, progress)
-    if sys.stderr.isatty():
-        click.echo("", err=True)
-    if as_json:
-        click.echo(json.dumps(tally.facts(), indent=2))
-    else:
-        click.echo(f"{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
-        for what, count in sorted((+tally.counts).items()):
-            click.echo(f"  {count:9,}  {what}")
-        for plan, violation in list(dict(reversed(tally.broken)).items())[:10]:  # one of each seed
-            click.secho(f"{plan}\n  broken: {violation}", fg="red")
-        if tally.broken:
-            again = f"shoal simulate --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
-            click.echo(f"{len(tally.broken)} promises broken; see one again: {again} --trace")
-        else:
-            click.secho("every promise held in all of them", fg="green")
-    raise SystemExit(1 if tally.broken else 0)
-
-
-@main.command()
 def limits() -> None:
     """Print every bound and default."""
     import inspect
@@ -332,3 +257,5 @@ def limits() -> None:
 
 
 main.add_command(bench)
+main.add_command(chaos)
+main.add_command(simulate)

@@ -4,6 +4,7 @@
     ├── Invalid             what was asked for cannot be: a setting, an argument, a file (also a ValueError)
     │   ├── BadKeys         keys that a table cannot hold
     │   ├── BadValues       values of the wrong shape, or not finite
+    │   ├── BadCheckpoint   a file of a checkpoint that is missing, damaged or not ours
     │   └── UnknownTable    no table of that name
     ├── ClusterError        who is here
     │   ├── Refused         a node said no, and why
@@ -39,6 +40,17 @@ class BadKeys(Invalid):
 
 class BadValues(Invalid):
     """Values of the wrong shape, or not finite."""
+
+
+class BadCheckpoint(Invalid):
+    """A file of a checkpoint that is missing, damaged or not ours."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(file, reason)
+        self.file, self.reason = file, reason
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.reason}: take an earlier checkpoint"
 
 
 class UnknownTable(Invalid):

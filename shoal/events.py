@@ -153,7 +153,6 @@ class Resumed(Happening, frozen=True, kw_only=True):
     checkpoint: int | None  # its number; None: there was none, and it begins anew
     steps: int  # in that checkpoint
     slots: list[tuple[int, int]] = []  # what was counted after it and is done again: from the first up to the second
-    refused: list[str] = []  # newer checkpoints that are damaged, and how
 
 
 class RolledBack(Happening, frozen=True, kw_only=True):
@@ -166,13 +165,22 @@ class RolledBack(Happening, frozen=True, kw_only=True):
     why: str
 
 
+class Saved(Happening, frozen=True, kw_only=True):
+    """A checkpoint is on disk: from here the run can be taken up again."""
+
+    number: int
+    steps: int
+    bytes: int
+    took: float  # seconds from its beginning, while training went on
+
+
 class Stopped(Happening, frozen=True, kw_only=True):
     """Training has ended, and this is why."""
 
     why: str
 
 
-RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | Resumed | RolledBack | Stopped
+RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | Saved | Resumed | RolledBack | Stopped
 
 _run_decoder = msgspec.json.Decoder(RunEvent)
 

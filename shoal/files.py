@@ -1,11 +1,20 @@
-"""How a file appears: whole, or not at all."""
+"""How a file appears: whole, or not at all. And the few things that a checkpoint asks of a disk."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
+import shutil
+import stat
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
+
+_LONG = 1 << 20  # bytes worth another thread's while
 
 
 def replace_file(path: Path, contents: bytes) -> None:
@@ -22,3 +31,86 @@ def replace_file(path: Path, contents: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+
+
+class Digest:
+    """SHA-256 of what is being read or written, computed beside it: a disk and a hash each take as long as the other."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._beside: ThreadPoolExecutor | None = None
+
+    def update(self, chunk: bytes | memoryview) -> None:
+        """Nobody may change a long chunk before ``hexdigest`` was asked for."""
+        if self._beside is None and len(chunk) < _LONG:
+            self._hash.update(chunk)
+            return
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        self._beside.submit(self._hash.update, chunk)
+
+    def hexdigest(self) -> str:
+        if self._beside is not None:
+            self._beside.shutdown(wait=True)
+        return self._hash.hexdigest()
+
+
+class Disk:
+    """The real one; ``simulation.disk`` has its twin, which crashes, fills up and lies. All of it raises OSError.
+
+    A file that was written is on disk, but its name is not: names (of new files and folders, and renamed ones) survive a
+    crash once their folder is synced.
+    """
+
+    def make_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        """A new file: whole and synced when this returns, not there if it raises."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            for chunk in chunks:
+                rest = memoryview(chunk)
+                while rest.nbytes:
+                    rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        finally:
+            os.close(handle)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """In one folder; what was there under the new name is gone."""
+        os.replace(old, new)
+
+    def sync_folder(self, folder: Path) -> None:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def open(self, path: Path) -> BinaryIO:
+        """A plain file, to be read: neither a link nor a pipe that would keep us waiting."""
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "it is no plain file")
+        return os.fdopen(handle, "rb", buffering=0)
+
+    def names(self, folder: Path) -> list[str]:
+        """What is in a folder, sorted; nothing if there is none."""
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, path: Path) -> None:
+        """A file, or a folder with all that is in it; if it is not there, so much the better."""
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

@@ -2,32 +2,37 @@
 
     job.toml              all settings, as they were in effect
     coordinator.journal   what was counted, for whoever takes the run up again
+    checkpoints/          the whole run, as it was at some moments: where `shoal train --resume` goes on
+    best.safetensors      with patience: the weights that were judged best so far
     events.jsonl          what happened, line by line, written while it happens
     model.safetensors     the weights (with patience the best ones, otherwise the last)
     summary.json          the figures; written after all of these, so a folder that has it is whole
     loss.png              the picture, where matplotlib is installed
 
-Every file is there whole or not at all, but for the two that are written line by line.
+Every file is there whole or not at all, but for the two that are written line by line. While a run goes on it holds a lock
+(a file of that name), so that no other run uses its folder; the lock ends with the process, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal.errors import Invalid, RunFailed
-from shoal.events import RunEvent
+from shoal.events import RunEvent, read_run
 from shoal.files import replace_file
 from shoal.job import Job
 
@@ -42,11 +47,17 @@ FILES = ("events.jsonl", "model.safetensors", "loss.png", "summary.json", "coord
 class Log:
     """Keeps the events, writes them down, and passes them on. Called from the coordinator's thread."""
 
-    def __init__(self, folder: Folder | None, also: EventCall | None) -> None:
-        self.events: list[RunEvent] = []
+    def __init__(self, folder: Folder | None, also: EventCall | None, before: Iterable[RunEvent] = ()) -> None:
+        self.events: list[RunEvent] = list(before)  # of former lives of the run, too
+        self._former = len(self.events)
         self.error = ""  # why events could not be written
         self._folder, self._also = folder, also
         self._lock = threading.Lock()
+
+    @property
+    def new(self) -> list[RunEvent]:
+        """Those of this life."""
+        return self.events[self._former :]
 
     def __call__(self, event: RunEvent) -> None:
         with self._lock:
@@ -66,29 +77,71 @@ class Log:
                 self._also = None
 
 
+class Lock:
+    """A folder is used by one run at a time. The lock ends with the process that has it."""
+
+    def __init__(self, folder: Path, named: Path) -> None:
+        self._path = folder / "lock"
+        while True:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
+                os.close(handle)
+                raise Invalid(
+                    f"{named} has a run in it already, which goes on right now (process {holder}): choose another folder, "
+                    f"or wait until it has ended"
+                ) from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(self._path)):
+                    break
+            os.close(handle)  # whoever had it has just removed it
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        self._close = weakref.finalize(self, os.close, handle)
+
+    def release(self) -> None:
+        if self._close.alive:
+            self._path.unlink(missing_ok=True)
+            self._close()
+
+
 class Folder:
     """A run folder: nobody else's, and every file in it whole or not there."""
 
     def __init__(self, path: Path, job: Job, new: bool = False) -> None:
         self.path, text = path.absolute(), job.toml()
         self._made: list[Path] = []  # folders that were not there before, the innermost last
-        claimed = False
+        self._lock: Lock | None = None
+        self.is_new = False
         try:
             self._make(new)
+            self._lock = Lock(self.path, path)
             with open(self.path / "job.toml", "x", encoding="utf-8") as file:  # who makes this file has the folder
-                claimed = True
+                self.is_new = True
                 file.write(text)
         except OSError as error:
-            if claimed:
-                self.discard()
-            self._unmake()
+            self.discard()
             if not isinstance(error, FileExistsError):
                 raise Invalid(f"cannot write to {path}: {error.strerror}: choose another folder (--out)") from None
             what = "has a run in it already" if self.path.is_dir() else "is a file"
             raise Invalid(f"{path} {what}: choose another folder, or remove it") from error
+        except Invalid:
+            self._unmake()
+            raise
         if theirs := [name for name in FILES if os.path.lexists(self.path / name)]:
             (self.path / "job.toml").unlink()
+            self.release()
             raise Invalid(f"{path} has {theirs[0]} in it already: choose another folder, or remove it")
+
+    @classmethod
+    def again(cls, path: Path) -> Folder:
+        """The folder of a run that is there already, to take it up again."""
+        self = cls.__new__(cls)
+        self.path, self._made, self.is_new = path.absolute(), [], False
+        self._lock = Lock(self.path, path)
+        return self
 
     @classmethod
     def numbered(cls, path: Path, job: Job) -> Folder:
@@ -108,10 +161,38 @@ class Folder:
             if file.write(line) != len(line):  # the rest did not fit: a last line that is cut is left out when read
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def events(self) -> list[RunEvent]:
+        """What happened so far; a last line that was cut short is removed."""
+        path = self.path / "events.jsonl"
+        if not path.exists():
+            return []
+        with open(path, "r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+        return read_run(path)
+
+    def begin_again(self, job: Job, anew: bool) -> None:
+        """The run goes on, perhaps with other settings; ``anew``: from the beginning, so nothing of what it did is left."""
+        gone = (
+            "summary.json",
+            "model.safetensors",
+            "loss.png",
+            *(("events.jsonl", "best.safetensors") if anew else ()),
+        )
+        for name in gone:
+            (self.path / name).unlink(missing_ok=True)
+        replace_file(self.path / "job.toml", job.toml().encode())
+
+    def release(self) -> None:
+        """Others may have it."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def discard(self) -> None:
-        """The run never began."""
+        """The run never began. If it is one that is taken up again, all stays as it is."""
+        self.release()
         with contextlib.suppress(OSError):
-            for name in ("job.toml", "events.jsonl", "coordinator.journal"):
+            for name in ("job.toml", "events.jsonl", "coordinator.journal") if self.is_new else ():
                 (self.path / name).unlink(missing_ok=True)
             self._unmake()
 

@@ -15,6 +15,7 @@ PROTOCOL = 1  # first byte pair of every header; another number is refused at he
 FRAME_BYTES = 64 * MB  # one array; larger pushes are split at segment boundaries
 HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
+COORDINATOR = "coordinator"  # its name, everywhere
 NAME_CHARS = 128  # node and table names
 MEMBERS = 1_024  # nodes in one cluster
 TABLES = 256  # tables in one cluster
@@ -50,14 +51,34 @@ BUSY_RETRY = 50 * MILLISECOND
 HELD_BYTES = 1_024 * MB  # pushes of steps beyond the oldest open one
 LEDGER_WINDOW = 1 << 20  # numbers above a ledger's mark
 STEPS_AHEAD = 64  # steps beyond the oldest open one that may be held
+CLOCK_RANGES = 4_096  # ranges of a table that have a vector clock of their own
 STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 
 # What a worker keeps.
 SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass
 
+# How copies are kept.
+COPIES_FLYING = 4  # messages to one backup that are not acknowledged
+COPY_BYTES = 16 * MB  # changes that travel together
+COPY_RESEND = 200 * MILLISECOND
+SHRINK_AFTER = 4 * SECOND  # without a word from a backup, the primary asks to go on without it
+FILL_BYTES = 8 * MB  # one piece of a segment
+FILLS_FLYING = 3
+LEVEL_AGAIN = 50 * MILLISECOND
+CHANGES_KEPT = 65_536  # changes of a primary that are kept by a backup until they are known to be everywhere
+
 # When a kernel leaves the loop's thread.
 INLINE_ELEMENTS = 262_144  # about two milliseconds of work
+
+# What a checkpoint may be, and how it is made.
+MANIFEST_BYTES = 256 * MB
+TENSORS_BYTES = 65_536  # what stands before the numbers in a segment's file
+CHECKPOINTS_KEPT = 3  # and the best one
+SNAP_AGAIN = 2 * SECOND  # how often a server is asked again for its part
+SNAP_WITHIN = 60 * SECOND  # when nothing was written for so long a checkpoint is given up,
+SAVE_RETRY = 1 * SECOND  # and tried again this much later,
+SAVE_RETRY_MOST = 300 * SECOND  # doubling up to this
 
 # How long a local cluster takes to go.
 DRAIN = 5 * SECOND

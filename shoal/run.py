@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 
 from shoal.errors import Invalid, RunFailed
-from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped, counted, read_run
+from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Started, Stopped, counted, read_run
 from shoal.folder import EventCall, Folder, Log
 from shoal.job import Job, changed
 from shoal.limits import MB
+from shoal.resuming import Taken, finished, open_folder, reopen, take_up
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
@@ -81,6 +82,7 @@ def train(
     target_loss: float | None = None,
     patience: int | None = None,
     out: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     on_event: EventCall | None = None,
     progress: Callable[[str], None] | None = None,
@@ -89,8 +91,9 @@ def train(
     """Train a model on this machine; returns when it is done.
 
     ``data`` is a name (`shoal data list`), a path, a job file (.toml) or a Job. ``settings`` are any others by their names in
-    a job file, such as {"update.step": 0.05}. With ``out`` a run folder is written. ``view`` shows the run on standard error
-    while it goes on; ``on_event`` hears what happens.
+    a job file, such as {"update.step": 0.05}. With ``out`` a run folder is written; if an unfinished run of the same job lies
+    there, it goes on. ``resume`` is the folder of a run to take up again, with its own job: who computes and serves, and when
+    it stops, may be changed. ``view`` shows the run on standard error while it goes on; ``on_event`` hears what happens.
     """
     given = {
         "model": model,
@@ -109,7 +112,14 @@ def train(
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     changes |= settings or {}
-    if isinstance(data, Job):
+    folder: Path | Folder | None = None if out is None else Path(out)
+    if resume is not None:
+        if data is not None or out is not None:
+            raise Invalid("resume goes on with a run as its folder has it: leave data and out away")
+        if (ended := finished(Path(resume), changes)) is not None:
+            return ended
+        job, folder = reopen(Path(resume), changes)
+    elif isinstance(data, Job):
         job = Job.of(changed(msgspec.to_builtins(data), changes))
     elif data is None:
         raise Invalid(
@@ -119,7 +129,6 @@ def train(
         job = Job.load(Path(data), changes)
     else:
         job = Job.of(changed({"data": os.fspath(data)}, changes))
-    folder = None if out is None else Path(out)
     if not view:
         return execute(job, folder, on_event, progress)
     from shoal.views.terminal import view as views
@@ -154,19 +163,43 @@ def execute(
     from shoal.data.datasets import load
     from shoal.launch.training import Training, check
 
-    folder = Folder(out, job) if isinstance(out, Path) else out
+    folder = open_folder(out, job) if isinstance(out, Path) else out
+    taken: Taken | None = None
     try:
         dataset = load(job.data, job.seed, progress=progress)
         for note in dataset.notes:
             _say(progress, note)
         check(job, dataset)
         _check_room(job, dataset)
-        log = Log(folder, on_event)
-        training = Training(job, dataset, log, None if folder is None else folder.path)
+        if folder is not None and not folder.is_new:
+            taken = take_up(folder, Job.load(folder.path / "job.toml"), job, dataset)
+            folder.begin_again(job, taken.anew)
+        log = Log(folder, on_event, () if taken is None else taken.before)
+        training = Training(
+            job, dataset, log, None if folder is None else folder.path, None if taken is None else taken.checkpoint
+        )
+        for event in () if taken is None else taken.news:
+            log(event)
     except BaseException:
         if folder is not None:
             folder.discard()
         raise
+    try:
+        return _run(job, dataset, training, log, folder, progress, started)
+    finally:
+        if folder is not None:
+            folder.release()
+
+
+def _run(
+    job: Job,
+    dataset: Dataset,
+    training: Training,
+    log: Log,
+    folder: Folder | None,
+    progress: Callable[[str], None] | None,
+    started: Callable[[Training], None] | None,
+) -> Run:
     outcome: Outcome | None = None
     interrupted: BaseException | None = None
     try:
@@ -189,7 +222,7 @@ def execute(
         folder.discard()
         raise interrupted
     outcome = outcome or training.outcome()
-    if not any(isinstance(event, Stopped) for event in log.events):
+    if not any(isinstance(event, Stopped) for event in log.new):
         log(Stopped(seconds=outcome.seconds, why=outcome.why))
     run = _finished(job, dataset, outcome, log, folder)
     if interrupted is not None:
@@ -263,6 +296,8 @@ def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[Run
         "cores": next((event.cores for event in events if isinstance(event, Started)), None),
         "workers_lost": outcome.counts.get("workers lost", 0),
         "slots_dealt_again": outcome.counts.get("slots dealt again", 0),
+        "resumed": sum(isinstance(event, Resumed) for event in events),
+        "rollbacks": sum(isinstance(event, RolledBack) for event in events),
     }
 
 

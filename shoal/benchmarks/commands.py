@@ -76,6 +76,32 @@ def bench_reading(quick: bool, json_file: Path | None) -> None:
     _show_bench(table(results), results, json_file)
 
 
+@bench.command("checkpoint")
+@click.option("--quick", is_flag=True, help="128 MB instead of a gigabyte.")
+@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On which disk.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_checkpoint(quick: bool, folder: Path | None, json_file: Path | None) -> None:
+    """A model's segments to disk and back, against plain files of the same bytes and the safetensors library."""
+    from shoal.benchmarks.checkpoint import FULL, QUICK, measure, table
+
+    try:
+        results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True), folder)
+    except OSError as error:
+        raise click.ClickException(f"{error.strerror}: choose another --folder, or --quick") from None
+    _show_bench(table(results), results, json_file)
+
+
+@bench.command("clocks")
+@click.option("--quick", is_flag=True, help="Fewer sizes and tasks.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_clocks(quick: bool, json_file: Path | None) -> None:
+    """Vector clocks of ranges against a clock for every key: memory, and the time of a task."""
+    from shoal.benchmarks.clocks import FULL, QUICK, measure, table
+
+    results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
+    _show_bench(table(results), results, json_file)
+
+
 def _show_bench(shown: object, results: object, json_file: Path | None) -> None:
     import msgspec
     from rich.console import Console

@@ -109,8 +109,13 @@ class Membership:
 
     def _take(self, view: m.View) -> list[Effect]:
         self.view = view
-        wanted = {member.name: member.address for member in view.members if member.role in self.reaches}
+        wanted = {
+            member.name: member.address
+            for member in view.members
+            if member.role in self.reaches and member.name != self.name
+        }
+        mutual = self.role in self.reaches
         effects: list[Effect] = [Connect(name, "") for name in self._connected if name not in wanted]
-        effects += [Connect(name, to) for name, to in wanted.items() if self._connected.get(name) != to]
+        effects += [Connect(name, to, mutual) for name, to in wanted.items() if self._connected.get(name) != to]
         self._connected = wanted
         return effects

@@ -8,14 +8,18 @@ silence: nobody could take its place, and it may come back with everything it ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+from msgspec.structs import replace
 
 from shoal import limits
-from shoal.cluster.placement import place, segments_of
+from shoal.cluster import placement
+from shoal.cluster.placement import backup_for, segments_of
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
-from shoal.wire.messages import Member, Place, Placed, View
+from shoal.wire.messages import Full, Member, Place, Placed, View
 
 ROLES = ("server", "worker", "client", "evaluator")
 
@@ -28,6 +32,7 @@ class Person:
     token: str
     heard: int  # when
     view: int = 0  # the newest view it said it has
+    since: int = 0  # the view in which it came
     suspected: bool = False
 
 
@@ -94,6 +99,7 @@ class Roster:
         self.lost.pop(name, None)
         person = self.people[name] = Person(Member(name, incarnation, role, address), token, now)
         self.changed()
+        person.since = self.number
         return person
 
     def remove(self, name: str, reason: str) -> None:
@@ -103,19 +109,16 @@ class Roster:
         del past[:-16]
         if person.member.role == "server":
             self.lost[name] = reason
-            for table in list(self.tables.values()):
-                self.tables[table.name] = self._without(table, name)
+            self._without(name)
         self.changed()
 
-    def silent(self, now: int) -> list[str]:
-        """Members that must go, and suspicion for those that are late."""
-        dead = []
-        for name, person in self.people.items():
+    def silent(self, now: int) -> Iterator[str]:
+        """Members that must go, and suspicion for those that are late. Whoever is named is removed before the next is."""
+        for name, person in list(self.people.items()):
             silence = now - person.heard
             person.suspected = silence >= limits.SUSPECT_AFTER
             if silence >= limits.DEAD_AFTER and not self._is_last_holder(name):
-                dead.append(name)
-        return dead
+                yield name
 
     def servers(self) -> list[str]:
         return [name for name, person in self.people.items() if person.member.role == "server"]
@@ -139,23 +142,33 @@ class Roster:
         self.tables_made += 1
         return self.tables_made
 
-    def create(self, name: str, spec: Table, number: int | None = None) -> Placed:
+    def create(
+        self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", number: int | None = None
+    ) -> Placed:
         """Place a table's segments on the servers there are."""
         self.check_create(name, spec)
         servers = self.servers()
-        ranges = segments_of(spec, len(servers))
+        starts = list(starts) or [keys.start for keys in segments_of(spec, len(servers))]
+        _check_starts(starts, spec)
         number = self.number_table() if number is None else number
-        holders = place(number, len(ranges), servers, self.copies)
-        placed = Placed(
-            number,
-            name,
-            spec,
-            [keys.start for keys in ranges],
-            [Place(self.number + 1, list(names)) for names in holders],
-        )
-        self.tables[name] = placed
+        holders = placement.place(number, len(starts), servers, self.copies)
+        places = [Place(self.number + 1, list(names), since=self.number + 1) for names in holders]
+        placed = self.tables[name] = Placed(number, name, spec, starts, places, origin)
         self.changed()
         return placed
+
+    def roll_back(self, origins: dict[str, tuple[list[int], str]]) -> None:
+        """Everybody begins again: tables under new numbers, from where ``origins`` says (or from their initial values).
+
+        Whoever is no server is removed, and comes back as a new incarnation: what they sent before counts nowhere.
+        """
+        self.generation += 1
+        for name in [name for name, person in self.people.items() if person.member.role != "server"]:
+            self.remove(name, "the run went back to a checkpoint")
+        for name, table in list(self.tables.items()):
+            del self.tables[name]
+            starts, origin = origins.get(name, (table.starts, ""))
+            self.create(name, table.spec, starts, origin)
 
     def drop(self, name: str) -> None:
         if name not in self.tables:
@@ -168,19 +181,121 @@ class Roster:
             raise Invalid(f"no table {name!r}")
         table = self.tables[name]
         spec = checked(_with_delay(table.spec, max_delay))
-        self.tables[name] = Placed(table.number, table.name, spec, table.starts, table.places)
+        self.tables[name] = replace(table, spec=spec)
         self.changed()
 
     def _is_last_holder(self, name: str) -> bool:
         return any(place.servers == [name] for table in self.tables.values() for place in table.places)
 
-    def _without(self, table: Placed, server: str) -> Placed:
-        epoch = self.number + 1
-        places: Sequence[Place] = [
-            Place(epoch, [one for one in place.servers if one != server], server) if server in place.servers else place
-            for place in table.places
-        ]
-        return Placed(table.number, table.name, table.spec, table.starts, list(places))
+    # ------------------------------------------------------------ copies
+
+    def shrink(self, primary: str, server: str, theirs: int) -> bool:
+        """A primary cannot reach a backup: it may go on without it. False if that is not how things are."""
+        person = self.people.get(server)
+        if person is not None and person.member.incarnation != theirs:
+            return False
+        changed = self._replace(
+            lambda place: (
+                replace(place, servers=[one for one in place.servers if one != server])
+                if place.servers[:1] == [primary] and server in place.servers[1:]
+                else place
+            )
+        )
+        return self._if(changed)
+
+    def full(self, primary: str, full: Full) -> bool:
+        """A server has been filled with these segments: it is a member of their sets. False if that came too late."""
+        person = self.people.get(full.server)
+        table = next((one for one in self.tables.values() if one.number == full.table), None)
+        if person is None or person.member.incarnation != full.theirs or table is None:
+            return False
+        epochs = dict(zip(full.segments, full.epochs, strict=False))
+        places = list(table.places)
+        for segment, place in enumerate(places):
+            if epochs.get(segment) == place.epoch and place.filling == full.server and place.servers[:1] == [primary]:
+                places[segment] = Place(self.number + 1, [*place.servers, full.server], since=place.since)
+        return self._if(self._put(table, places))
+
+    def refill(self) -> bool:
+        """Name a server to be filled for every segment that has too few copies. True if any was named.
+
+        Only one that has shown the view by which it is no member: so it has let go of what it had.
+        """
+        servers = [name for name in self.servers() if not self.people[name].suspected]
+        changed = False
+        for table in list(self.tables.values()):
+            loads = dict.fromkeys(servers, 0)
+            for place in table.places:
+                for name in (*place.servers[1:], place.filling):
+                    if name in loads:
+                        loads[name] += 1
+            places = list(table.places)
+            for segment, place in enumerate(places):
+                if place.filling or not place.servers or len(place.servers) >= min(self.copies, len(self.servers())):
+                    continue
+                ready = [
+                    name
+                    for name in servers
+                    if name not in place.servers and self.people[name].view >= max(place.epoch, self.people[name].since)
+                ]
+                if ready:
+                    name = backup_for(table.number, segment, ready, place.servers, loads)
+                    loads[name] += 1
+                    places[segment] = replace(place, filling=name)
+            changed |= self._put(table, places)
+        return self._if(changed)
+
+    def _if(self, changed: bool) -> bool:
+        if changed:
+            self.changed()
+        return changed
+
+    def has_lost(self) -> bool:
+        """Whether some segment is held by nobody."""
+        return any(not place.servers for table in self.tables.values() for place in table.places)
+
+    def full_copies(self) -> bool:
+        """Whether every segment has all its copies."""
+        most = min(self.copies, len(self.servers()))
+        return all(len(place.servers) >= most for table in self.tables.values() for place in table.places)
+
+    def _without(self, server: str) -> None:
+        """A server is gone: the survivors of its sets go on, the first of them as primary."""
+
+        def without(place: Place) -> Place:
+            if server in place.servers:
+                left = [one for one in place.servers if one != server]
+                since = place.since if left[:1] == place.servers[:1] else self.number + 1
+                return Place(self.number + 1, left, "" if left else server, since=since)
+            return replace(place, filling="") if place.filling == server else place
+
+        self._replace(without)
+
+    def _replace(self, change: Callable[[Place], Place]) -> bool:
+        """Change places; the set of a segment that changes is of a new epoch, and whoever was being filled begins anew."""
+        changed = False
+        for table in list(self.tables.values()):
+            places = []
+            for place in table.places:
+                new = change(place)
+                if new.servers != place.servers:
+                    new = replace(new, epoch=self.number + 1, filling="")
+                places.append(new)
+            changed |= self._put(table, places)
+        return changed
+
+    def _put(self, table: Placed, places: list[Place]) -> bool:
+        if places == table.places:
+            return False
+        self.tables[table.name] = replace(table, places=places)
+        return True
+
+
+def _check_starts(starts: Sequence[int], spec: Table) -> None:
+    if not 1 <= len(starts) <= limits.SEGMENTS_PER_TABLE or starts[0] != 0 or starts[-1] >= spec.span:
+        raise Invalid(f"{len(starts)} segments: they begin at 0, and all of them lie below {spec.span}")
+    if any(one >= other for one, other in pairwise(starts)):
+        raise Invalid("the starts of segments are sorted, each once")
 
 
 def _with_delay(spec: Table, max_delay: int | None) -> Table:

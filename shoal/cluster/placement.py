@@ -1,13 +1,15 @@
 """Which keys make a segment, and which servers hold it.
 
 Servers and segments are points on one ring. A segment walks clockwise from its own point to the first server that has
-room, and its backups are the next distinct servers it meets (consistent hashing with bounded loads, Mirrokni et al.,
-SODA 2018). The bound is as tight as can be:
+room, and its backups are the next distinct servers it meets that have room for those (consistent hashing with bounded loads,
+Mirrokni et al., SODA 2018). For primaries the bound is as tight as can be:
 
     segments = q * servers + r      every server is primary of q segments, r of them of one more
 
-``move`` is the same walk after servers came or went, for those segments only that cannot stay. Placing a new table is
-the move from nowhere.
+For first backups, second backups, ... it is half above the mean: copies that can stay where they are do so.
+
+``move`` is the same walk after servers came or went, for those segments only that cannot stay; who holds a segment already is
+asked first. Placing a new table is the move from nowhere. ``backup_for`` finds one more server for one segment.
 
 The answer follows from the table's id, the segments' numbers and the servers' names alone, in whatever order the names
 are given: no randomness, no ``hash`` (it differs from process to process), no order taken from a set.
@@ -16,10 +18,11 @@ are given: no randomness, no ``hash`` (it differs from process to process), no o
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 from hashlib import blake2b
-from itertools import chain
 
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
@@ -27,6 +30,7 @@ from shoal.limits import DENSE_SEGMENT_BYTES, ROWS_PER_TABLE, SEGMENTS_PER_SERVE
 from shoal.tables import Dense, Table
 
 POINTS_PER_SERVER = 64  # more make arcs more even; the bound on loads does the rest
+BACKUPS_PER_MEAN = Fraction(3, 2)  # room beyond the mean lets backups stay where they are
 FLOAT_BYTES = 4
 
 Holders = tuple[str, ...]  # primary, backup, ...
@@ -54,54 +58,68 @@ def place(table: int, segments: int, servers: Sequence[str], copies: int = 1) ->
 
 
 def move(table: int, old: Sequence[Holders], servers: Sequence[str], copies: int = 1) -> list[Holders]:
-    """The placement after servers came or went. A primary stays unless it left or is over the bound.
-
-    Backups stay as long as they live, so a newcomer begins as primary only and backs up what is placed after it came.
-    """
+    """The placement after servers came or went. Who holds a segment goes on, unless it left or is over the bound."""
     if not servers or copies < 1:
         raise Invalid(f"{copies} copies on {len(servers)} servers: needs at least one of each")
-    room = _Room.for_all(servers, len(old))
-    ring = _Ring(servers)
-    # All that can stay do so before anyone moves: a newcomer must not push out one who had the place.
-    primaries = [holders[0] if holders and room.take(holders[0]) else None for holders in old]
-    return [
-        _holders(primary, [name for name in holders if name in room.loads], ring.walk(table, number), room, copies)
-        for number, (primary, holders) in enumerate(zip(primaries, old, strict=True))
-    ]
+    ring = _ring(tuple(sorted(servers)))
+    new: list[list[str]] = [[] for _ in old]
+    for rank in range(min(copies, len(servers))):
+        room = _Room.for_primaries(servers, len(old)) if rank == 0 else _Room.for_backups(servers, len(old))
+        # All that can stay do so before anyone moves: a newcomer must not push out one who had the place.
+        for stays in (_stays, _kept):
+            for names, holders in zip(new, old, strict=True):
+                if len(names) == rank:
+                    names.extend(stays(holders, rank, names, room))
+        for number, names in enumerate(new):
+            if len(names) == rank:
+                names.append(room.take_first(name for name in ring.walk(table, number) if name not in names))
+    return [tuple(names) for names in new]
 
 
-def _holders(primary: str | None, kept: list[str], walk: Iterator[str], room: _Room, copies: int) -> Holders:
-    met: list[str] = []  # walked past for want of room: backups only once the walk has come round
-    if primary is None:  # one that holds the segment already needs no copying
-        primary = next((name for name in kept if room.take(name)), None)
-    while primary is None:
-        name = next(walk)
-        if room.take(name):
-            primary = name
-        elif name not in met:
-            met.append(name)
-    chosen = dict.fromkeys([primary, *kept])
-    for name in chain(walk, met):
-        if len(chosen) >= copies:
-            break
-        chosen.setdefault(name)
-    return tuple(chosen)[:copies]
+def _stays(holders: Holders, rank: int, names: list[str], room: _Room) -> list[str]:
+    """Who had this very place."""
+    return [name for name in holders[rank : rank + 1] if name not in names and room.take(name)]
+
+
+def _kept(holders: Holders, rank: int, names: list[str], room: _Room) -> list[str]:
+    """One that holds the segment already: it needs no copying."""
+    return next(([name] for name in holders if name not in names and room.take(name)), [])
+
+
+def backup_for(
+    table: int, segment: int, servers: Sequence[str], holders: Sequence[str], loads: Mapping[str, int] | None = None
+) -> str:
+    """The next server on the ring that could hold this segment, too; empty if there is none.
+
+    ``loads`` says how many segments each server holds or is being given: who has its share is passed by, as long as another
+    has not.
+    """
+    loads = loads or {}
+    names = tuple(sorted(servers))
+    free = [name for name in dict.fromkeys(_ring(names).walk(table, segment)) if name not in holders]
+    share = -(-(1 + sum(loads.get(name, 0) for name in names)) // max(1, len(names)))
+    least = min((loads.get(name, 0) for name in free), default=0)
+    return next((name for name in free if loads.get(name, 0) <= max(least, share - 1)), "")
 
 
 @dataclass(slots=True)
 class _Room:
-    """How many segments each server may still become primary of."""
+    """How many more segments each server may take."""
 
     floor: int
     extras: int  # servers that may still go one over the floor
-    loads: dict[str, int] = field(default_factory=dict)
+    loads: dict[str, int]
 
     @classmethod
-    def for_all(cls, servers: Sequence[str], segments: int) -> _Room:
+    def for_primaries(cls, servers: Sequence[str], segments: int) -> _Room:
         loads = dict.fromkeys(servers, 0)
         if len(loads) < len(servers):
             raise Invalid(f"servers {sorted(servers)}: each is named once")
         return cls(*divmod(segments, len(servers)), loads)
+
+    @classmethod
+    def for_backups(cls, servers: Sequence[str], segments: int) -> _Room:
+        return cls(-(-segments * BACKUPS_PER_MEAN // len(servers)), 0, dict.fromkeys(servers, 0))
 
     def take(self, server: str) -> bool:
         load = self.loads.get(server)
@@ -110,6 +128,17 @@ class _Room:
         self.extras -= load == self.floor
         self.loads[server] = load + 1
         return True
+
+    def take_first(self, walk: Iterator[str]) -> str:
+        """The first that has room; if all who have any hold the segment already, the one with the fewest."""
+        met: dict[str, None] = {}
+        for name in walk:
+            if name not in met and self.take(name):
+                return name
+            met.setdefault(name)
+        name = min(met, key=self.loads.__getitem__)
+        self.loads[name] += 1
+        return name
 
 
 class _Ring:
@@ -125,6 +154,11 @@ class _Ring:
         start = bisect_left(self._at, _point(f"segment {table} {segment}"))
         for i in range(len(self._names)):
             yield self._names[(start + i) % len(self._names)]
+
+
+@lru_cache(maxsize=8)
+def _ring(servers: tuple[str, ...]) -> _Ring:
+    return _Ring(servers)
 
 
 def _point(text: str) -> int:

@@ -7,6 +7,8 @@ process ended comes in as lines on a pipe that only the nursery writes to, so no
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import threading
 import tomllib
@@ -15,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shoal import limits
 from shoal.events import RunEvent, Started
 from shoal.launch.child import Happened, Line, Orders, Running, say
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.dealing import Dealing
 from shoal.nodes.loop import Loop
 from shoal.nodes.records import needed
+from shoal.nodes.saving import Saving
 from shoal.nodes.storage import Journal
 from shoal.wire.effects import Ended
 from shoal.wire.zmq import ZmqTransport
@@ -38,10 +42,12 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: int  # to train on
     test_rows: int
     features: int
+    checkpoints: str = ""  # the folder they lie in; empty: none are made
 
     @classmethod
-    def of(cls, job: Job, dataset: Dataset) -> Facts:
-        return cls(job.toml(), dataset.name, dataset.train.rows, dataset.test.rows, dataset.features)
+    def of(cls, job: Job, dataset: Dataset, folder: Path | None = None) -> Facts:
+        checkpoints = "" if folder is None or math.isinf(job.checkpoint.every) else str(folder / "checkpoints")
+        return cls(job.toml(), dataset.name, dataset.train.rows, dataset.test.rows, dataset.features, checkpoints)
 
 
 class Saw(Line, frozen=True):
@@ -68,7 +74,8 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal = Journal(Path(work.journal))
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing)
+    saving = None if work.run is None else saving_of(work.run)
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving)
     node.also = transport.counters
     loop = Loop(node, transport, journal)
     loop.listener = lambda event: _report(reports, orders.name, event)
@@ -128,3 +135,14 @@ def dealing_of(facts: Facts) -> Dealing:
         slots=slots.per_pass,
     )
     return Dealing(workload, stopping, started, every, reason)
+
+
+def saving_of(facts: Facts) -> Saving:
+    """What of it is kept on disk."""
+    from shoal.job import Job
+
+    if not facts.checkpoints:
+        return Saving()
+    job = Job.of(tomllib.loads(facts.job))
+    name = hashlib.sha256(facts.job.encode()).hexdigest()
+    return Saving(Path(facts.checkpoints), name, int(job.checkpoint.every * limits.SECOND), job.checkpoint.keep)

@@ -115,6 +115,12 @@ class Cluster:
         self._looking = Looking(self._transport)
         atexit.register(_close_quietly, weakref.ref(self))
 
+    def begin_with(self, record: bytes) -> None:
+        """This stands in the journal before the coordinator is there to read it."""
+        self._journal.rewrite([*self._journal.records, record])
+        if self._journal.path is not None and self._journal.records[-1:] != [record]:
+            raise Invalid(f"cannot write the journal {self._journal.path}: make room on the disk, and start it again")
+
     @property
     def address(self) -> str:
         """Where other processes of this machine reach it: ``shoal.connect(address)``."""
@@ -259,12 +265,12 @@ class ThreadCluster(Cluster):
         self._wait_for_servers(self._servers)
 
     def _coordinate(self) -> None:
-        dealing = None
+        dealing, saving = None, None
         if self._run_facts is not None:
-            from shoal.launch.coordination import dealing_of
+            from shoal.launch.coordination import dealing_of, saving_of
 
-            dealing = dealing_of(self._run_facts)
-        node = Coordinator(copies=self._copies, journal=self._journal.records, dealing=dealing)
+            dealing, saving = dealing_of(self._run_facts), saving_of(self._run_facts)
+        node = Coordinator(copies=self._copies, journal=self._journal.records, dealing=dealing, saving=saving)
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
         if self._telling is not None:
             self._coordinator.listener = self._telling

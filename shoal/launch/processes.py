@@ -65,6 +65,10 @@ class ProcessCluster(Cluster):
         # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
         self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
 
+    def begin_with(self, record: bytes) -> None:
+        super().begin_with(record)
+        self._journal.close()
+
     @property
     def address(self) -> str:
         return self._address

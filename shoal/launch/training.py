@@ -34,15 +34,17 @@ from shoal.errors import ClusterError, Invalid, ShoalError, StoreError
 from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch import coordination, work
+from shoal.launch.best import Best
 from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.looking import PATIENCE, Status
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.dealing import Dealing
+from shoal.nodes.dealing import Dealing, State, Whole
 from shoal.nodes.evaluator import Evaluator, Judged
 from shoal.nodes.loop import Loop
 from shoal.nodes.storage import Journal
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
+from shoal.store.checkpoint import Manifest
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
 
@@ -78,8 +80,11 @@ class Training:
         dataset: Dataset,
         listener: Callable[[RunEvent], None] = lambda event: None,
         folder: Path | None = None,
+        resume: tuple[Path, Manifest] | None = None,
     ) -> None:
+        """With ``resume``, a checkpoint of the run that lies in the folder, it goes on from there."""
         check(job, dataset)
+        self._resume = resume
         self.job, self.dataset = job, dataset
         self._listener = listener
         self._over, self._closed = threading.Event(), threading.Event()
@@ -91,7 +96,10 @@ class Training:
         self._folder = folder
         self._course = NOTHING  # how far it is, as far as we know
         self._cluster = _cluster_of(job, Journal(folder / "coordinator.journal" if folder is not None else None))
-        self._cluster.train(coordination.Facts.of(job, dataset), self._heard)
+        self._cluster.train(coordination.Facts.of(job, dataset, folder), self._heard)
+        if resume is not None:
+            state = msgspec.json.decode(resume[1].state, type=State)
+            self._cluster.begin_with(msgspec.msgpack.encode(Whole(state)))
         self._gone = threading.Condition()  # a worker has ended
         if isinstance(self._cluster, ProcessCluster):
             self._cluster.on_ended = self._worker_gone
@@ -233,6 +241,9 @@ class Training:
     def interrupted(self) -> Outcome:
         """Somebody wants it to end now: judge what the servers have, if they still answer, and say how it stands."""
         self._why = self._why or "interrupted"
+        if self._folder is not None and self._course.done:
+            with contextlib.suppress(ShoalError, AttributeError):  # what was saved last will do
+                self._client.save(limits.DRAIN / limits.SECOND)
         try:
             pulled = self._client.pull(TABLE, slice(None)).result(limits.DRAIN / limits.SECOND)
             if self._evaluator is not None:
@@ -276,7 +287,12 @@ class Training:
         per_pass = Slots(self.dataset.train.rows, job.data.batch, job.seed).per_pass
         table = job.strategy.table(job.model.keys(self.dataset.features), job.update.update(), per_pass)
         self._client = self._cluster.client("launcher")
-        self._client.create(TABLE, table)
+        if self._resume is None:
+            self._client.create(TABLE, table)
+        else:
+            path, manifest = self._resume
+            (was,) = (one for one in manifest.tables if one.name == TABLE)
+            self._client.create(TABLE, table, starts=was.starts, origin=str(path))
         self._start_evaluator()
         for _ in range(job.workers):
             self.add_worker()
@@ -292,7 +308,13 @@ class Training:
 
     def _start_evaluator(self) -> None:
         worker = Worker("evaluator", "evaluator", secrets.token_hex(8))
-        self._evaluator = Evaluator(worker, self.job.model, self.dataset.test)
+        kept = None
+        if self._folder is not None and self.job.stop.keeps_best:
+            kept = Best(self._folder / "best.safetensors", self.job.model, self.dataset.features, self._listener)
+        found = kept.read() if kept is not None and self._resume is not None else None
+        self._evaluator = Evaluator(
+            worker, self.job.model, self.dataset.test, found, None if kept is None else kept.write
+        )
         done = self._evaluator.start()
         loop = Loop(worker, self._cluster._transport("evaluator"))
         done.then(lambda task: self._evaluator_ended(task.error))

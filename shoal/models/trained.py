@@ -51,7 +51,8 @@ class Trained:
         """The probability of +1 (logistic) or the margin, for a Batch, a scipy CSR matrix or a dense array of rows."""
         return self.linear.predict(_batch(rows, self.features), self.table)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, **also: str) -> None:
+        """``also``: more to be said in it; ``facts_of`` reads it back."""
         from safetensors.numpy import save
 
         tensors = {"weights": np.ascontiguousarray(self.weights)}
@@ -62,6 +63,7 @@ class Trained:
             "model": msgspec.json.encode(self.linear).decode(),
             "features": str(self.features),
             "crc32": str(zlib.crc32(np.ascontiguousarray(self.table).data)),  # safetensors accepts a flipped bit
+            **also,
         }
         # Under one name: safetensors writes several in any order, and equal models should be equal files.
         replace_file(Path(path), save(tensors, metadata={"shoal": msgspec.json.encode(facts).decode()}))
@@ -90,6 +92,17 @@ class Trained:
         if table.shape != (linear.keys(features),) or str(zlib.crc32(table.data)) != facts.get("crc32"):
             raise Invalid(f"{path} is damaged: its checksum differs; take it from a copy, or train again")
         return cls(table, linear, features)
+
+
+def facts_of(path: str | Path) -> dict[str, str]:
+    """What a model file says of itself."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "numpy") as file:
+            return _facts(file.metadata() or {})
+    except (OSError, SafetensorError, msgspec.MsgspecError) as error:
+        raise Invalid(f"{path} cannot be read as a model: {error}") from None
 
 
 def _facts(metadata: dict[str, str]) -> dict[str, str]:

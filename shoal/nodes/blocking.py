@@ -62,9 +62,9 @@ class KV:
         """Steps that this worker has pushed."""
         return self._client.clock
 
-    def create(self, name: str, spec: Table) -> None:
-        """Make a table; returns when every server has it."""
-        self._do(lambda: self._client.create(name, spec)).result()
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> None:
+        """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from."""
+        self._do(lambda: self._client.create(name, spec, starts, origin)).result()
 
     def drop(self, name: str) -> None:
         """Forget a table and all that is in it."""
@@ -78,6 +78,10 @@ class KV:
     def set_max_delay(self, table: str, max_delay: int | None) -> None:
         """How far workers may run ahead of the slowest, from now on."""
         self._do(lambda: self._client.set_max_delay(table, max_delay)).result()
+
+    def save(self, seconds: float | None = None) -> None:
+        """Have the run make a checkpoint now; returns when it is on disk, or could not be."""
+        self._do(self._client.save).result(seconds)
 
     def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
         """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``void=``, ``after=[tasks]``."""

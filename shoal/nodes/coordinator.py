@@ -20,11 +20,12 @@ from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
 from shoal.nodes import records
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.saving import Saving
 from shoal.nodes.standing import standing
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
-from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Wake
+from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
@@ -49,12 +50,12 @@ class Coordinator:
         copies: int = 1,
         journal: list[bytes] | None = None,
         dealing: Dealing | None = None,
+        saving: Saving | None = None,
     ) -> None:
-        self.name, self.dealing = name, dealing
+        self.name, self.dealing, self.saving = name, dealing, saving or Saving()
         self.roster = Roster(copies=copies)
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
-        self.checkpoint = ""  # the newest one
         self._welcomes: dict[str, m.Hello] = {}  # members from the next record on: told when it is on disk
         self._settling: list[Settling] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # changes of tables: a resent one is not done twice
@@ -88,6 +89,8 @@ class Coordinator:
                 effects += self._durable(now, error)
             case Durable(token, error) if token == JOURNAL_TOKEN and error and self.dealing is not None:
                 effects += self.dealing.warn(f"the journal cannot be written: {error}")
+            case Stored():
+                effects += self.saving.stored(now, event, self)
             case Ended(name, reason, token):
                 effects += self._ended(now, name, reason, token)
             case _:
@@ -97,6 +100,8 @@ class Coordinator:
             effects += self._remove(now, name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s", died=True)
         if self.dealing is not None:
             effects += self.dealing.tick(now)
+        effects += self.saving.tick(now, self)
+        self.counts["refills"] += self.roster.refill()
         effects += self._write(now)
         effects += self._settle()
         effects.append(Wake(now + limits.HEARTBEAT))
@@ -185,6 +190,10 @@ class Coordinator:
                 return self._train(now, sender, message)
             case m.Shrink() | m.Full():
                 return self._copies(sender, message)
+            case m.Snapped(_, incarnation) if self._is(sender, incarnation):
+                return self.saving.snapped(now, sender, message)
+            case m.Save(request) if sender in self.roster.people:
+                return self.saving.save(sender, request)
             case _:
                 self.counts["unexpected"] += 1
         return []
@@ -205,7 +214,8 @@ class Coordinator:
             ]
         if isinstance(ask, m.Want):
             return self.dealing.want(now, sender, ask)
-        return self.dealing.ready(now, sender, ask)
+        effects = self.dealing.ready(now, sender, ask)
+        return [*effects, *self.saving.heard(effects)]
 
     # ------------------------------------------------------------ members
 
@@ -248,9 +258,9 @@ class Coordinator:
             return self._never_came(now, name, why)
         if self.dealing is None:
             return []
-        places = [place for table in self.roster.tables.values() for place in table.places]
-        only_copy = any(not place.servers and place.last == name for place in places)
-        return self.dealing.gone(now, member, why, died, only_copy)
+        if self.roster.has_lost():
+            self.saving.lost(now, f"{name} is gone ({why}), and with it the only copy of its part of the model")
+        return self.dealing.gone(now, member, why, died)
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
         """The launcher saw it; which life of that name it was is told by the token."""
@@ -272,22 +282,21 @@ class Coordinator:
             return self._fence(sender, beat.incarnation)
         person = self.roster.people[sender]
         person.heard, person.view = now, max(person.view, beat.view)
+        effects: list[Effect] = []
         for number, reason in beat.failed.items():
-            self._undo(number, reason)
+            effects += self._undo(number, reason)
         if beat.view < self.view.number:
-            return [Send(sender, self.view)]
-        return [Send(sender, m.Alive(self.view.term, self.view.number))]
+            return [*effects, Send(sender, self.view)]
+        return [*effects, Send(sender, m.Alive(self.view.term, self.view.number))]
 
     def _copies(self, sender: str, ask: m.Shrink | m.Full) -> list[Effect]:
         """A primary wants its sets changed: done if both are still who they were; the next view is the answer."""
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
-        if self._is(ask.server, ask.theirs):
-            self.counts[coding.name_of(ask)] += 1
-            if isinstance(ask, m.Shrink):
-                self.roster.shrink(sender, ask.server)  # type: ignore[attr-defined]
-            else:
-                self.roster.full(sender, ask.table, ask.segments, ask.server)  # type: ignore[attr-defined]
+        if isinstance(ask, m.Shrink):
+            self.counts["shrunk"] += self.roster.shrink(sender, ask.server, ask.theirs)
+        else:
+            self.counts["filled"] += self.roster.full(sender, ask)
         return []
 
     # ------------------------------------------------------------ tables
@@ -326,7 +335,7 @@ class Coordinator:
         return "", 0
 
     def _create(self, create: m.Create) -> tuple[str, int]:
-        placed = self.roster.create(create.name, create.spec)
+        placed = self.roster.create(create.name, create.spec, create.starts, create.origin)
         if len(coding.encode(self.roster.view())) > limits.HEADER_BYTES // 2:
             self.roster.drop(create.name)
             raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
@@ -343,14 +352,18 @@ class Coordinator:
             effects += self._answer(one.asker, one.request, m.Done(one.request))
         return effects
 
-    def _undo(self, number: int, reason: str) -> None:
+    def _undo(self, number: int, reason: str) -> list[Effect]:
         """A server could not set a table up: the table is dropped, and who asked for it is told why."""
+        made = any(one.number == number for one in self._settling)
+        if not made and self.dealing is not None and any(one.number == number for one in self.roster.tables.values()):
+            return self.dealing.fail(f"the run cannot go back to its checkpoint: {reason}")
         for one in [one for one in self._settling if one.number == number]:
             self._settling.remove(one)
             if one.table in self.roster.tables and self.roster.tables[one.table].number == number:
                 self.roster.drop(one.table)
             self._answered[one.asker, one.request] = m.No(one.request, "table", reason)
             self._settling.append(Settling(one.asker, one.request, self.roster.number, ""))
+        return []
 
     def _answer(self, to: str, request: int, answer: m.Message) -> list[Effect]:
         answer = self._answered.setdefault((to, request), answer)

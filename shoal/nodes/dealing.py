@@ -42,14 +42,14 @@ class Dealing(Kept):
         self._new.add(name)
         return [] if role in ("client", "evaluator") else [Tell(Joined(seconds=self.seconds, name=name, role=role))]
 
-    def gone(self, now: int, member: m.Member, why: str, died: bool, only_copy: bool = True) -> list[Effect]:
+    def gone(self, now: int, member: m.Member, why: str, died: bool, only_copy: bool = False) -> list[Effect]:
         """A member was removed; of a server, whether it had the only copy of anything (and nobody rolls back)."""
         self._it_is(now)
         if self.ended or (self._done and not died) or member.role == "client":
             return []
         if member.role == "server":
             if only_copy:
-                return self._fail(f"{member.name} is gone ({why}), and with it the only copy of its part of the model")
+                return self.fail(f"{member.name} is gone ({why}), and with it the only copy of its part of the model")
             self.counts["servers lost"] += died
             return [Tell(Gone(seconds=self.seconds, name=member.name, role=member.role, why=why))]
         if member.role == "evaluator":  # it may only have been asleep, and come back
@@ -79,7 +79,7 @@ class Dealing(Kept):
             return []
         self._awaited -= 1
         if self._awaited < 1 and not self._seen:
-            return self._fail("no worker was there for the first slot: they ended, or were asked to leave")
+            return self.fail("no worker was there for the first slot: they ended, or were asked to leave")
         return self._begin(now) if self._seen and len(self._seen) >= self._awaited else []
 
     def tick(self, now: int) -> list[Effect]:
@@ -98,10 +98,10 @@ class Dealing(Kept):
         else:
             self._alone_since = self._alone_since or now
             if now - self._alone_since > _NOBODY:
-                return self._fail("no worker is left to compute: start it again, with more workers")
+                return self.fail("no worker is left to compute: start it again, with more workers")
         since, why = self._judge_gone
         if since and now - since > _NOBODY:
-            return self._fail(f"the evaluator is gone ({why}), and did not come back")
+            return self.fail(f"the evaluator is gone ({why}), and did not come back")
         if now - self._told >= _TELL:
             effects += self._tell_progress(now)
         return self._journalled(effects)
@@ -187,7 +187,7 @@ class Dealing(Kept):
         effects: list[Effect] = []
         asked, first = self.evaluations, self.evaluations.held < 0
         if ready.error:
-            effects += self._fail(f"the model cannot be judged: {ready.error}")
+            effects += self.fail(f"the model cannot be judged: {ready.error}")
         if asked.read(ready.holds):
             if first and not self.generation:  # the first weights are read: from here on slots are dealt
                 self._since = self._told = now
@@ -226,7 +226,7 @@ class Dealing(Kept):
             )
         ]
         if not math.isfinite(ready.loss):
-            return [*effects, *self._fail(why)]
+            return [*effects, *self.fail(why)]
         if why and not self.over:
             self._stop(why)
             self._check_finished()
@@ -238,7 +238,7 @@ class Dealing(Kept):
 
     # ------------------------------------------------------------ telling
 
-    def _fail(self, why: str) -> list[Effect]:
+    def fail(self, why: str) -> list[Effect]:
         if self.ended:
             return []
         self.failed = self.over = why

@@ -11,6 +11,7 @@ their own: a slot counts as done if every one of them has it (``counted_everywhe
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -120,15 +121,13 @@ def folded(lines: Iterable[Line]) -> State:
     return State(joined(counted), voids, state.refusals, state.deaths, account)
 
 
-def replayed(records: Iterable[bytes]) -> State:
-    """What the lines about dealing among the records of a journal say."""
+def about_dealing(records: Iterable[bytes]) -> list[Line]:
+    """The lines about dealing among the records of a journal."""
     lines: list[Line] = []
     for record in records:
-        try:
+        with contextlib.suppress(msgspec.MsgspecError):  # it is about something else
             lines.append(msgspec.msgpack.decode(record, type=Line))
-        except msgspec.MsgspecError:
-            continue  # about something else
-    return folded(lines)
+    return lines
 
 
 def joined(found: Iterable[tuple[int, int]]) -> Runs:
@@ -178,6 +177,30 @@ def counted_everywhere(books: Iterable[m.Books], per_pass: int) -> Runs:
             counted &= here
         out += runs((number * per_pass + np.flatnonzero(counted)).tolist())
     return joined(out)
+
+
+def to_begin_with(state: State, counted: Runs | None = None, seconds: float = 0.0) -> State:
+    """What a new run has that goes on from a checkpoint: nobody is here, and what was not judged was never asked for.
+
+    ``counted``, if the model says better than the state what it contains. Time is never taken back: at least so many
+    ``seconds`` have passed.
+    """
+    account = state.account
+    found = account.judgements.found
+    judgements = msgspec.structs.replace(
+        account.judgements, asked=found, held=found, at={n: at for n, at in account.judgements.at.items() if n == found}
+    )
+    traffic = Traffic(dict(account.traffic)).totals()
+    account = msgspec.structs.replace(
+        account,
+        begun=False,
+        finished=False,
+        seconds=max(seconds, account.seconds),
+        dealt=0,
+        judgements=judgements,
+        traffic={0: traffic},
+    )
+    return msgspec.structs.replace(state, counted=state.counted if counted is None else counted, account=account)
 
 
 def finite(value: float) -> float | None:

@@ -2,21 +2,27 @@
 
 It asks the coordinator what to judge, reads the whole model by range (in step mode exactly as it is after a named step),
 says so, so that training goes on, and judges it on its compute thread. When the loss is the lowest so far, those values
-are the best model, whatever happens to the servers afterwards.
+are the best model, whatever happens to the servers afterwards: also when the run goes back to an earlier checkpoint, for a
+model that was judged did exist. Where it is to be kept on disk, that is done on the same thread.
+
+A coordinator that was started again may ask for what was read or judged before: it gets the same answer, for what was read
+then can be read no more. When the run went back (another generation) everything is read and judged anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal import limits
 from shoal.data.packed import Packed
-from shoal.errors import ShoalError
+from shoal.errors import Fenced, ShoalError, Unanswered
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.models.linear import Linear
 from shoal.nodes.worker import Worker
@@ -37,14 +43,33 @@ class Judged:
     metrics: dict[str, float | None]
 
 
+class Asked(NamedTuple):
+    """What was to be judged."""
+
+    generation: int
+    number: int
+    clock: int
+
+
 class Evaluator:
     """The judge of one run."""
 
-    def __init__(self, worker: Worker, model: Linear, test: Packed) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        model: Linear,
+        test: Packed,
+        best: Judged | None = None,
+        keep: Callable[[Judged], None] | None = None,
+    ) -> None:
+        """``best``: of a former life of the run; ``keep``: is called with every better one, off the loop."""
         self.worker, self.model, self.test = worker, model, test
         worker.client.patient = True  # as a trainer is
         self.last: Judged | None = None
-        self.best: Judged | None = None
+        self.best = best
+        self._keep_it = keep
+        self._read: tuple[Asked, Values] | None = None  # the weights that were read last, and what for
+        self._found: tuple[Asked, Judged] | None = None
         self._rows = model.keys(test.features)
 
     def start(self) -> Task:
@@ -56,18 +81,31 @@ class Evaluator:
         weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
         number = 0 if self.last is None else self.last.number + 1
         judged = Judged(number, weights, *_judge(self.model, self.test, weights))
-        self._keep(judged)
+        if self._take(judged) and self._keep_it is not None:
+            self._keep_it(judged)
         return judged
 
-    def _keep(self, judged: Judged) -> None:
+    def _take(self, judged: Judged) -> bool:
+        """Whether it is the best."""
         self.last = judged
         if self.best is None or judged.loss < self.best.loss:
             self.best = judged
+        return self.best is judged
 
     async def _judge(self) -> None:
         await self.worker.joined
-        while TABLE not in self.worker.client.layouts:
-            await self.worker.client.refresh()
+        while True:
+            try:
+                await self._live()
+                return
+            except Fenced:  # it was asleep for long, or the run went back to a checkpoint: it goes on as another
+                continue
+
+    async def _live(self) -> None:
+        client = self.worker.client
+        while TABLE not in client.layouts or not client.incarnation:
+            with contextlib.suppress(Unanswered):
+                await client.refresh()
             await self.worker.sleep(_ASK)
         while True:
             ask = await self._ready()
@@ -76,15 +114,33 @@ class Evaluator:
             if ask.number < 0:
                 await self.worker.sleep(_ASK)
                 continue
+            asked = Asked(client.view.generation, ask.number, ask.clock)
             try:
-                weights = await self._weights(ask.clock)
-                await self._ready(holds=ask.number)
-                judged = await self._found(ask.number, weights)
+                judged = await self._answer(asked)
+            except Unanswered:
+                continue  # by then there may be another server to read from
+            except Fenced:
+                raise
             except ShoalError as error:
                 await self._ready(error=str(error))
                 raise
-            self._keep(judged)
-            await self._ready(holds=judged.number, found=judged.number, loss=judged.loss, metrics=judged.metrics)
+            if client.view.generation == asked.generation:
+                await self._ready(holds=judged.number, found=judged.number, loss=judged.loss, metrics=judged.metrics)
+
+    async def _answer(self, asked: Asked) -> Judged:
+        """Read, say so, judge; or what was found when this was asked before."""
+        if self._found is not None and self._found[0] == asked:
+            return self._found[1]
+        if self._read is None or self._read[0] != asked:
+            self._read = (asked, await self._weights(asked.clock))
+        weights = self._read[1]
+        await self._ready(holds=asked.number)
+        loss, metrics = await self._off_the_loop(lambda: _judge(self.model, self.test, weights))
+        judged = Judged(asked.number, weights, loss, metrics)
+        self._found = (asked, judged)
+        if self._take(judged) and self._keep_it is not None:
+            await self._off_the_loop(partial(self._keep_it, judged))
+        return judged
 
     async def _ready(
         self,
@@ -99,8 +155,10 @@ class Evaluator:
         def ready(request: int) -> m.Message:
             return m.Ready(request, client.incarnation, holds, found, loss, metrics or {}, error)
 
-        answer: m.Judge = await client.ask("ask what to judge", ready, m.Judge)
-        return answer
+        while True:
+            with contextlib.suppress(Unanswered):  # a coordinator that is away comes back
+                answer: m.Judge = await client.ask("ask what to judge", ready, m.Judge)
+                return answer
 
     async def _weights(self, clock: int) -> Values:
         """All weights, one for each row of the table."""
@@ -109,10 +167,6 @@ class Evaluator:
             return await self._off_the_loop(lambda: _spread(pulled, self._rows))  # type: ignore[no-any-return]
         weights: Values = pulled
         return weights
-
-    async def _found(self, number: int, weights: Values) -> Judged:
-        loss, metrics = await self._off_the_loop(lambda: _judge(self.model, self.test, weights))
-        return Judged(number, weights, loss, metrics)
 
     def _off_the_loop(self, function: Callable[[], Any]) -> Task:
         """However large the model is, heartbeats go on."""

@@ -22,7 +22,20 @@ from shoal import limits
 from shoal.cluster.stopping import Stopping
 from shoal.cluster.workload import Runs, Workload, runs, spread
 from shoal.events import RolledBack, Started
-from shoal.nodes.dealt import Account, Judgements, Line, Marked, State, Tally, Traffic, Whole, finite, folded, without
+from shoal.nodes.dealt import (
+    Account,
+    Judgements,
+    Line,
+    Marked,
+    State,
+    Tally,
+    Traffic,
+    Whole,
+    finite,
+    folded,
+    to_begin_with,
+    without,
+)
 from shoal.nodes.evaluations import Evaluations
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Tell
@@ -77,6 +90,10 @@ class Kept:
         return self.seconds if self._computed is None else self._computed
 
     @property
+    def steps(self) -> int:
+        return self.workload.steps
+
+    @property
     def ended(self) -> bool:
         return self._finished or bool(self.failed)
 
@@ -104,16 +121,15 @@ class Kept:
         self.evaluations.at = dict(state.account.judgements.at)
         self.evaluations.asked, self.evaluations.held = state.account.judgements.asked, state.account.judgements.held
         self._begun, self._finished = state.account.begun, state.account.finished
+        if not self._begun:  # from a checkpoint, if anything is counted: what it says of examples is of another moment
+            self.examples = self.workload.rows_counted
         self._former = True
         self._set_barrier()
         self._noted = self._milestone
 
     def restore(self, now: int, state: State, counted: Runs | None = None) -> None:
-        """Begin where a checkpoint ends; ``counted`` if the model says better than the state what it contains."""
-        self._take(state, state.counted if counted is None else counted)
-        self.examples, self.traffic = self.workload.rows_counted, Traffic({0: self.traffic.totals()})
-        self._begun = False  # all workers are waited for again
-        self._set_barrier()
+        """Begin where a checkpoint ends, as ``resume`` does with a journal that has but this line."""
+        self.resume([Whole(to_begin_with(state, counted))])
 
     def rollback(
         self, now: int, state: State | None, counted: Runs, why: str, checkpoint: int | None = None

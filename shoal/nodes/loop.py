@@ -2,8 +2,9 @@
 
 One thread at a time turns the loop, and only that thread touches the transport and the node: as a rule the node's own; in
 one process also whoever brings a message while the node is idle (``take``). Computations run on the
-node's one compute thread and come back as events, so the loop stays awake, answers, resends and sends the heartbeats: a
-node whose loop is stuck is seen as stuck. The simulator has this module's twin.
+node's one compute thread, files are written and read on its one disk thread, and both come back as events, so the loop stays
+awake, answers, resends and sends the heartbeats: a node whose loop is stuck is seen as stuck. The simulator has this
+module's twin.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 from shoal import limits
@@ -31,6 +33,8 @@ from shoal.wire.effects import (
     Node,
     Persist,
     Send,
+    Store,
+    Stored,
     Tell,
     Tick,
     Wake,
@@ -52,6 +56,7 @@ class Loop:
         self._wake_at = 0
         self._events: deque[Event] = deque()  # from the compute thread, the journal, other threads
         self._compute: ThreadPoolExecutor | None = None
+        self._disk: DiskThread | None = None
         self.listener: Callable[[RunEvent], None] = lambda event: None
 
     def run(self) -> None:
@@ -118,15 +123,17 @@ class Loop:
                     self._wake_at = at
                 case Compute(token, function):
                     self._start(token, function)
+                case Store(token, function):
+                    self._store(token, function)
                 case Persist(token, record):
                     self._events.append(Durable(token, self._journal.append(record)))
                 case Tell(event):
                     self.listener(event)
                 case Connect(name, ""):
                     self.transport.disconnect(name)
-                case Connect(name, address):
+                case Connect(name, address, mutual):
                     with contextlib.suppress(Invalid):  # an address that cannot be: calls to it end as unanswered
-                        self.transport.connect(name, address)
+                        self.transport.connect(name, address, mutual)
 
     def stop(self) -> None:
         """End ``run``, from any thread."""
@@ -136,6 +143,8 @@ class Loop:
     def close(self) -> None:
         if self._compute is not None:
             self._compute.shutdown(wait=True, cancel_futures=True)
+        if self._disk is not None:
+            self._disk.close()
         self.transport.close()
         self._journal.close()
 
@@ -151,7 +160,37 @@ class Loop:
                 event = Computed(token, function())
             except BaseException as error:
                 event = Computed(token, error=error)
-            self._events.append(event)
-            self.transport.wake()
+            self.tell(event)
 
         self._compute.submit(run)
+
+    def _store(self, token: int, function: Callable[[], Any]) -> None:
+        if self._disk is None:
+            self._disk = DiskThread(f"{self.node.name}-disk", self.tell)
+        self._disk.work.put((token, function))
+
+
+class DiskThread:
+    """Does one thing after another, and says when it is done. A disk that hangs keeps nobody from leaving."""
+
+    def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
+        self.work: SimpleQueue[tuple[int, Callable[[], Any]] | None] = SimpleQueue()
+        self._tell, self._closed = tell, False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """What has not begun never will; what has is waited for, but not for ever."""
+        self._closed = True
+        self.work.put(None)
+        self._thread.join(limits.DRAIN / limits.SECOND)
+
+    def _run(self) -> None:
+        while (item := self.work.get()) is not None and not self._closed:
+            token, function = item
+            try:
+                event = Stored(token, function())
+            except BaseException as error:
+                event = Stored(token, error=error)
+            if not self._closed:
+                self._tell(event)

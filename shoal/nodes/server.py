@@ -8,25 +8,44 @@ comes meanwhile waits its turn, so that a table is touched by one thread only.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
 
 from shoal import limits
 from shoal.cluster.member import Membership
-from shoal.keys import KeyRange
+from shoal.files import Disk
+from shoal.store import checkpoint
+from shoal.store.holding import FromServer, Holding
+from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
 from shoal.store.segment import Segments
+from shoal.store.snapping import Snapping
 from shoal.wire import messages as m
-from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Wake
+from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
 
 Request = m.Push | m.Pull | m.Park | m.Ask
+_EARLY = 64  # messages of other servers that wait for a view
+_OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
 
 
 class Server:
     """One server, without its loop."""
 
-    def __init__(self, name: str, token: str, address: str = "", inline: int = limits.INLINE_ELEMENTS) -> None:
+    def __init__(
+        self,
+        name: str,
+        token: str,
+        address: str = "",
+        inline: int = limits.INLINE_ELEMENTS,
+        disk: Disk | None = None,
+    ) -> None:
         self.name = name
         self.member = Membership(name, "server", token, address)
-        self.tables: dict[int, Segments] = {}
+        self.member.reaches = {"server"}
+        self.tables: dict[int, Holding] = {}
+        self._disk = disk or Disk()
+        self._snapping = Snapping(self._disk)
+        self._stores = 0
         self.counts: Counter[str] = Counter()
         self._inline = inline
         self._members: dict[int, m.Member] = {}
@@ -35,11 +54,20 @@ class Server:
         self._token = 0
         self._view_waits = False
         self._next_notice = 0
+        self._early: list[Received] = []  # from servers whose view is newer than ours
+        self._copies = False  # somewhere there is more than one
+        self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
             case Received(_, m.Push() | m.Pull() | m.Park() | m.Ask()):
                 effects = self._queue(now, event)
+            case Received(_, message) if isinstance(message, FromServer):
+                effects = self._queue(now, event)
+            case Received(sender, m.Snap()) if sender == self.member.coordinator:
+                effects = self._queue(now, event)
+            case Stored():
+                effects = self._snapping.stored(self.member.incarnation, event)
             case Received(sender, message) if sender == self.member.coordinator:
                 effects = self._greeting(now, message)
             case Computed(token, _, error) if token == self._token and self._works:
@@ -49,11 +77,13 @@ class Server:
                 effects = []
             case _:
                 effects = []
+        while self._backlog and not self._works:
+            effects += self._request(now, self._backlog.popleft())
         effects += self.member.tick(now)
         if now >= self._next_notice:
-            self._next_notice = now + limits.NOTICE // 4
-            for segments in self.tables.values():
-                effects += segments.notices(now)
+            self._next_notice = now + (limits.LEVEL_AGAIN if self._copies else limits.NOTICE // 4)
+            for holding in self.tables.values():
+                effects += holding.tick(now, bool(self._works))
         effects.append(Wake(min(self.member.next, self._next_notice)))
         return effects
 
@@ -65,6 +95,8 @@ class Server:
             self.tables.clear()
             self._members.clear()
             self._backlog.clear()
+            self._early.clear()
+            self._snapping = Snapping(self._disk)
             self._works.clear()
             self._view_waits = False
             self._token += 1  # what is still being computed comes back to nobody
@@ -83,37 +115,38 @@ class Server:
             del self.tables[number]
         self.member.failed = {n: why for n, why in self.member.failed.items() if n in wanted}
         new = [t for n, t in wanted.items() if n not in self.tables and n not in self.member.failed]
-        made: dict[int, Segments] = {}
-        work = Work(lambda: self._set_up(new, made), lambda now: self._in_effect(view, made), None)
-        return self._carry_on(Outcome(works=[work]) if new else self._in_effect(view, made))
+        made: dict[int, Holding] = {}
+        work = Work(lambda: self._set_up(view, new, made), lambda now: self._in_effect(now, view, made), None)
+        return self._carry_on(Outcome(works=[work]) if new else self._in_effect(now, view, made))
 
-    def _in_effect(self, view: m.View, made: dict[int, Segments]) -> Outcome:
+    def _in_effect(self, now: int, view: m.View, made: dict[int, Holding]) -> Outcome:
         outcome = Outcome()
         self.tables.update(made)
         self._members = {member.incarnation: member for member in view.members}
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
+        servers = _servers(view)
+        self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
+        self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
+        self.member.shown = view.number
         for table in view.tables:
-            segments = self.tables.get(table.number)
-            if segments is not None:
-                if segments.spec != table.spec:
-                    outcome += segments.set_delay(table.spec)
-                outcome += segments.live(workers, everyone)
+            holding = self.tables.get(table.number)
+            if holding is not None:
+                outcome += holding.take(now, table, servers, view.number)
+                outcome += holding.live(workers, everyone)
         outcome.effects += self.member.show(view.number)
+        early, self._early = self._early, []
+        self._backlog.extendleft(reversed(early))
         return outcome
 
-    def _set_up(self, new: list[m.Placed], made: dict[int, Segments]) -> None:
+    def _set_up(self, view: m.View, new: list[m.Placed], made: dict[int, Holding]) -> None:
         """Make room for the segments that are ours; what cannot be is kept with its reason."""
+        servers = _servers(view)
         for table in new:
-            ends = [*table.starts[1:], table.spec.span]
-            held = [
-                (i, KeyRange(start, stop))
-                for i, (start, stop, place) in enumerate(zip(table.starts, ends, table.places, strict=True))
-                if place.servers and place.servers[0] == self.name
-            ]
             try:
-                if held:
-                    made[table.number] = Segments(table.number, table.spec, held, self._inline)
+                holding = Holding(self.name, self.member.incarnation, table, self._inline)
+                holding.set_up(servers, self._loaded if table.origin else None)
+                made[table.number] = holding
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
             except (
@@ -129,28 +162,88 @@ class Server:
         if len(self._backlog) < limits.BACKLOG:
             self._backlog.append(event)
             return []
-        assert isinstance(event.message, Request)
         self.counts["backlog full"] += 1
-        return [Send(event.sender, m.Busy(event.message.request, limits.BUSY_RETRY))]
+        if isinstance(event.message, Request):
+            return [Send(event.sender, m.Busy(event.message.request, limits.BUSY_RETRY))]
+        return []  # a server sends it again
 
     def _request(self, now: int, event: Received) -> list[Effect]:
         request = event.message
+        if isinstance(request, FromServer):
+            if getattr(request, "view", 0) > self.member.shown:
+                if len(self._early) < _EARLY:
+                    self._early.append(event)  # of a view that is on its way to us; otherwise it comes again
+                return []
+            holding = self.tables.get(request.table)
+            if holding is None:
+                return []
+            return self._carry_on(holding.heard(now, event.sender, request, event.arrays))
+        if isinstance(request, m.Snap):
+            return self._carry_on(self._snap(now, event.sender, request))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
             return [Send(event.sender, stopped)]
         if isinstance(request, m.Park):
-            outcome = Outcome([Send(event.sender, m.Done(request.request))])
-            for segments in self.tables.values():
-                outcome += segments.park(request.incarnation, request.spell)
-            return self._carry_on(outcome)
-        segments = self.tables[request.table]
-        match request:
-            case m.Push():
-                return self._carry_on(segments.push(now, event.sender, request, event.arrays))
-            case m.Pull():
-                return self._carry_on(segments.pull(now, event.sender, request, event.arrays))
-            case m.Ask():
-                return [Send(event.sender, m.Told(request.request, *segments.facts()))]
+            return self._carry_on(self._park(now, event.sender, request))
+        holding = self.tables[request.table]
+        if isinstance(request, m.Ask):
+            return [Send(event.sender, holding.told(request))]
+        assert holding.own is not None
+        if isinstance(request, m.Push):
+            return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
+        return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
+        return list(checkpoint.images(self._disk, Path(table.origin), table, segments))
+
+    def _snap(self, now: int, sender: str, snap: m.Snap) -> Outcome:
+        """Write the segments that are ours, as they are at the step named, while everything goes on."""
+        holding = self.tables.get(snap.table)
+        if holding is None or holding.own is None or holding.opening or snap.view > self.member.shown:
+            return Outcome()  # it is asked again
+        own, incarnation = holding.own, self.member.incarnation
+        cut, effects = self._snapping.ask(sender, incarnation, snap, own.segments)
+        outcome = Outcome(effects)
+        if not cut:
+            return outcome
+        found = own.cut(now, snap.clock, lambda now: self._write(sender, snap, holding, own, cut))
+        if found is None:
+            return Outcome([self._snapping.late(sender, incarnation, snap, int(own.version.max()))])
+        return outcome + found
+
+    def _write(self, sender: str, snap: m.Snap, holding: Holding, own: Segments, cut: list[int]) -> Outcome:
+        """Copy them, one after another, and hand each to the disk."""
+
+        def copy(segment: int) -> Work:
+            images: list[Image] = []
+
+            def hand_over(now: int) -> Outcome:
+                self._stores += 1
+                return Outcome([self._snapping.write(self._stores, sender, snap, holding.placed.name, images)])
+
+            return Work(lambda: images.append(own.image(segment)), hand_over, None)
+
+        if holding.own is not own:
+            return Outcome()  # they have changed hands: this one is given up
+        if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
+            return Outcome([self._snapping.late(sender, self.member.incarnation, snap, int(own.version.max()))])
+        return Outcome(works=[copy(segment) for segment in cut])
+
+    def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
+        """Nobody waits for this worker any more; it is told so when all copies know it."""
+        parts = [holding.own for holding in self.tables.values() if holding.own is not None]
+        left = [len(parts)]
+
+        def parked(now: int) -> Outcome:
+            left[0] -= 1
+            return Outcome() if left[0] else Outcome([Send(sender, m.Done(park.request))])
+
+        outcome = Outcome() if parts else Outcome([Send(sender, m.Done(park.request))])
+        for part in parts:
+            outcome += part.park(now, park.incarnation, park.spell, parked)
+        return outcome
 
     def _not_for_us(self, sender: str, request: Request) -> m.Message | None:
         """Why this request goes no further, in the words of an answer."""
@@ -168,9 +261,21 @@ class Server:
                 return m.Rollback(request.request, view.generation)
             if isinstance(request, m.Pull) and request.enter and known is not None and known.role != "worker":
                 return m.No(request.request, "setting", f"{sender} is a {known.role}: only a worker has a clock")
-        if not isinstance(request, m.Park) and request.table not in self.tables:
+        if isinstance(request, m.Park):
+            opening = next((one for one in self.tables.values() if one.opening), None)
+            return None if opening is None else m.Busy(request.request, _OPENING, opening.waits_for())
+        holding = self.tables.get(request.table)
+        if holding is None:
             self.counts["moved"] += 1
             return m.Moved(request.request, view.number)
+        if isinstance(request, m.Ask):
+            return None
+        if request.view < self._moved[request.table] or (holding.own is None and not holding.opening):
+            self.counts["moved"] += 1
+            return m.Moved(request.request, self.member.shown)
+        if holding.opening:
+            self.counts["opening"] += 1
+            return m.Busy(request.request, _OPENING, holding.waits_for())
         return None
 
     def _carry_on(self, outcome: Outcome) -> list[Effect]:
@@ -197,6 +302,8 @@ class Server:
         if not self._works and self._view_waits:
             self._view_waits = False
             effects += self._take_view(now)
-        while self._backlog and not self._works:
-            effects += self._request(now, self._backlog.popleft())
         return effects
+
+
+def _servers(view: m.View) -> dict[str, int]:
+    return {member.name: member.incarnation for member in view.members if member.role == "server"}

@@ -30,7 +30,7 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
         members,
         dict(roster.lost),
         None if dealing is None else course(dealing),
-        coordinator.checkpoint,
+        coordinator.saving.newest,
         counts,
     )
 

@@ -25,7 +25,7 @@ from shoal.nodes.rows import Rows
 from shoal.nodes.worker import Worker
 from shoal.store.client import Client
 from shoal.store.task import Task
-from shoal.strategies import TABLE, Slot
+from shoal.strategies import TABLE, TALLY, Slot
 from shoal.strategies.parameter_server import ParameterServer
 from shoal.wire import messages as m
 
@@ -34,6 +34,8 @@ _REPORT = 200 * limits.MILLISECOND  # at least so often
 _SOON = 2 * limits.MILLISECOND  # when there is nothing to do: at first, then twice that,
 _LATER = 10 * limits.MILLISECOND  # up to this
 _FEWEST = 4  # slots asked for
+_NOTHING = Task("nothing to count")
+_NOTHING.finish()
 _FIRST_ROWS = 125_000  # asked for at first: half a second of work at a modest pace
 
 
@@ -99,13 +101,16 @@ class Lane:
         return self._trainer.gradient(local, weights, mean)
 
     def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
-        task.then(partial(self._trainer.pushed, self._trainer.number(slot), 0 if local is None else len(local), loss))
+        rows = 0 if local is None else len(local)
+        pushed = partial(self._trainer.pushed, self._trainer.number(slot), rows, loss)
+        tally = self._trainer.tally(self, slot)
+        tally.then(lambda _: task.then(pushed) if tally.error is None else None)
 
     def newer(self) -> None:
         self._trainer.newer += 1
 
     def refuse(self, slot: Slot, why: str) -> None:
-        self._trainer.refused[self._trainer.number(slot)] = why
+        self._trainer.refuse(self._trainer.number(slot), why)
 
 
 class Trainer:
@@ -134,7 +139,10 @@ class Trainer:
         self._rows = Rows(worker, data, slots, model.bias, cache_bytes)
         self._lane = Lane(self)
         self._lanes: dict[Lane, Task] = {}  # at work: the first, and those of slots that came again
+        self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
+        self._highest = 0  # of those on the first lane
         self._counted: list[int] = []
+        self._tallies: dict[Task, None] = {}  # under way
         self._examples, self._loss = 0, 0.0
         self._rate = 0.0  # slots a second
         self._idle = _SOON
@@ -178,12 +186,31 @@ class Trainer:
             counts[:features] = self.data.counts[local.keys[:features]]
         return self.model.gradient(local, weights, mean, counts)
 
+    def tally(self, lane: Lane, slot: Slot) -> Task:
+        """Add 1 to the slot's own key, where an account is kept; done when that is counted."""
+        if TALLY not in lane.client.layouts:
+            return _NOTHING
+        task = lane.client.push(TALLY, [self.number(slot)], [1.0], slot=slot, step=0)
+        self._tallies[task] = None
+        task.then(partial(self._tallied, lane))
+        return task
+
+    def _tallied(self, lane: Lane, task: Task) -> None:
+        self._tallies.pop(task, None)
+        if task.error is not None:
+            lane.close(task.error)  # as with any push that fails for good: this life ends
+
     def pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
+        self._mine.discard(slot)
         if task.error is None:
             self._counted.append(slot)
             self._examples += rows
             self._loss += loss
             self._done += 1
+
+    def refuse(self, slot: int, why: str) -> None:
+        self._mine.discard(slot)
+        self.refused[slot] = why
 
     # ------------------------------------------------------------ life
 
@@ -211,6 +238,8 @@ class Trainer:
                     del self._lanes[lane]
             self._nap = self.worker.sleep(self._pause())
             await self._nap
+        for task in list(self._tallies):
+            await task
         await self._report()
 
     def _run(self, lane: Lane) -> None:
@@ -226,6 +255,7 @@ class Trainer:
             for lane in self._lanes:
                 back += lane.queue
                 lane.queue.clear()
+            self._mine.difference_update(back)
         slots = self._rate * _AHEAD / limits.SECOND if self._rate else _FIRST_ROWS / self.slots.batch
         ahead = max(_FEWEST, min(MOST, int(slots)))
         self.low = ahead // 2
@@ -255,12 +285,20 @@ class Trainer:
 
     def _take(self, deal: m.Deal) -> None:
         self.void.update(deal.void)
-        again = spread(deal.again, limits.LEDGER_WINDOW)
+        again, new = (
+            [slot for slot in spread(dealt, limits.LEDGER_WINDOW) if slot not in self._mine]  # a coordinator that was
+            for dealt in (deal.again, deal.slots)  # started again does not know what its former life dealt us
+        )
+        self._mine.update(again, new)
+        if self.strategy.in_steps:  # a lane goes up: what comes late may be what the others on it wait for
+            again += [slot for slot in new if slot < self._highest]
+            new = [slot for slot in new if slot >= self._highest]
+            self._highest = max(self._highest, *new, 0)
         if again and self.strategy.in_steps:
-            self._run(Lane(self, again))
+            self._run(Lane(self, sorted(again)))
         else:
             self._lane.queue.extendleft(reversed(again))
-        self._lane.queue.extend(spread(deal.slots, limits.LEDGER_WINDOW))
+        self._lane.queue.extend(new)
         if deal.over:
             self.over = True
         self._wake()
@@ -290,5 +328,6 @@ class Trainer:
     def _forget(self) -> None:
         """What this life had is dealt to others; rows that were read stay."""
         self.over = False
-        self._lane, self._lanes = Lane(self), {}
+        self._lane, self._lanes, self._tallies = Lane(self), {}, {}
+        self._mine, self._highest = set(), 0
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}

@@ -47,6 +47,7 @@ class Worker:
     name: str
     spells: list[list[int]] = field(default_factory=list)  # [entered, clock it started at, over]
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # step -> (slot, when)
+    gone: int = NEVER
 
 
 def check(plan: Plan, history: list[Event], void: set[int]) -> list[Violation]:
@@ -165,8 +166,10 @@ def _workers(history: list[Event], begins: dict[int, Begin]) -> dict[int, Worker
     for record in history:
         if isinstance(record, Note) and record.incarnation:
             worker = workers.setdefault(record.incarnation, Worker(record.client))
-            if record.what == "entered":
-                worker.spells.append([record.time, record.value or 0, NEVER])
+            if record.what in ("crashed", "removed"):
+                worker.gone = min(worker.gone, record.time)
+            if record.what == "entered":  # the answer may come after its life was over
+                worker.spells.append([record.time, record.value or 0, worker.gone])
             elif record.what in ("parking", "crashed", "removed") and worker.spells:
                 worker.spells[-1][2] = min(worker.spells[-1][2], record.time)
     for begin in begins.values():

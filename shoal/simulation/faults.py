@@ -1,44 +1,74 @@
-"""A cluster, a job and what befalls them, drawn from one seed.
+"""A cluster, a job and what befalls them, drawn from one seed: all of it plain data.
 
-Swarm testing: every seed first draws the shape (servers, workers, consistency, sizes) and then which families of faults
-are on, most runs only one to three of them, since a rare path is reached more often when the others are quiet.
+Swarm testing: every seed first draws the shape (servers, copies, workers, consistency, sizes) and then which families of
+faults are on, most runs only one to three of them, since a rare path is reached more often when the others are quiet.
+What goes wrong is a list of ``Fault``s, each with its time and victim; ``nemesis`` only carries them out. So a plan can be
+printed, read back, and made shorter one fault at a time (``shrink``). Times in a plan are milliseconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import ast
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
-from shoal.limits import INLINE_ELEMENTS, MILLISECOND, SECOND
-from shoal.simulation.world import World
+import msgspec
 
-FAMILIES = ("loss", "repeat", "slow", "partition", "pause", "crash", "drift", "rogue")
+from shoal.limits import INLINE_ELEMENTS
+
+Kind = Literal["clients", "each", "step"]
+WEATHER = ("loss", "repeat", "late", "slow", "corrupt")
+FAMILIES = ("loss", "repeat", "slow", "corrupt", "partition", "swizzle", "pause", "crash", "drift", "rogue", "twin")
+# With copies, what befalls servers is what we want to see most; a coordinator that is gone has to be met everywhere.
+SERVER_FAMILIES = ("server crash", "server crash", "server pause", "server partition", "coordinator", "full disk")
 HABITS = ("park", "second copies", "void", "change delay", "pipeline")
+NONSENSE = ("nan", "unsorted", "short", "far")
 
 
-@dataclass(slots=True)
-class Plan:
+class Fault(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """One thing that goes wrong: what, from when, for how long, to whom, and how badly."""
+
+    kind: str
+    at: int = 0  # after the work began
+    lasts: int = 0
+    who: str = ""
+    others: tuple[str, ...] = ()
+    rate: float = 0.0
+    how: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(
+            [self.kind, *([self.who] if self.who else []), *([f"({self.how})"] if self.how else [])]
+            + ([f"from {', '.join(self.others)}"] if self.others else [])
+            + ([f"{self.rate:g}"] if self.rate else [f"at {self.at} ms for {self.lasts} ms"])
+        )
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What one seed stands for."""
 
     seed: int
-    servers: int
-    workers: int
-    kind: Literal["clients", "each", "step"]
-    max_delay: int | None
-    slots_per_step: int
-    slots: int  # in all; for clients: pushes of each
-    slots_per_pass: int | None
-    dense: bool
-    inline: int
-    think: int  # longest time a worker computes
-    faults: list[str] = field(default_factory=list)
-    habits: list[str] = field(default_factory=list)
+    servers: int = 1
+    copies: int = 1
+    workers: int = 1
+    kind: Kind = "each"
+    max_delay: int | None = None
+    slots_per_step: int = 1
+    slots: int = 8  # in all; for clients: pushes of each
+    slots_per_pass: int | None = None
+    dense: bool = False
+    inline: int = INLINE_ELEMENTS
+    think: int = 50  # longest time a worker computes
+    delay: int = 1  # of a message, on average
+    lasts: int = 1_000  # then everything is healed
+    beyond: bool = False  # more may be lost than the copies can bear
+    faults: tuple[Fault, ...] = ()
+    habits: tuple[str, ...] = ()
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
         random = Random(f"{seed}/plan")
-        kind: Literal["clients", "each", "step"] = random.choice(["clients", "each", "each", "step"])
+        kind: Kind = random.choice(["clients", "each", "each", "step"])
         slots_per_step = random.choice([1, 2, 3, 4, 5])
         slots = random.randrange(8, 24)
         slots_per_pass = None
@@ -46,9 +76,10 @@ class Plan:
             slots_per_pass = random.choice([None, None, slots_per_step * 2, slots_per_step + 1])
             unit = slots_per_pass or slots_per_step
             slots = -(-slots // unit) * unit
-        return cls(
+        servers = random.choice([1, 1, 2, 2, 3])
+        plan = cls(
             seed=seed,
-            servers=random.choice([1, 1, 2, 2, 3]),
+            servers=servers,
             workers=random.choice([1, 2, 2, 3, 3, 4, 5]),
             kind=kind,
             max_delay=random.choice([0, 0, 1, 1, 2, 3, None]),
@@ -57,77 +88,209 @@ class Plan:
             slots_per_pass=slots_per_pass,
             dense=random.random() < 0.3,
             inline=random.choice([0, 16, INLINE_ELEMENTS]),
-            think=random.choice([5, 50, 300]) * MILLISECOND,
-            faults=random.sample(FAMILIES, random.choice([0, 1, 1, 2, 2, 3])),
-            habits=random.sample(HABITS, random.choice([0, 1, 2, 3])),
+            think=random.choice([5, 50, 300]),
+            delay=random.choice([1, 3, 10]),
+            lasts=random.choice([1_000, 2_000, 4_000, 9_000]),
+            habits=tuple(random.sample(HABITS, random.choice([0, 1, 2, 3]))),
         )
+        return msgspec.structs.replace(plan, faults=draw_faults(plan))
+
+    @classmethod
+    def read(cls, text: str) -> Plan:
+        """A plan as it prints itself."""
+        plan = _literal(ast.parse(text.strip(), mode="eval").body)
+        if not isinstance(plan, Plan):
+            raise ValueError("that is no Plan(...)")
+        return plan
+
+    @property
+    def names(self) -> list[str]:
+        return ["coordinator", *self.server_names, *self.worker_names]
+
+    @property
+    def server_names(self) -> list[str]:
+        return [f"server-{i}" for i in range(self.servers)]
+
+    @property
+    def worker_names(self) -> list[str]:
+        return [f"worker-{i}" for i in range(self.workers)]
 
     def __str__(self) -> str:
         delay = "any" if self.max_delay is None else self.max_delay
+        copies = f", {self.copies} copies" if self.copies > 1 else ""
         return (
-            f"seed {self.seed}: {self.servers} servers, {self.workers} workers, {self.kind}, max_delay {delay}, "
+            f"seed {self.seed}: {self.servers} servers{copies}, {self.workers} workers, {self.kind}, max_delay {delay}, "
             f"{self.slots} slots, {self.slots_per_step} a step, {'dense' if self.dense else 'sparse'}, "
-            f"faults: {', '.join(self.faults) or 'none'}; habits: {', '.join(self.habits) or 'none'}"
+            f"faults: {'; '.join(str(fault) for fault in self.faults) or 'none'}; "
+            f"habits: {', '.join(self.habits) or 'none'}"
         )
 
 
-class Nemesis:
-    """Brings the faults of a plan about, for a while, and then heals everything."""
+def _literal(node: ast.expr) -> Any:
+    """Plan(...) and Fault(...) of literals; nothing is evaluated."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Plan", "Fault"):
+        facts = {one.arg: _literal(one.value) for one in node.keywords if one.arg is not None}
+        return Plan(**facts) if node.func.id == "Plan" else Fault(*map(_literal, node.args), **facts)
+    if isinstance(node, ast.Tuple | ast.List):
+        return tuple(_literal(one) for one in node.elts)
+    return ast.literal_eval(node)
 
-    def __init__(self, world: World, plan: Plan, victims: list[str]) -> None:
-        self._world, self._plan, self._victims = world, plan, victims
-        self._random = Random(f"{plan.seed}/nemesis")
-        self.crashed: list[tuple[str, int]] = []  # who was crashed, and when it is to start again
-        self.lasts = self._random.choice([1, 2, 4, 9]) * SECOND
-        self.over = False
 
-    def begin(self) -> None:
-        weather, random, faults = self._world.weather, self._random, self._plan.faults
-        weather.delay = random.choice([1, 3, 10]) * MILLISECOND
-        if "loss" in faults:
-            weather.loss = random.choice([0.02, 0.1, 0.3])
-        if "repeat" in faults:
-            weather.repeat, weather.late = random.choice([0.1, 0.3]), random.choice([0.0, 0.2, 0.5])
-        if "slow" in faults:
-            weather.slow = random.choice([0.05, 0.2])
-        start = self._world.now
-        for family in ("partition", "pause", "crash"):
-            if family in faults:
-                for _ in range(random.choice([1, 2, 3])):
-                    self._world.at(start + random.randrange(self.lasts), getattr(self, "_" + family))
-        self._world.at(start + self.lasts, self._heal)
+# ---------------------------------------------------------------- what goes wrong
 
-    def _partition(self) -> None:
-        """One node is cut off from some others, both ways or one way."""
-        names = sorted(self._world.hosts)
-        one = self._random.choice(names)
-        others = [name for name in names if name != one and self._random.random() < 0.6]
-        until = self._world.now + self._random.choice([300, 1_500, 7_000]) * MILLISECOND
-        directions = self._random.choice([(True, True), (True, True), (True, False), (False, True)])
-        self._world.counts["partitions"] += 1
-        for other in others:
-            for on, link in zip(directions, ((one, other), (other, one)), strict=True):
-                if on:
-                    self._world.weather.cuts[link] = until
 
-    def _pause(self) -> None:
-        name = self._random.choice(sorted(self._world.hosts))
-        self._world.counts["pauses"] += 1
-        self._world.pause(name, self._random.choice([100, 1_000, 3_000, 8_000]) * MILLISECOND)
+def draw_faults(plan: Plan) -> tuple[Fault, ...]:
+    random = Random(f"{plan.seed}/faults")
+    faults: list[Fault] = []
+    for family in random.sample(FAMILIES, random.choice([0, 1, 1, 2, 2, 3])):
+        faults += _DRAW[family](plan, random)
+    if plan.copies > 1 and random.random() < 0.8:
+        for family in random.sample(SERVER_FAMILIES, random.choice([1, 1, 2])):
+            faults += _DRAW[family](plan, random)
+    return tuple(sorted(faults, key=lambda fault: fault.at))
 
-    def _crash(self) -> None:
-        alive = [name for name in self._victims if name in self._world.hosts]
-        if alive:
-            name = self._random.choice(alive)
-            self._world.counts["crashes"] += 1
-            self._world.crash(name)
-            back = self._random.choice([0, 500, 3_000, 7_000]) * MILLISECOND
-            self.crashed.append((name, self._world.now + back))
 
-    def _heal(self) -> None:
-        weather = self._world.weather
-        weather.loss = weather.repeat = weather.slow = 0.0
-        weather.cuts.clear()
-        for host in self._world.hosts.values():
-            host.paused_until = min(host.paused_until, self._world.now + 6 * SECOND)
-        self.over = True
+def _some(plan: Plan, random: Random) -> list[int]:
+    """One to three moments."""
+    return [random.randrange(plan.lasts) for _ in range(random.choice([1, 2, 3]))]
+
+
+def _loss(plan: Plan, random: Random) -> list[Fault]:
+    return [Fault("loss", lasts=plan.lasts, rate=random.choice([0.02, 0.1, 0.3]))]
+
+
+def _repeat(plan: Plan, random: Random) -> list[Fault]:
+    repeat = Fault("repeat", lasts=plan.lasts, rate=random.choice([0.1, 0.3]))
+    late = random.choice([0.0, 0.2, 0.5])
+    return [repeat, *([Fault("late", lasts=plan.lasts, rate=late)] if late else [])]
+
+
+def _slow(plan: Plan, random: Random) -> list[Fault]:
+    return [Fault("slow", lasts=plan.lasts, rate=random.choice([0.05, 0.2]))]
+
+
+def _corrupt(plan: Plan, random: Random) -> list[Fault]:
+    return [Fault("corrupt", lasts=plan.lasts, rate=random.choice([0.02, 0.1]))]
+
+
+def _partition(plan: Plan, random: Random) -> list[Fault]:
+    """One node is cut off from some others, both ways or one way."""
+    return [_cut(plan, random, at, plan.names, plan.names) for at in _some(plan, random)]
+
+
+def _server_partition(plan: Plan, random: Random) -> list[Fault]:
+    """A server is cut off from other servers, or from the coordinator and them (F17, F18)."""
+    others = plan.server_names + random.choice([[], ["coordinator"]])
+    return [_cut(plan, random, at, plan.server_names, others) for at in _some(plan, random)]
+
+
+def _cut(plan: Plan, random: Random, at: int, names: list[str], others: list[str]) -> Fault:
+    who = random.choice(names)
+    cut = tuple(name for name in others if name != who and random.random() < 0.6)
+    how = random.choice(["", "", "out", "in"])
+    return Fault("cut", at, random.choice([300, 1_500, 7_000]), who, cut, how=how)
+
+
+def _swizzle(plan: Plan, random: Random) -> list[Fault]:
+    """Nodes are clogged one after the other, and come free in another order (F20): nothing is lost, all is late."""
+    names = random.sample(plan.names, random.randrange(1, len(plan.names) + 1))
+    each = plan.lasts // (2 * len(names))
+    free = [plan.lasts // 2 + i * each for i in range(len(names))]
+    random.shuffle(free)
+    return [Fault("clog", i * each, free[i] - i * each, name) for i, name in enumerate(names)]
+
+
+def _pause(plan: Plan, random: Random) -> list[Fault]:
+    return [
+        Fault("pause", at, random.choice([100, 1_000, 3_000, 8_000]), random.choice(plan.names))
+        for at in _some(plan, random)
+    ]
+
+
+def _server_pause(plan: Plan, random: Random) -> list[Fault]:
+    """Long enough to be removed, or just not (F9)."""
+    return [
+        Fault("pause", at, random.choice([1_500, 3_000, 6_000, 9_000]), random.choice(plan.server_names))
+        for at in _some(plan, random)
+    ]
+
+
+def _crash(plan: Plan, random: Random) -> list[Fault]:
+    return [
+        Fault("crash", at, random.choice([0, 500, 3_000, 7_000]), random.choice(plan.worker_names))
+        for at in _some(plan, random)
+    ]
+
+
+def _server_crash(plan: Plan, random: Random) -> list[Fault]:
+    """A server is gone with all it held, and comes back with nothing; the launcher may have seen it (F5, F7)."""
+    return [
+        Fault(
+            "crash",
+            at,
+            random.choice([0, 500, 3_000, 8_000]),
+            random.choice(plan.server_names),
+            how=random.choice(["seen", ""]),
+        )
+        for at in _some(plan, random)
+    ]
+
+
+def _coordinator(plan: Plan, random: Random) -> list[Fault]:
+    """It is gone for a while, and comes back with its journal (F14)."""
+    return [Fault("crash", at, random.choice([0, 300, 2_000, 6_000]), "coordinator") for at in _some(plan, random)]
+
+
+def _full_disk(plan: Plan, random: Random) -> list[Fault]:
+    return [Fault("full", at, random.choice([200, 1_500, 4_000]), "coordinator") for at in _some(plan, random)]
+
+
+def _drift(plan: Plan, random: Random) -> list[Fault]:
+    """Every clock has its own pace and its own beginning (F28)."""
+    return [
+        Fault("drift", lasts=random.randrange(1_000), who=name, rate=round(random.uniform(-0.1, 0.1), 4))
+        for name in plan.names
+    ]
+
+
+def _rogue(plan: Plan, random: Random) -> list[Fault]:
+    """Somebody sends what no client of ours would."""
+    return [
+        Fault(
+            "rogue",
+            random.randrange(plan.lasts),
+            who=random.choice(plan.worker_names),
+            others=(random.choice(plan.server_names),),
+            how=random.choice(NONSENSE),
+        )
+        for _ in range(3)
+    ]
+
+
+def _twin(plan: Plan, random: Random) -> list[Fault]:
+    """A second process under a name that is in use (F37)."""
+    names = plan.worker_names + (plan.server_names if plan.copies > 1 else [])
+    return [
+        Fault("twin", random.randrange(plan.lasts), random.choice([500, 3_000, 6_000]), random.choice(names))
+        for _ in range(random.choice([1, 2]))
+    ]
+
+
+_DRAW = {
+    "loss": _loss,
+    "repeat": _repeat,
+    "slow": _slow,
+    "corrupt": _corrupt,
+    "partition": _partition,
+    "server partition": _server_partition,
+    "swizzle": _swizzle,
+    "pause": _pause,
+    "server pause": _server_pause,
+    "crash": _crash,
+    "server crash": _server_crash,
+    "coordinator": _coordinator,
+    "full disk": _full_disk,
+    "drift": _drift,
+    "rogue": _rogue,
+    "twin": _twin,
+}

@@ -1,4 +1,4 @@
-"""One seed, from the plan to the verdict."""
+"""One plan, from its cluster to the verdict."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from shoal import limits
 from shoal.errors import ShoalError
 from shoal.events import Event
-from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
-from shoal.simulation.checker import Violation, check, check_end, client_name, steps_of
-from shoal.simulation.faults import Nemesis, Plan
+from shoal.simulation.checker import Violation, check, check_end, steps_of
+from shoal.simulation.cluster import COORDINATOR, Cluster
+from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.nemesis import Nemesis
 from shoal.simulation.workload import (
     TABLE,
     Dealer,
@@ -24,14 +24,13 @@ from shoal.simulation.workload import (
     Stop,
     client_life,
     delicate,
+    nonsense,
     second_hand,
-    slot_name,
     worker_life,
 )
 from shoal.simulation.world import World
 from shoal.store.task import Task
 from shoal.tables import Dense, Each, Sparse, Step, Table
-from shoal.wire import messages as m
 
 COLUMNS = 64  # keys in one segment: more than any plan has slots
 MOST_EVENTS = 60_000
@@ -40,7 +39,7 @@ LIVE_WITHIN = 40 * limits.SECOND  # after all is healed: 30 s, and what a dead w
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of one seed."""
+    """What came of one plan."""
 
     plan: Plan
     violations: list[Violation]
@@ -66,22 +65,23 @@ class Run:
     def __init__(self, plan: Plan, trace: Callable[[str], None] | None = None) -> None:
         self.plan = plan
         self.world = World(plan.seed)
-        self.scribe = Scribe(plan, lambda: self.world.now)
         self.world.trace = trace
         self.world.after_event = self._after_event
-        self.world.on_crash = lambda name: self.scribe.note("crashed", name, self.workers[name].client.incarnation)
+        self.world.on_crash = self._crashed
+        self.cluster = Cluster(self.world, plan)
+        self.scribe = Scribe(plan, lambda: self.world.now)
+        self.scribe.on_broken = self._stopped
         self.random = Random(f"{plan.seed}/run")
         self.dealer = Dealer(plan)
         self.counts: Counter[str] = Counter()
-        self.coordinator = Coordinator()
-        self.servers = [Server(f"server-{i}", "only", f"memory:server-{i}", plan.inline) for i in range(plan.servers)]
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
         self._lives: dict[str, Task] = {}
-        self._hands: dict[str, Task] = {}
         self._life = 0
         self._members: dict[str, int] = {}
+        self._view = (0, 0)
         self._silent = False
+        self._failure: Exception | None = None
         self._everyone: list[Worker] = []
 
     def verdict(self) -> Verdict:
@@ -98,49 +98,28 @@ class Run:
         )
 
     def _run(self) -> list[Violation]:
-        operator = self._set_up()
+        self.cluster.set_up()
+        operator = Worker("operator", "client", "only")
+        self.cluster.add(operator)
+        operator.start(self._create(operator))
         if not self._until(lambda: TABLE in operator.client.layouts, 20 * limits.SECOND):
             return [Violation("I13 live", "no table after 20 s without any fault")]
-        nemesis = Nemesis(self.world, self.plan, [client_name(i) for i in range(self.plan.workers)])
-        for i in range(self.plan.workers):
-            self._start(client_name(i))
+        for name in self.plan.worker_names:
+            self._start(name)
+        nemesis = Nemesis(self.world, self.plan, self)
         nemesis.begin()
         if "change delay" in self.plan.habits and self.plan.kind == "each":
             operator.start(self._change_delay(operator))
-        if "rogue" in self.plan.faults:
-            for _ in range(3):
-                self.world.at(self.world.now + self.random.randrange(nemesis.lasts), self._rogue)
-        self._until(lambda: nemesis.over and self._restart(nemesis), nemesis.lasts + 30 * limits.SECOND)
+        self._until(lambda: nemesis.over, self.plan.lasts * limits.MILLISECOND + 30 * limits.SECOND)
         self.scribe.note("healed")
-        if not self._until(lambda: self._restart(nemesis) and self._finished(), LIVE_WITHIN):
-            return [
-                Violation(
-                    "I13 live", f"not done {LIVE_WITHIN // limits.SECOND} s after all was healed: {self._stuck()}"
-                )
-            ]
+        if not self._until(self._finished, LIVE_WITHIN):
+            what = f"not done {LIVE_WITHIN // limits.SECOND} s after all was healed: {self._stuck()}"
+            return [Violation("I13 live", what)]
         violations = check(self.plan, self.scribe.history, self.dealer.void)
         violations += self._check_end(operator)
         if self._silent:
             violations.append(Violation("I14 no hang", "a call was silent past its deadline"))
         return violations
-
-    # ------------------------------------------------------------ the cluster
-
-    def _set_up(self) -> Worker:
-        drift = "drift" in self.plan.faults
-        self._add(self.coordinator, drift)
-        for server in self.servers:
-            self._add(server, drift)
-        operator = Worker("operator", "client", "only")
-        self._add(operator, False)
-        operator.start(self._create(operator))
-        return operator
-
-    def _add(self, node: Coordinator | Server | Worker, drift: bool) -> None:
-        random = self.random
-        self.world.add(
-            node, random.uniform(-0.1, 0.1) if drift else 0.0, random.randrange(limits.SECOND) if drift else 0
-        )
 
     async def _create(self, operator: Worker) -> None:
         while sum(member.role == "server" for member in operator.client.view.members) < self.plan.servers:
@@ -168,47 +147,88 @@ class Run:
                 return  # either may be in force from now on: the note above says so
             self.scribe.note("delay set", value=delay)
 
+    # ------------------------------------------------------------ the stage
+
+    def crash(self, fault: Fault) -> bool:
+        if fault.who in self.workers:
+            self.world.crash(fault.who)
+            return True
+        return self.cluster.crash(fault.who, fault.how == "seen")
+
+    def restart(self, name: str) -> None:
+        if name in self.workers:
+            self.dealer.give_back(name)
+            self._start(name)
+        else:
+            self.cluster.restart(name)
+
+    def twin(self, fault: Fault) -> None:
+        lasts = fault.lasts * limits.MILLISECOND
+        if fault.who in self.workers:
+            worker, _ = self._worker(fault.who)
+            self.world.add_twin(worker, lasts)
+            self.world.at(self.world.now + lasts, lambda: self._twin_ended(worker))
+        elif self.cluster.may_lose(fault.who):
+            self.world.add_twin(self.cluster.server(fault.who), lasts)
+
+    def rogue(self, fault: Fault) -> None:
+        sent = nonsense(self.plan, self.workers[fault.who], fault.how)
+        if sent is not None:
+            self._counted("rogue pushes")
+            self.world.send(fault.who, fault.others[0], *sent)
+
     # ------------------------------------------------------------ the workers
 
     def _start(self, name: str) -> None:
         """A new life of a worker, under its old name."""
+        self.workers[name], self._lives[name] = self._worker(name)
+        self.cluster.add(self.workers[name])
+
+    def _worker(self, name: str) -> tuple[Worker, Task]:
         self._life += 1
         role = "client" if self.plan.kind == "clients" else "worker"
-        worker = self.workers[name] = Worker(name, role, f"life-{self._life}", seed=self._life)
+        worker = Worker(name, role, f"life-{self._life}", seed=self._life)
         self._everyone.append(worker)
         worker.on_fenced = lambda: self._counted("fenced workers")
         random = Random(f"{self.plan.seed}/{name}/{self._life}")
         if self.plan.kind == "clients":
             column = int(name.rpartition("-")[2])
-            life = client_life(worker, self.scribe, column, self.pushed.setdefault(name, [0]), random)
+            life = worker.start(client_life(worker, self.scribe, column, self.pushed.setdefault(name, [0]), random))
         else:
-            life = worker_life(worker, self.scribe, self.dealer, random)
             if self.plan.kind == "step":
-                self._hands[name] = worker.start(second_hand(worker, self.scribe, self.dealer, random))
-        self._lives[name] = worker.start(life)
-        self._add(worker, "drift" in self.plan.faults)
+                hand = worker.start(second_hand(worker, self.scribe, self.dealer, random))
+                hand.then(lambda task: self._over(worker, task))
+            life = worker.start(worker_life(worker, self.scribe, self.dealer, random))
+        life.then(lambda task: self._over(worker, task))
+        return worker, life
 
-    def _restart(self, nemesis: Nemesis) -> bool:
-        """Start again those whose life is over before its work is. True if none is still to come."""
-        for name, back in [one for one in nemesis.crashed if one[1] <= self.world.now]:
-            nemesis.crashed.remove((name, back))
-            self.scribe.broken.discard(name)
-            self.dealer.give_back(name)
-            self._start(name)
-        for name, life in list(self._lives.items()):
-            if name not in self.world.hosts:
-                continue
-            hand = self._hands.get(name)
-            stopped = isinstance(life.error, Stop) or (hand is not None and isinstance(hand.error, Stop))
-            if stopped or name in self.scribe.broken:
-                self._counted("lives that stopped")
-                self.scribe.broken.discard(name)
-                self.world.crash(name)
-                self.dealer.give_back(name)
-                self._start(name)
-            elif life.done and life.error is not None:
-                raise life.error
-        return not nemesis.crashed
+    def _over(self, worker: Worker, task: Task) -> None:
+        if isinstance(task.error, Stop):
+            self._stopped(worker)
+        elif task.error is not None and self._failure is None:
+            assert isinstance(task.error, Exception)
+            self._failure = task.error
+
+    def _stopped(self, worker: Worker) -> None:
+        """This life cannot go on: it ends, and the next one begins."""
+        self.world.at(self.world.now, lambda: self._again(worker))
+
+    def _again(self, worker: Worker) -> None:
+        if self.workers[worker.name] is worker and worker.name in self.world.hosts:
+            self._counted("lives that stopped")
+            self.world.crash(worker.name)
+            self.restart(worker.name)
+
+    def _crashed(self, name: str) -> None:
+        if name in self.workers:
+            self._note_end(self.workers[name])
+
+    def _twin_ended(self, worker: Worker) -> None:
+        self._note_end(worker)
+        self.dealer.give_back(worker.name)  # what its other self has, too: computed twice, counted once
+
+    def _note_end(self, worker: Worker) -> None:
+        self.scribe.note("crashed", worker.name, worker.client.incarnation)
 
     def _finished(self) -> bool:
         return all(life.done and life.error is None for life in self._lives.values())
@@ -222,56 +242,35 @@ class Run:
                 parts.append(f"{name}: {'; '.join(tasks) or 'nothing under way'}")
         return ", ".join(parts)
 
-    def _rogue(self) -> None:
-        """Somebody sends what no client of ours would: nothing may come of it."""
-        name = self.random.choice(sorted(self.workers))
-        worker, server = self.workers[name], self.random.choice(self.servers)
-        layout = worker.client.layouts.get(TABLE)
-        if layout is None or not worker.client.incarnation:
-            return
-        keys = server_keys = layout.starts[: self.random.randrange(1, 4)].copy()
-        values = np.ones(len(keys), np.float32)
-        match self.random.randrange(4):
-            case 0:
-                values[-1] = np.nan
-            case 1:
-                keys = np.concatenate([server_keys, server_keys])[::-1].copy()
-                values = np.ones(len(keys), np.float32)
-            case 2:
-                values = values[:-1]
-            case 3:
-                keys = keys + np.uint64(1 << 40)
-        if isinstance(layout.spec.apply, Step):
-            stream, number = slot_name(self.plan, self.plan.slots - 1)
-        else:
-            stream, number = -worker.client.incarnation, 1 << 18
-        view = worker.client.view
-        push = m.Push(
-            1 << 50, layout.number, view.number, 0, worker.client.incarnation, stream, number, 0, 0, 0, 0, 0,
-            m.EVERYWHERE, len(keys),
-        )  # fmt: skip
-        self._counted("rogue pushes")
-        self.world.send(name, server.name, push, [keys, values])
-
     # ------------------------------------------------------------ watching
 
     def _until(self, done: Callable[[], bool], within: int) -> bool:
-        return self.world.run(done, self.world.now + within, MOST_EVENTS)
+        ended = self.world.run(done, self.world.now + within, MOST_EVENTS)
+        if self._failure is not None:
+            raise self._failure
+        return ended
 
     def _counted(self, what: str) -> None:
         self.counts[what] += 1
 
     def _after_event(self, name: str) -> None:
-        if name == "coordinator":
-            members = {member.name: member.incarnation for member in self.coordinator.roster.view().members}
-            for gone, incarnation in self._members.items():
-                if members.get(gone) != incarnation:
-                    self.scribe.note("removed", gone, incarnation)
-            self._members = members
+        if name == COORDINATOR:
+            self._see_members()
         elif (worker := self.workers.get(name)) is not None and worker.client.flight.letters:
             now = worker.now
             longest = max(now - letter.heard for letter in worker.client.flight.letters.values())
             self._silent |= longest > limits.SILENCE + limits.RESEND_MOST
+
+    def _see_members(self) -> None:
+        roster = self.cluster.coordinator.roster
+        if self._view == (roster.term, roster.number):
+            return
+        self._view = (roster.term, roster.number)
+        members = {member.name: member.incarnation for member in roster.view().members}
+        for gone, incarnation in self._members.items():
+            if members.get(gone) != incarnation:
+                self.scribe.note("removed", gone, incarnation)
+        self._members = members
 
     def _check_end(self, operator: Worker) -> list[Violation]:
         layout = operator.client.layout(TABLE)
@@ -307,14 +306,17 @@ class Run:
     def _count(self) -> None:
         for part in self._parts():
             self.counts.update(part)
-        self.counts.update({f"network: {what}": n for what, n in self.world.counts.items()})
+        self.counts.update({w if ":" in w else f"network: {w}": n for w, n in self.world.counts.items()})
 
     def _parts(self) -> Iterator[dict[str, int]]:
-        yield {f"coordinator: {what}": n for what, n in self.coordinator.counts.items()}
-        for server in self.servers:
+        for coordinator in self.cluster.coordinators:
+            yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
+        for server in [*self.cluster.former, *self.cluster.servers.values()]:
             yield {f"server: {what}": n for what, n in server.counts.items()}
-            for segments in server.tables.values():
-                yield {f"server: {what}": n for what, n in segments.counts.items()}
+            for holding in server.tables.values():
+                yield {f"server: {what}": n for what, n in holding.counts.items()}
+                if holding.own is not None:
+                    yield {f"server: {what}": n for what, n in holding.own.counts.items()}
         for worker in self._everyone:
             yield {f"client: {what}": n for what, n in worker.client.counts.items()}
             yield {"client: resent": worker.client.flight.resent}

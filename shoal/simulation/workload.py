@@ -21,6 +21,8 @@ from shoal.nodes.worker import Worker
 from shoal.simulation.faults import Plan
 from shoal.store.split import Layout
 from shoal.store.task import Task
+from shoal.tables import Step
+from shoal.wire import messages as m
 
 TABLE = "model"
 
@@ -75,7 +77,7 @@ class Dealer:
         """The worker is gone: what it had is dealt again."""
         for slot in sorted(self._out):
             if worker in self._out[slot]:
-                self._out[slot].remove(worker)
+                self._out[slot] = [holder for holder in self._out[slot] if holder != worker]
                 self.twice.add(slot)
                 if not self._out[slot]:
                     del self._out[slot]
@@ -89,8 +91,8 @@ class Scribe:
         self.plan, self.now = plan, now
         self.history: list[Event] = []
         self._calls = 0
-        self.broken: set[str] = set()  # workers that have a push which failed for good: they cannot go on
-        self._steps: dict[str, tuple[str, int, int]] = {}
+        self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push of it failed for good: it cannot go on
+        self._steps: dict[int, int] = {}  # the last one named, by incarnation
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
 
     def note(self, what: str, client: str = "", incarnation: int = 0, value: int | None = None) -> None:
@@ -106,8 +108,8 @@ class Scribe:
 
     def seen(self, values: Values) -> list[list[int]]:
         """What a pull of everything contained, a list for each segment."""
-        table = values.reshape(-1, self.columns + 1)[:, :-1]
-        return [[int(v) for v in row] for row in table]
+        rows: list[list[int]] = values.reshape(-1, self.columns + 1)[:, :-1].astype(np.int64).tolist()
+        return rows
 
     async def pull(self, worker: Worker, layout: Layout, clock: int | None, enter: bool = False) -> None:
         client = worker.client
@@ -126,16 +128,13 @@ class Scribe:
         task = worker.client.push(TABLE, keys, amounts, slot=slot, step=step, void=void)
         call = self._begin(worker, "push", number=number, step=step or 0)
         task.then(lambda task: self._ended(call, task))
-        task.then(lambda task: self.broken.add(worker.name) if task.error is not None else None)
+        task.then(lambda task: self.on_broken(worker) if task.error is not None else None)
         return task
 
     def _next_step(self, worker: Worker) -> int:
         """Steps are named when they are made, not when they are sent: several may be under way."""
-        name, incarnation, clock = self._steps.get(worker.name, ("", 0, 0))
-        if incarnation != worker.client.incarnation:
-            clock = 0
-        step = max(clock, worker.client.clock) + 1
-        self._steps[worker.name] = (name, worker.client.incarnation, step)
+        client = worker.client
+        step = self._steps[client.incarnation] = max(self._steps.get(client.incarnation, 0), client.clock) + 1
         return step
 
     def _begin(self, worker: Worker, kind: str, **facts: int) -> int:
@@ -232,12 +231,20 @@ async def second_hand(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
         slot = dealer.take_again(worker.name)
         if slot is None:
             await worker.sleep(50 * MILLISECOND)
-            continue
+        else:  # each on a lane of its own: an earlier one may come back while this one waits
+            worker.start(_once_more(worker, scribe, dealer, layout, slot))
+
+
+async def _once_more(worker: Worker, scribe: Scribe, dealer: Dealer, layout: Layout, slot: int) -> None:
+    try:
         await scribe.pull(worker, layout, _step(layout, scribe.plan, slot))
-        task = scribe.push(
-            worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
-        )
-        task.then(lambda task, slot=slot: dealer.counted(slot) if task.error is None else None)  # type: ignore[misc]
+    except Stop:
+        scribe.on_broken(worker)
+        return
+    task = scribe.push(
+        worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
+    )
+    task.then(lambda task: dealer.counted(slot) if task.error is None else None)
 
 
 async def _park(worker: Worker, scribe: Scribe) -> None:
@@ -261,7 +268,7 @@ async def _table(worker: Worker) -> Layout:
 
 
 async def _think(worker: Worker, plan: Plan, random: Random) -> None:
-    await worker.sleep(random.randrange(plan.think // 10, plan.think))
+    await worker.sleep(random.randrange(plan.think * MILLISECOND // 10, plan.think * MILLISECOND))
 
 
 async def _or_stop(task: Task) -> None:
@@ -277,3 +284,32 @@ def _push_nonsense(worker: Worker, layout: Layout) -> None:
     except BadValues:
         return
     raise AssertionError("a push that is not finite left the client")
+
+
+def nonsense(plan: Plan, worker: Worker, how: str) -> tuple[m.Push, list[m.Array]] | None:
+    """What no client of ours would send: nothing may come of it. None: this worker knows no table yet."""
+    client = worker.client
+    layout = client.layouts.get(TABLE)
+    if layout is None or not client.incarnation:
+        return None
+    keys = layout.starts[:2].copy()
+    values = np.ones(len(keys), np.float32)
+    match how:
+        case "nan":
+            values[-1] = np.nan
+        case "unsorted":
+            keys = np.concatenate([keys, keys])[::-1].copy()
+            values = np.ones(len(keys), np.float32)
+        case "short":
+            values = values[:-1]
+        case "far":
+            keys = keys + np.uint64(1 << 40)
+    if isinstance(layout.spec.apply, Step):
+        stream, number = slot_name(plan, plan.slots - 1)
+    else:
+        stream, number = -client.incarnation, 1 << 18
+    push = m.Push(
+        1 << 50, layout.number, client.view.number, client.view.generation, client.incarnation, stream, number, 0, 0, 0, 0,
+        0, m.EVERYWHERE, len(keys),
+    )  # fmt: skip
+    return push, [keys, values]

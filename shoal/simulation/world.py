@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
+from shoal.errors import WireError
 from shoal.limits import MILLISECOND, SECOND
 from shoal.wire.coding import decode, encode, name_of
 from shoal.wire.effects import (
@@ -32,6 +34,8 @@ from shoal.wire.effects import (
 )
 from shoal.wire.messages import Arrays, Message
 
+Frames = list[memoryview | bytes]
+
 
 @dataclass(slots=True)
 class Host:
@@ -47,6 +51,16 @@ class Host:
 
 
 @dataclass(slots=True)
+class Journal:
+    """A node's append-only file: what survives a crash, and what is on its way to the disk."""
+
+    durable: list[bytes] = field(default_factory=list)
+    writing: deque[bytes] = field(default_factory=deque)
+    busy_until: int = 0
+    full_until: int = 0
+
+
+@dataclass(slots=True)
 class Weather:
     """How the network treats messages."""
 
@@ -55,6 +69,10 @@ class Weather:
     repeat: float = 0.0
     late: float = 0.0  # the chance that a repeat comes very late
     slow: float = 0.0  # the chance that a message takes a hundred times as long
+    corrupt: float = 0.0  # the chance that a bit of it is flipped, or that it is cut short
+    clogs: dict[str, int] = field(
+        default_factory=dict
+    )  # until when nothing reaches or leaves this node: it comes later
     cuts: dict[tuple[str, str], int] = field(default_factory=dict)  # (from, to) -> until when nothing passes
 
 
@@ -65,12 +83,15 @@ class World:
         self.seed = seed
         self.now = 0
         self.hosts: dict[str, Host] = {}
+        self.twins: dict[str, Host] = {}  # a second process under a name that is in use
+        self.journals: dict[str, Journal] = {}
         self.weather = Weather()
         self.counts: Counter[str] = Counter()
         self.events = 0
         self.trace: Callable[[str], None] | None = None
         self.after_event: Callable[[str], None] | None = None
         self.on_crash: Callable[[str], None] | None = None
+        self.on_send: dict[type[Message], Callable[[str, str, Any], None]] = {}
         self._network = Random(f"{seed}/network")
         self._ties = Random(f"{seed}/ties")
         self._disk = Random(f"{seed}/disk")
@@ -106,12 +127,30 @@ class World:
         self.at(self.now, lambda: self._feed(host, Tick()))
         return host
 
+    def add_twin(self, node: Node, lasts: int) -> None:
+        """A second process under the name of one that is there; who writes to that name reaches either."""
+        self._lives += 1
+        twin = self.twins[node.name] = Host(node, self._lives)
+        self._log("twin", node.name, b"")
+        self.at(self.now, lambda: self._feed(twin, Tick()))
+
+        def end() -> None:
+            if self.twins.get(node.name) is twin:
+                del self.twins[node.name]
+
+        self.at(self.now + lasts, end)
+
     def crash(self, name: str) -> None:
         """The process is gone with all its memory; what it sent may still arrive."""
         del self.hosts[name]
         self._log("crash", name, b"")
         if self.on_crash is not None:
             self.on_crash(name)
+        if (journal := self.journals.get(name)) is not None:  # of what was on its way, some may be there
+            kept = self._disk.randrange(len(journal.writing) + 1)
+            journal.durable += list(journal.writing)[:kept]
+            self.counts["disk: records that were never acknowledged, and survived"] += kept
+            journal.writing.clear()
 
     def pause(self, name: str, nanoseconds: int) -> None:
         """The process stands still: messages wait, timers fire late."""
@@ -120,14 +159,19 @@ class World:
 
     def poke(self, name: str) -> None:
         """There is something new to do in this node."""
+        self.tell(name, Tick())
+
+    def tell(self, name: str, event: Event) -> None:
+        """Hand an event in that no message brings."""
         if (host := self.hosts.get(name)) is not None:
-            self._feed(host, Tick())
+            self._feed(host, event)
 
     def local_time(self, host: Host) -> int:
         return SECOND + host.offset + self.now + int(self.now * host.drift)
 
     def _is_here(self, host: Host) -> bool:
-        return self.hosts.get(host.node.name) is host
+        name = host.node.name
+        return self.hosts.get(name) is host or self.twins.get(name) is host
 
     def _feed(self, host: Host, event: Event) -> None:
         """Hand one event in and carry out what comes of it."""
@@ -152,9 +196,8 @@ class World:
                 self._wake(host, at)
             case Compute(token, function):
                 self._compute(host, token, function)
-            case Persist(token, _):
-                delay = self._disk.randrange(MILLISECOND // 10, 5 * MILLISECOND)
-                self.at(self.now + delay, lambda: self._feed(host, Durable(token)))
+            case Persist(token, record):
+                self._persist(host, token, record)
             case Connect():
                 pass  # here everybody reaches everybody
 
@@ -170,6 +213,26 @@ class World:
                 self._feed(host, Tick())
 
         self.at(when, fire)
+
+    def _persist(self, host: Host, token: int, record: bytes) -> None:
+        """One record after the other, as a file takes them; a full disk takes none."""
+        journal = self.journals.setdefault(host.node.name, Journal())
+        journal.busy_until = max(self.now, journal.busy_until) + self._disk.randrange(
+            MILLISECOND // 10, 5 * MILLISECOND
+        )
+        if journal.full_until > self.now:
+            self.counts["disk: records refused by a full disk"] += 1
+            error = Durable(token, "no space left on device")
+            self.at(journal.busy_until, lambda: self._feed(host, error))
+            return
+        journal.writing.append(record)
+
+        def written() -> None:
+            if self._is_here(host):
+                journal.durable.append(journal.writing.popleft())
+                self._feed(host, Durable(token))
+
+        self.at(journal.busy_until, written)
 
     def _compute(self, host: Host, token: int, function: Callable[[], object]) -> None:
         host.computing = max(self.now, host.computing) + self._disk.randrange(MILLISECOND, 20 * MILLISECOND)
@@ -189,6 +252,8 @@ class World:
 
     def send(self, sender: str, to: str, message: Message, arrays: Arrays = ()) -> None:
         weather, random = self.weather, self._network
+        if (watch := self.on_send.get(type(message))) is not None:
+            watch(sender, to, message)
         if weather.cuts.get((sender, to), 0) > self.now:
             self.counts["cut off"] += 1
             return
@@ -197,28 +262,52 @@ class World:
             return
         header = encode(message)
         frames = [array.data.cast("B") if array.size else b"" for array in arrays]
-        self._deliver(sender, to, header, frames, self._delay())
+        if weather.corrupt and random.random() < weather.corrupt:
+            header, frames = self._corrupted(header, frames)
+        self._deliver(sender, to, header, frames, self._delay(sender, to))
         if weather.repeat and random.random() < weather.repeat:
             self.counts["repeated"] += 1
             late = random.random() < weather.late
             self.counts["very late"] += late
-            self._deliver(sender, to, header, frames, self._delay() + (random.randrange(20 * SECOND) if late else 0))
+            delay = self._delay(sender, to) + (random.randrange(20 * SECOND) if late else 0)
+            self._deliver(sender, to, header, frames, delay)
 
-    def _delay(self) -> int:
+    def _delay(self, sender: str, to: str) -> int:
         delay = int(self._network.expovariate(1.0) * self.weather.delay)
+        if clogs := self.weather.clogs:
+            clogged = max(clogs.get(sender, 0), clogs.get(to, 0)) - self.now
+            if clogged > 0:
+                self.counts["clogged"] += 1
+                delay += clogged
         if self.weather.slow and self._network.random() < self.weather.slow:
             self.counts["slow"] += 1
             delay *= 100
         return delay
 
-    def _deliver(self, sender: str, to: str, header: bytes, frames: list[memoryview | bytes], delay: int) -> None:
+    def _deliver(self, sender: str, to: str, header: bytes, frames: Frames, delay: int) -> None:
         def arrive() -> None:
             host = self.hosts.get(to)
+            if self.twins and to in self.twins and (host is None or self._network.random() < 0.5):
+                host = self.twins[to]
             if host is not None:
-                message, arrays = decode(header, frames)
+                try:
+                    message, arrays = decode(header, frames)
+                except WireError:  # as the transports do: it is dropped, and counted
+                    self.counts["dropped"] += 1
+                    return
                 self._feed(host, Received(sender, message, arrays))
 
         self.at(self.now + delay, arrive)
+
+    def _corrupted(self, header: bytes, frames: Frames) -> tuple[bytes, Frames]:
+        """One bit of the header is flipped, or the last array is cut short."""
+        self.counts["corrupted"] += 1
+        random = self._network
+        if frames and len(frames[-1]) and random.random() < 0.3:
+            return header, [*frames[:-1], frames[-1][: random.randrange(len(frames[-1]))]]
+        flipped = bytearray(header)
+        flipped[random.randrange(len(flipped))] ^= 1 << random.randrange(8)
+        return bytes(flipped), frames
 
     def _log(self, sender: str, to: str, header: bytes) -> None:
         self._hash.update(f"{self.now} {sender} {to} ".encode() + header)

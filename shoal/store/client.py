@@ -47,6 +47,7 @@ class Client(Dispatch):
     ) -> Task:
         """Count these values, once. ``of`` names the pull they were computed from, if it was not the last one.
 
+        A worker's push ends its next step, or the one it names; step 0 is none: nobody waits for such a push.
         ``ahead`` are other keys, whose rows come back with the answer, as from a pull at ``clock`` that follows.
         """
         return self._ready_push(table, keys, values, slot, step, of, void, after, ahead is not None, clock, ahead)
@@ -101,9 +102,10 @@ class Client(Dispatch):
         self._new.append(op)
         return op.task
 
-    def create(self, name: str, spec: Table) -> Task:
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> Task:
+        """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``."""
         plain, name = checked(spec), _name(name)
-        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain))
+        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin))
 
     def drop(self, name: str) -> Task:
         name = _name(name)
@@ -118,6 +120,10 @@ class Client(Dispatch):
         op = Admin(Task(what), message, kind)
         self._new.append(op)
         return op.task
+
+    def save(self) -> Task:
+        """Make a checkpoint, where the run keeps any."""
+        return self._admin("make a checkpoint", m.Save)
 
     def refresh(self) -> Task:
         return self._admin("refresh the view", m.Refresh)
@@ -155,7 +161,7 @@ class Client(Dispatch):
                 clock = spec.apply.step_of(slot) + 1
         if step is not None:
             self._must_be_worker("push a step")
-            if step <= self.floor:
+            if 0 < step <= self.floor:
                 raise Invalid(f"step {step}: this worker's steps start at {self.floor + 1}")
         if ahead is not None:
             if not isinstance(keys, KeyList) or not self.may_look_ahead(table, keys, ahead):
@@ -165,7 +171,7 @@ class Client(Dispatch):
         task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
         op = Pushing(task, layout.number, given, places, spec.width)
         op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
-        if isinstance(spec.apply, Each) and self.role == "worker":
+        if isinstance(spec.apply, Each) and self.role == "worker" and step != 0:
             op.in_step = True
             op.own_clock = pull and clock is None
             task.after = (*task.after, self._enter(layout))

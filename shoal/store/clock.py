@@ -14,11 +14,13 @@ or reads the time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal.store.ledger import Marks, Mask, Numbers, Stream
+from shoal.wire.messages import Change, Clocked, Counts
 
 
 @dataclass(slots=True)
@@ -50,20 +52,37 @@ class Clocks:
         self._slowest = None
         return bool(departed)
 
-    def enter(self, incarnation: int, name: str, spell: int, at: int = 0) -> int:
-        """A worker begins to take part; the clock it starts at. Asked again about the same spell, the same answer.
+    def level(self, incarnation: int, at: int = 0) -> int:
+        """The clock at which a worker would be entered now.
 
         One that has a clock already (it entered another table before) says so with ``at``, and keeps it.
         """
+        return at if at > 0 else int(np.maximum(self._clock(incarnation).mark, self._level()).max())
+
+    def enter(self, incarnation: int, name: str, spell: int, level: int | None = None) -> int:
+        """A worker begins to take part; the clock it starts at. Asked again about the same spell, the same answer."""
         worker = self._workers.setdefault(incarnation, Worker(name))
         if spell > worker.spell:
             stream = self._clock(incarnation)
-            level = np.full(self._segments, at, np.int64) if at > 0 else np.maximum(stream.mark, self._level())
-            stream.raise_to(level)
+            stream.raise_to(self.level(incarnation) if level is None else level)
             worker.spell, worker.parked = spell, False
             worker.entered = int(stream.mark.max())
             self._slowest = None
         return worker.entered
+
+    def has_entered(self, incarnation: int, spell: int) -> bool:
+        worker = self._workers.get(incarnation)
+        return worker is not None and spell <= worker.spell
+
+    def entered(self, incarnation: int) -> int:
+        """What a worker was told when its spell began."""
+        worker = self._workers.get(incarnation)
+        return 0 if worker is None else worker.entered
+
+    def would_hear(self, incarnation: int, spell: int, entered: int) -> bool:
+        """Whether ``heard`` would change anything."""
+        worker = self._workers.get(incarnation)
+        return worker is not None and spell == worker.spell and self._clock(incarnation).lowest < entered
 
     def heard(self, incarnation: int, spell: int, entered: int) -> None:
         """A worker said that it has no steps up to ``entered``, the highest of what the servers told it."""
@@ -130,6 +149,50 @@ class Clocks:
         for incarnation in self._workers:
             np.maximum(level, self._clock(incarnation).mark, out=level)
         return level
+
+    def entries(self) -> list[Change]:
+        """How the workers came here, as changes: to those who know it they change nothing."""
+        found: list[Change] = []
+        for incarnation, worker in self._workers.items():
+            if worker.spell < 0:
+                continue
+            spell, entered = worker.spell, worker.entered
+            enter = Change(0, "enter", incarnation=incarnation, spell=spell, entered=entered, name=worker.name)
+            park = Change(0, "park", incarnation=incarnation, spell=spell)
+            found += [enter, park] if worker.parked else [enter]
+        return found
+
+    def shown(self) -> dict[str, int]:
+        """By worker, its lowest clock; of one that is parked, below zero."""
+        return {
+            worker.name: -1 - self._clock(incarnation).lowest if worker.parked else self._clock(incarnation).lowest
+            for incarnation, worker in self._workers.items()
+        }
+
+    def clocked(self, segment: int) -> dict[int, Clocked]:
+        """What one segment knows of each worker, as it travels."""
+        return {
+            incarnation: Clocked(
+                worker.name, worker.spell, worker.parked, worker.entered, self._clock(incarnation).counted(segment)
+            )
+            for incarnation, worker in self._workers.items()
+        }
+
+    @classmethod
+    def of(cls, known: Sequence[Mapping[int, Clocked]], max_delay: int | None) -> Clocks:
+        """From what each segment knows: of who entered here and not there, there it has no steps yet."""
+        clocks = cls(len(known), max_delay)
+        for incarnation in dict.fromkeys(incarnation for one in known for incarnation in one):
+            some = [one[incarnation] for one in known if incarnation in one]
+            last = max(some, key=lambda one: (one.spell, one.parked))
+            entered = max(one.entered for one in some)
+            clocks._workers[incarnation] = Worker(last.name, last.spell, last.parked, entered)
+            unknown = Counts(entered)
+            clocks._marks.put(
+                incarnation,
+                Stream.of([one[incarnation].counted if incarnation in one else unknown for one in known]),
+            )
+        return clocks
 
     def _clock(self, incarnation: int) -> Stream:
         return self._marks.stream(incarnation)

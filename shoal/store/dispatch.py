@@ -98,6 +98,10 @@ class Dispatch:
         except Exception as error:  # one call's mistake must not become another's
             self._end(op, error=error)
             return []
+        if isinstance(op, Pushing | Pulling | Asking):
+            op.since = self.of_number(op.table).since
+        elif isinstance(op, Parking):
+            op.since = self._since()
         if not letters:
             self._finish(op)
             return []
@@ -234,19 +238,23 @@ class Dispatch:
         self._names.update({number: placed.name for number, placed in tables.items()})
         self.layouts = {layout.name: layout for layout in known.values()}
         alive = {member.name for member in view.members}
+        effects: list[Effect] = []
         for op in dict.fromkeys(self._running.values()):
             if isinstance(op, Pushing | Pulling | Asking):
                 lost = next((to for to in self._to(op) if to not in alive), None)
                 if op.table not in known:
                     self._end(op, error=self._dropped(op.table))
-                elif lost is not None:
+                elif lost is not None and known[op.table].is_lost:
                     self._end(op, error=op.lost(known[op.table].name, lost))
-            elif isinstance(op, Parking):  # nobody waits at a server that is gone
-                for request in [r for r in op.waiting if self.flight.letters[r].to not in alive]:
-                    self._close(op, request)
-                if not op.waiting:
-                    self._finish(op)
-        return self.submit(now)
+                elif lost is not None or op.since != known[op.table].since:
+                    effects += self._moved(now, op, view.number)
+            elif isinstance(op, Parking) and (op.since != self._since() or any(to not in alive for to in self._to(op))):
+                effects += self._moved(now, op, view.number)  # whoever took over has not heard of it
+        return effects + self.submit(now)
+
+    def _since(self) -> int:
+        """When a primary of any table last changed."""
+        return max((layout.since for layout in self._by_number.values()), default=0)
 
     def of_number(self, number: int) -> Layout:
         layout = self._by_number.get(number)

@@ -6,7 +6,7 @@ A message covers the held segments of a range of numbers, and its keys must lie 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -27,7 +27,9 @@ class Extent:
 
     def __init__(self, spec: Spec, held: Sequence[tuple[int, KeyRange]]) -> None:
         self.spec = spec
-        self.ids: Numbers = np.array([segment for segment, _ in held], np.int64)
+        self.numbers = [segment for segment, _ in held]
+        self.place = {segment: at for at, segment in enumerate(self.numbers)}
+        self.ids: Numbers = np.array(self.numbers, np.int64)
         self.ranges = [keys for _, keys in held]
         self.table = Table(spec, self.ranges)
         self.whole: Mask = np.ones(len(held), np.bool_)
@@ -42,6 +44,18 @@ class Extent:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def mask(self, segments: Iterable[int]) -> Mask:
+        """Those of these segments that are here."""
+        found = np.zeros(len(self.ids), np.bool_)
+        for segment in segments:
+            if (at := self.place.get(segment)) is not None:
+                found[at] = True
+        return self.whole if found.all() else found
+
+    def named(self, mask: Mask) -> list[int]:
+        """The numbers of some segments; none if they are all."""
+        return [] if mask is self.whole or mask.all() else self.ids[mask].tolist()
 
     def covered(self, first: int, last: int) -> Mask:
         """The segments that a message is for."""

@@ -10,13 +10,17 @@ One row of a small integer array per stream, one column per segment: every quest
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from shoal.limits import LEDGER_WINDOW
+from shoal.wire.messages import Counts
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
+NOTHING = Counts(0)
 
 
 class Stream:
@@ -148,6 +152,30 @@ class Stream:
         agree = bool((self._mark == self._mark[0]).all()) and not self.bits.any()
         self.even = int(self._mark[0]) if agree else -1
 
+    def counted(self, segment: int) -> Counts:
+        """What one segment knows, as it travels."""
+        if self.even >= 0:
+            return Counts(self.even, sorted(self._numbers_ahead()))
+        mark, width = int(self._mark[segment]), self.bits.shape[1]
+        places = np.flatnonzero(self.bits[segment])
+        return Counts(mark, sorted(mark + (int(place) - mark) % width for place in places))
+
+    @classmethod
+    def of(cls, counted: Sequence[Counts]) -> Stream:
+        """From what each segment knows."""
+        stream = cls(len(counted))
+        if all(one == counted[0] for one in counted):
+            stream.even = counted[0].mark
+            for number in counted[0].ahead:
+                stream._add_to_all(number)
+            return stream
+        stream._part()
+        stream._mark[:] = [one.mark for one in counted]
+        for number in sorted({number for one in counted for number in one.ahead}):
+            stream.add(number, np.array([number in one.ahead for one in counted], np.bool_))
+        stream._advance()
+        return stream
+
     def _widen(self) -> None:
         old = self.bits.shape[1]
         bits = np.zeros((self._segments, old * 2), np.bool_)
@@ -173,8 +201,23 @@ class Marks:
             found = self._streams[stream] = Stream(self._segments)
         return found
 
+    def put(self, stream: int, found: Stream) -> None:
+        self._streams[stream] = found
+
     def drop(self, stream: int) -> None:
         self._streams.pop(stream, None)
 
     def streams(self) -> list[int]:
         return list(self._streams)
+
+    def counted(self, segment: int) -> dict[int, Counts]:
+        """What one segment knows, by stream."""
+        return {number: stream.counted(segment) for number, stream in self._streams.items()}
+
+    @classmethod
+    def of(cls, counted: Sequence[Mapping[int, Counts]]) -> Marks:
+        """From what each segment knows. A stream that one has never heard of has nothing counted there."""
+        marks = cls(len(counted))
+        for number in dict.fromkeys(number for one in counted for number in one):
+            marks._streams[number] = Stream.of([one.get(number, NOTHING) for one in counted])
+        return marks

@@ -31,6 +31,7 @@ class Operation:
     """One task and the messages it has under way."""
 
     size = 0  # bytes, more or less: for the window
+    since = 0  # the placement by which it was split
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -84,13 +85,19 @@ class Admin(Operation):
 class Parking(Operation):
     """ "Do not wait for me", to all servers."""
 
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._spell: int | None = None
+
     def letters(self, client: Dispatch) -> list[Outgoing]:
-        if not client.working:
-            return []
-        spell = client.spell
-        # The spell is over, however this ends: a server that heard it may have parked us.
-        client.spell += 1
-        client.working = False
+        if self._spell is None:
+            if not client.working:
+                return []
+            self._spell = client.spell
+            # The spell is over, however this ends: a server that heard it may have parked us.
+            client.spell += 1
+            client.working = False
+        spell = self._spell
         return [
             (member.name, m.Park(client.request(), client.incarnation, client.view.number, spell), ())
             for member in client.view.members

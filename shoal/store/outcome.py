@@ -10,6 +10,8 @@ from shoal.store.ledger import Mask
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 
+Later = Callable[[int], "Outcome"]
+
 
 @dataclass(slots=True)
 class Asker:

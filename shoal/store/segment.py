@@ -15,7 +15,7 @@ Nothing here knows who is a member: ``nodes.server`` has checked that before. Lo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,45 +23,46 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.store.aggregate import OpenStep, Piece
-from shoal.store.clock import Clocks
-from shoal.store.extent import Extent
-from shoal.store.ledger import Marks, Mask, Numbers
-from shoal.store.outcome import Asker, Outcome, Work
+from shoal.store.ledger import Mask, Numbers
+from shoal.store.outcome import Asker, Later, Outcome, Work
+from shoal.store.part import Part
+from shoal.store.replicate import Entry, Log
 from shoal.tables import Step
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
 
-class Segments:
-    """What one server holds of one table."""
+class Segments(Part):
+    """The segments of one table that one server is primary of."""
 
-    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int) -> None:
-        self.number, self.spec, self.inline = number, spec, inline
-        self.extent = Extent(spec, held)
-        self.table = self.extent.table
-        self.version: Numbers = np.zeros(len(held), np.int64)
-        self.ledger = Marks(len(held))
-        self.clocks = Clocks(len(held), spec.max_delay)
+    def __init__(
+        self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int, log: Log | None = None
+    ) -> None:
+        super().__init__(number, spec, held)
+        self.inline, self.log = inline, log or Log(number, 0)
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()
         self._open: dict[int, OpenStep] = {}  # by step
         self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
         self._waiting: dict[tuple[str, int], Asker] = {}  # pulls
+        self._cut: tuple[int, Later] | None = None  # at this version somebody wants a snapshot
+        self._promised: dict[tuple[str, int], Asker] = {}  # what waits until it is on all copies
+        self._closing = any(
+            entry.change.kind == "step" for entry in self.log.entries
+        )  # a step is on its way to the copies
 
     # ------------------------------------------------------------ what the view says
 
-    def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
-        """Take the live incarnations from a new view: nobody waits for the departed, and their streams are over."""
-        for stream in self.ledger.streams():
-            if stream < 0 and -stream not in clients:
-                self.ledger.drop(stream)
-        gone = [key for key, asker in self._waiting.items() if asker.ask.incarnation not in clients]
-        for key in gone:
-            del self._waiting[key]
+    def heard_of(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
+        """Take the live incarnations from a new view: nobody waits for the departed."""
+        departed = self.live(workers, clients)
+        for asked in (self._waiting, self._promised):
+            for key in [key for key, asker in asked.items() if asker.ask.incarnation not in clients]:
+                del asked[key]
         for key in [key for key, (_, _, asker) in self._held.items() if asker.ask.incarnation not in clients]:
             del self._held[key]  # its slot stays: it may be counted, only the answer has nobody to go to
-        return self._release() if self.clocks.live(workers) else Outcome()
+        return self._release() if departed else Outcome()
 
     def set_delay(self, spec: Spec) -> Outcome:
         self.spec = spec
@@ -79,7 +80,8 @@ class Segments:
         except Invalid as error:
             return self._refuse(sender, push.request, error)
         asker = Asker(sender, push, asked, now, covered)
-        self.clocks.heard(push.incarnation, push.spell, push.entered)
+        if self._promised and asker.id in self._promised:
+            return self._told_promised(now, asker)
         if slot is not None:
             return self._push_slot(now, asker, slot, given)
         return self._push_each(now, asker, given)
@@ -88,7 +90,7 @@ class Segments:
         push = asker.ask
         assert isinstance(push, m.Push)
         stream = self.ledger.stream(push.stream)
-        if push.stream < 0:
+        if push.stream < 0 and not self.log.links:
             stream.raise_to(push.floor)
         if not stream.fits(push.number) or not self.clocks.fits(push.incarnation, push.step):
             reason = (
@@ -96,38 +98,124 @@ class Segments:
             )
             return self._refuse(asker.name, push.request, Invalid(reason))
         fresh = stream.fresh(push.number, asker.covered)
+        if fresh is not None and (waits := self.log.pending(push.stream, push.number)) is not None:
+            fresh = fresh & ~waits if (fresh & ~waits).any() else None
         if fresh is None:
             return self._counted_before(now, asker)
-        given = self.extent.only(given, fresh, asker.covered)
-
-        def counted(now: int) -> Outcome:
-            if push.step > 0 and self.clocks.is_ahead(push.incarnation, push.step):
-                self.counts["out of order"] += 1
-            everywhere = fresh is self.extent.whole
-            stream.add(push.number, fresh, everywhere)
-            self.clocks.tick(push.incarnation, push.step, asker.covered, everywhere)
-            if push.read:
-                self._record_staleness(self.version if everywhere else self.version[fresh], push.read, fresh)
-            if everywhere:
-                self.version += 1
-            else:
-                self.version[fresh] += 1
-            self.counts["counted"] += 1
-            return self._answer_push(now, asker, new=True) + self._release()
-
-        def full() -> Outcome:
-            reason = f"no memory for {len(given or ())} more rows: add servers, or push fewer new keys"
-            return Outcome([Send(asker.name, m.No(push.request, "full", reason))])
-
-        return self._apply(now, given, counted, full)
+        outcome = self._make(
+            now, self._change(push, "push", fresh), self.extent.only(given, fresh, asker.covered), asker, fresh
+        )
+        if fresh is not asker.covered and not (fresh == asker.covered).all():
+            outcome += self._make(now, self._change(push, "tick", asker.covered), None, None, asker.covered)
+        return outcome
 
     def _counted_before(self, now: int, asker: Asker) -> Outcome:
+        """Counted for another worker, perhaps: this one has done the step all the same, and nobody may wait for it."""
         push = asker.ask
         assert isinstance(push, m.Push)
         self.counts["repeated"] += 1
-        # Counted for another worker, perhaps: this one has done the step all the same, and nobody may wait for it.
-        self.clocks.tick(push.incarnation, push.step, asker.covered)
-        return self._answer_push(now, asker, new=False) + self._release()
+        return self._make(now, self._change(push, "tick", asker.covered), None, asker, asker.covered)
+
+    def _change(self, push: m.Push, kind: str, segments: Mask) -> m.Change:
+        return m.Change(
+            0,
+            kind,
+            only=[] if segments is self.extent.whole else self.extent.named(segments),
+            stream=push.stream,
+            number=push.number,
+            floor=push.floor,
+            incarnation=push.incarnation,
+            step=push.step,
+            spell=push.spell,
+            entered=push.entered,
+        )
+
+    # ------------------------------------------------------------ changes, on all copies before they are made here
+
+    def _make(
+        self,
+        now: int,
+        change: m.Change,
+        given: KeyValues | None,
+        asker: Asker | None,
+        segments: Mask,
+        later: Later | None = None,
+    ) -> Outcome:
+        entry = Entry(change, given, segments, asker, later)
+        log = self.log
+        if not log.links and not log.entries:
+            log.seq += 1
+            entry.change = change
+            return self._write(now, entry, log.seq)
+        if asker is not None:
+            self._promised[asker.id] = asker
+        outcome = Outcome(list(log.append(now, entry, self.extent.ranges, self.extent.numbers)))
+        return outcome + self.advance(now)
+
+    def repeat(self, now: int, change: m.Change) -> Outcome:
+        """Make a change that may be known: where it is, it changes nothing."""
+        return self._make(now, change, None, None, self.extent.whole)
+
+    def advance(self, now: int) -> Outcome:
+        """Make the changes that all copies have, in order."""
+        outcome = Outcome()
+        while (entry := self.log.ready()) is not None:
+            outcome += self._write(now, entry, entry.change.seq)
+            if outcome.works:  # the next one follows when this one is done
+                outcome.works.append(Work(lambda: None, self.advance, None))
+                break
+        return outcome
+
+    def _write(self, now: int, entry: Entry, seq: int) -> Outcome:
+        given, asker, alone = entry.given, entry.asker, not entry.change.seq
+        if given is None or not len(given.values):
+            return self._written(now, entry, seq)
+        if self.extent.work(given.keys) > self.inline:
+            full = (lambda: self._full(asker, given)) if alone and asker is not None else None
+            return Outcome(works=[Work(lambda: self.write(given), lambda now: self._written(now, entry, seq), full)])
+        try:
+            self.write(given)
+        except MemoryError:
+            if not alone or asker is None:  # it is promised: this server cannot go on
+                raise
+            return self._full(asker, given)
+        return self._written(now, entry, seq)
+
+    def _written(self, now: int, entry: Entry, seq: int) -> Outcome:
+        """The rows of a change are written: enter it into the books, and answer."""
+        change, segments, asker = entry.change, entry.segments, entry.asker
+        everywhere = segments is self.extent.whole
+        if change.kind == "push":
+            if change.step > 0 and self.clocks.is_ahead(change.incarnation, change.step):
+                self.counts["out of order"] += 1
+            if asker is not None and isinstance(asker.ask, m.Push) and asker.ask.read:
+                known = self.version if everywhere else self.version[segments]
+                self._record_staleness(known, asker.ask.read, segments)
+            self.counts["counted"] += 1
+        self.note(change, segments, everywhere)
+        if change.seq:
+            self.log.made(entry)
+        else:
+            self.log.applied = seq
+        outcome = Outcome()
+        if asker is not None:
+            if change.seq:
+                self._promised.pop(asker.id, None)
+            if isinstance(asker.ask, m.Push):
+                outcome += self._answer_push(now, asker, new=change.kind == "push")
+            else:
+                outcome += self._pull(now, asker)
+        if entry.later is not None:
+            outcome += entry.later(now)
+        if change.kind == "step":
+            return outcome + self._closed(now, entry)
+        return outcome + self._release()
+
+    def _full(self, asker: Asker, given: KeyValues) -> Outcome:
+        reason = f"no memory for {len(given)} more rows: add servers, or push fewer new keys"
+        return Outcome([Send(asker.name, m.No(asker.ask.request, "full", reason))])
+
+    # ------------------------------------------------------------ steps
 
     def _push_slot(self, now: int, asker: Asker, slot: tuple[int, int], given: KeyValues | None) -> Outcome:
         """A slot of a step: hold it, and close the step if it was the last."""
@@ -135,7 +223,8 @@ class Segments:
         push = asker.ask
         assert isinstance(push, m.Push) and isinstance(self.spec.apply, Step)
         if (self.version[asker.covered] > step).all():
-            return self._counted_before(now, asker)
+            self.counts["repeated"] += 1
+            return self._answer_push(now, asker, new=False)
         oldest = int(self.version.min())
         if step - oldest >= limits.STEPS_AHEAD or (step > oldest and self._held_bytes() > limits.HELD_BYTES):
             return self._busy(asker, f"step {step} is too far ahead of {self._missing(oldest, '')}")
@@ -158,36 +247,62 @@ class Segments:
         return outcome
 
     def _close_steps(self, now: int) -> Outcome:
-        """Take every step whose slots are all here, in order."""
+        """Take every step whose slots are all here, in order: one at a time."""
         apply = self.spec.apply
         assert isinstance(apply, Step)
         step = int(self.version.min())
         opened = self._open.get(step)
-        if opened is None:
+        if opened is None or self._closing:
             return Outcome()
+        if self._cut is not None and step >= self._cut[0]:
+            outcome = self._cut_now(now)
+            outcome.works.append(Work(lambda: None, self._close_steps, None))
+            return outcome
         ready = opened.complete() & (self.version == step)
         if not ready.any():
             return Outcome()
         total = opened.total(apply.combine == "mean", self.table.held)
         if total is not None and not ready.all():
             total = self.extent.only(total, ready, self.extent.whole)
+        ready = self.extent.whole if ready.all() else ready
+        self._closing = True
+        return self._make(now, m.Change(0, "step", only=self.extent.named(ready)), total, None, ready)
 
-        def closed(now: int) -> Outcome:
-            self.version[ready] += 1
-            self.counts["steps"] += 1
-            if (self.version > step).all():
-                del self._open[step]
-            outcome = Outcome()
-            for asker in self._taken(step):
-                outcome += self._answer_push(now, asker, new=True)
-            outcome += self._release()
-            if not outcome.works:
-                return outcome + self._close_steps(now)
-            # Long pulls read this version: the next step must not be taken before they have.
-            outcome.works.append(Work(lambda: None, self._close_steps, None))
-            return outcome
+    def _closed(self, now: int, entry: Entry) -> Outcome:
+        """A step is taken: answer those whose slots were in it, and go on with the next."""
+        self._closing = False
+        self.counts["steps"] += 1
+        step = int(self.version[entry.segments].max()) - 1
+        if (self.version > step).all():
+            self._open.pop(step, None)
+        outcome = Outcome()
+        for asker in self._taken(step):
+            outcome += self._answer_push(now, asker, new=True)
+        outcome += self._release()
+        if self._cut is not None and int(self.version.min()) >= self._cut[0]:
+            outcome += self._cut_now(now)
+        if not outcome.works:
+            return outcome + self._close_steps(now)
+        # Long pulls read this version: the next step must not be taken before they have.
+        outcome.works.append(Work(lambda: None, self._close_steps, None))
+        return outcome
 
-        return self._apply(now, total, closed)
+    # ------------------------------------------------------------ snapshots
+
+    def cut(self, now: int, clock: int, then: Later) -> Outcome | None:
+        """Call this when every segment is as it is after so many steps, before any goes on. None: that is past."""
+        if clock >= 0:
+            if int(self.version.max()) > clock:
+                return None
+            if int(self.version.min()) < clock:
+                self._cut = (clock, then)
+                return Outcome()
+        return then(now)
+
+    def _cut_now(self, now: int) -> Outcome:
+        assert self._cut is not None
+        (_, then), self._cut = self._cut, None
+        return then(now)
 
     def _taken(self, step: int) -> list[Asker]:
         """Those whose slot of this step is counted now in all the segments they named."""
@@ -195,27 +310,6 @@ class Segments:
             key for key, (of, _, one) in self._held.items() if of == step and (self.version[one.covered] > step).all()
         ]
         return [self._held.pop(key)[2] for key in counted]
-
-    def _apply(
-        self,
-        now: int,
-        given: KeyValues | None,
-        then: Callable[[int], Outcome],
-        full: Callable[[], Outcome]
-        | None = None,  # a step that cannot be taken ends the server: its slots are promised
-    ) -> Outcome:
-        if given is None or not len(given.values):
-            return then(now)
-        table, keys, values = self.table, given.keys, given.values
-        if self.extent.work(keys) > self.inline:
-            return Outcome(works=[Work(lambda: table.push(keys, values), then, full)])
-        try:
-            table.push(keys, values)
-        except MemoryError:
-            if full is None:
-                raise
-            return full()
-        return then(now)
 
     def _answer_push(self, now: int, asker: Asker, new: bool) -> Outcome:
         push = asker.ask
@@ -235,11 +329,18 @@ class Segments:
         except Invalid as error:
             return self._refuse(sender, pull.request, error)
         asker = Asker(sender, pull, keys, now, covered)
-        if pull.enter:
-            self.counts["returned from parking"] += self.clocks.is_parked(pull.incarnation, pull.spell)
-            self.clocks.enter(pull.incarnation, sender, pull.spell, pull.entered)
-        self.clocks.heard(pull.incarnation, pull.spell, pull.entered)
-        return self._pull(now, asker) + (self._release() if pull.enter else Outcome())
+        if self._promised and asker.id in self._promised:
+            return self._told_promised(now, asker)
+        who, spell, at = pull.incarnation, pull.spell, pull.entered
+        if pull.enter and not self.clocks.has_entered(who, spell):
+            self.counts["returned from parking"] += self.clocks.is_parked(who, spell)
+            level = self.clocks.level(who, at)
+            change = m.Change(0, "enter", incarnation=who, spell=spell, entered=level, name=sender)
+            return self._make(now, change, None, asker, self.extent.whole)
+        if self.clocks.would_hear(who, spell, at):
+            change = m.Change(0, "tick", incarnation=who, spell=spell, entered=at)
+            return self._make(now, change, None, asker, self.extent.whole)
+        return self._pull(now, asker)
 
     def _pull(self, now: int, asker: Asker) -> Outcome:
         if self._may_pull(asker):
@@ -277,7 +378,7 @@ class Segments:
         ask = asker.ask
         entered = m.NO_CLOCK
         if isinstance(ask, m.Pull) and ask.enter:
-            entered = self.clocks.enter(ask.incarnation, asker.name, ask.spell, ask.entered)
+            entered = self.clocks.entered(ask.incarnation)
         versions: list[int] = self.version.tolist()
         if versions.count(versions[0]) == len(versions):
             del versions[1:]
@@ -293,9 +394,9 @@ class Segments:
 
     # ------------------------------------------------------------ parking, notices, facts
 
-    def park(self, incarnation: int, spell: int) -> Outcome:
-        self.clocks.park(incarnation, spell)
-        return self._release()
+    def park(self, now: int, incarnation: int, spell: int, then: Later) -> Outcome:
+        change = m.Change(0, "park", incarnation=incarnation, spell=spell)
+        return self._make(now, change, None, None, self.extent.whole, then)
 
     def notices(self, now: int) -> list[Effect]:
         """Once a second, who waits is told for what."""
@@ -304,6 +405,9 @@ class Segments:
             if now - asker.told >= limits.NOTICE:
                 asker.told = now
                 effects.append(Send(asker.name, m.Held(asker.ask.request, self._waits_for(asker))))
+        for asker in self._promised.values():
+            if now - asker.told >= limits.NOTICE:
+                effects += self._told_promised(now, asker).effects
         for step, _, asker in self._held.values():
             if now - asker.told >= limits.NOTICE:
                 effects.append(self._told_held(now, step, asker))
@@ -317,7 +421,7 @@ class Segments:
             "segments": len(self.extent),
             "version": int(self.version.min()),
             "waiting": len(self._waiting),
-            "held": len(self._held),
+            "held": len(self._held) + len(self._promised),
             **self.counts,
         }
         return facts, np.trim_zeros(self.staleness, "b").tolist()
@@ -328,6 +432,10 @@ class Segments:
             wanted = ask.clock - (self.spec.max_delay or 0)
             return self._missing(int(self.version[asker.covered].min()), f"version {wanted}: ")
         return ", ".join(self.clocks.laggards(ask.clock)) or "its turn"
+
+    def _told_promised(self, now: int, asker: Asker) -> Outcome:
+        asker.told = now
+        return Outcome([Send(asker.name, m.Held(asker.ask.request, self.log.waits_for()))])
 
     def _told_held(self, now: int, step: int, asker: Asker) -> Effect:
         asker.told = now

@@ -57,6 +57,7 @@ class Layout:
         self._ends: Keys = np.array([*placed.starts[1:], placed.spec.span], np.uint64)
         owners = [place.servers[0] if place.servers else "" for place in placed.places]
         self.servers = list(dict.fromkeys(owner for owner in owners if owner))
+        self.since = max((place.since for place in placed.places), default=0)  # when a primary last changed
         self._lost = next((i for i, owner in enumerate(owners) if not owner), None)
         self._of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
 
@@ -86,6 +87,11 @@ class Layout:
     def check_all_held(self) -> None:
         if self._lost is not None:
             raise SegmentsLost(self.name, self._placed.places[self._lost].last or "a server")
+
+    @property
+    def is_lost(self) -> bool:
+        """Nobody holds some of it."""
+        return self._lost is not None
 
     def whole(self) -> list[Share]:
         """One share for every server, with no rows yet: for questions about a range of live keys."""

@@ -14,6 +14,7 @@ from shoal.store.client import Client
 from shoal.store.task import Task
 
 TABLE = "weights"
+TALLY = "tally"  # where there is such a table, every slot adds 1 to its own key: the account of what was counted
 Slot = tuple[int, int]  # pass, number
 
 

@@ -79,6 +79,8 @@ class Lines:
                 return [*self.end(), self._stopped(event)]
             case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack():
                 return self._tell_happening(event) if words.is_news(event) else []
+            case _:  # a checkpoint was saved: that is as it should be
+                return []
 
     def note(self, now: float, text: str) -> list[str]:
         text = words.clean(text)

@@ -98,6 +98,12 @@ class LineView(View):
                 self._write(self._lines.end())
                 self._closed = True
 
+    def write(self, lines: list[str]) -> None:
+        """Lines of somebody else's."""
+        with self._lock:
+            if not self._closed:
+                self._write(lines)
+
     def _write(self, lines: list[str]) -> None:
         if not lines:
             return
@@ -202,21 +208,25 @@ class LiveView(View):
         self._fit()
         width, height = self._console.size
         with self._lock:
-            silent = 0.0 if self._so_far.started is None else self._clock() - self._heard
-            lines = frame(
-                self._so_far,
-                width,
-                height,
-                now=self._so_far.seconds + silent,
-                epochs=self._epochs,
-                note=self._note,
-                plain=self._plain,
-            )
+            lines = self._frame(width, height)
         if lines == self._shown and width == self._width:
             return  # nothing new: nothing that could flicker
         self._unwrap(width)
         self._shown, self._width = lines, width
         live.update(Group(*lines), refresh=True)
+
+    def _frame(self, width: int, height: int) -> list[Text]:
+        """What is to be seen now."""
+        silent = 0.0 if self._so_far.started is None else self._clock() - self._heard
+        return frame(
+            self._so_far,
+            width,
+            height,
+            now=self._so_far.seconds + silent,
+            epochs=self._epochs,
+            note=self._note,
+            plain=self._plain,
+        )
 
     def _unwrap(self, width: int) -> None:
         """Terminals wrap what is on them when made narrower: go up by the lines that rich does not know of."""

@@ -20,7 +20,7 @@ class Transport(Protocol):
     def address(self) -> str:
         """Where others reach this node, or an empty string if nobody can call it first."""
 
-    def connect(self, name: str, address: str) -> None:
+    def connect(self, name: str, address: str, mutual: bool = False) -> None:
         """From now on ``name`` is reached at ``address``."""
 
     def disconnect(self, name: str) -> None:

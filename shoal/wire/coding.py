@@ -1,13 +1,14 @@
 """From a message to bytes, and back: nothing about what came is believed before it is checked.
 
-A header is two bytes (a mark and the protocol version) and a msgpack struct of a closed union. Nothing received is
-unpickled, imported or evaluated.
+A header is two bytes (a mark and the protocol version), a checksum of the rest, and a msgpack struct of a closed union: a
+flipped bit could name another slot or another worker. Nothing received is unpickled, imported or evaluated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -17,6 +18,8 @@ from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.wire import messages as m
 
 MARK = 0x53  # "S"
+HEAD = 6  # bytes before the struct
+_PREFIX = bytes((MARK, PROTOCOL))
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(m.AnyMessage)
@@ -25,7 +28,12 @@ _dtypes |= {kind.upper(): dtype for kind, dtype in _dtypes.items()}
 
 
 def encode(message: m.Message) -> bytes:
-    return bytes((MARK, PROTOCOL)) + _encoder.encode(message)
+    return sealed(_encoder.encode(message))
+
+
+def sealed(body: bytes) -> bytes:
+    """A header around this struct."""
+    return b"".join((_PREFIX, crc32(body).to_bytes(4, "little"), body))
 
 
 def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()) -> tuple[m.Message, m.Arrays]:
@@ -49,8 +57,10 @@ def decode_header(header: bytes | memoryview) -> m.Message:
         raise OtherVersion(int(header[1]), PROTOCOL)
     if len(header) > HEADER_BYTES:
         raise WireError(f"a header of {len(header):,} bytes, at most {HEADER_BYTES:,} are allowed")
+    if crc32(header[HEAD:]) != int.from_bytes(header[2:HEAD], "little"):
+        raise WireError("a header whose checksum is wrong: it was damaged on its way")
     try:
-        message: m.Message = _decoder.decode(header[2:])
+        message: m.Message = _decoder.decode(header[HEAD:])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError(f"a header that does not decode: {error}") from None
     return message

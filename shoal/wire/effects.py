@@ -47,6 +47,15 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """What was to be done on the disk thread is done, or failed with an error."""
+
+    token: int
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The launcher saw a process end. An event, not a message: nobody can say this over the wire."""
 
@@ -55,7 +64,7 @@ class Ended:
     token: str = ""  # of the life that ended; empty: whoever has the name
 
 
-Event = Received | Tick | Durable | Computed | Ended
+Event = Received | Tick | Durable | Computed | Stored | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +100,20 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Run this on the node's disk thread, one at a time: neither the loop nor computations wait for a disk."""
+
+    token: int
+    function: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Connect:
     """From now on this name is reached at this address; an empty address means it is gone."""
 
     name: str
     address: str
+    mutual: bool = False  # it calls us, too, under its own name
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +123,7 @@ class Tell:
     event: RunEvent
 
 
-Effect = Send | Wake | Persist | Compute | Connect | Tell
+Effect = Send | Wake | Persist | Compute | Store | Connect | Tell
 
 
 class Node(Protocol):

@@ -73,7 +73,7 @@ class MemoryTransport:
     def address(self) -> str:
         return f"memory:{self._name}"
 
-    def connect(self, name: str, address: str) -> None:
+    def connect(self, name: str, address: str, mutual: bool = False) -> None:
         return
 
     def disconnect(self, name: str) -> None:

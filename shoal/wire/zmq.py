@@ -27,6 +27,7 @@ from shoal.wire.messages import Arrays, Message, No
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
 _LINGER = 200  # milliseconds for the last words
+_KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
 
 
 class ZmqTransport:
@@ -41,6 +42,7 @@ class ZmqTransport:
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
         self._names: dict[zmq.Socket[bytes], str] = {}
+        self._mutual: set[str] = set()  # nodes that we call and that call us
         self._router: zmq.Socket[bytes] | None = None
         self._address = ""
         self._alarm, self._bell = os.pipe()  # unlike a socket, a pipe may be written to from any thread
@@ -72,8 +74,16 @@ class ZmqTransport:
         socket.setsockopt(zmq.SNDHWM, limits.QUEUE)
         socket.setsockopt(zmq.RCVHWM, limits.QUEUE)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES + limits.HEADER_BYTES)  # our own check answers below this
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+        if kind == zmq.DEALER:
+            # Who calls asks for signs of life, and says when it may be given up. A ROUTER must not ask: libzmq (4.3.5) aborts
+            # the process if the timer for that meets a connection that ended while it could not be read, because its
+            # queue was full or its name was taken over. So a caller's queue has no end either: all in it was asked for.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+            socket.setsockopt(zmq.HEARTBEAT_TTL, 10_000)
+            socket.setsockopt(zmq.RCVHWM, 0)
+        for option, value in _KEEPALIVE.items():
+            socket.setsockopt(option, value)
         socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HELLO_WITHIN // limits.MILLISECOND)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         socket.copy_threshold = _COPIED
@@ -84,7 +94,9 @@ class ZmqTransport:
     def address(self) -> str:
         return self._address
 
-    def connect(self, name: str, address: str) -> None:
+    def connect(self, name: str, address: str, mutual: bool = False) -> None:
+        """Reach this node here; ``mutual``: it calls us, too."""
+        (self._mutual.add if mutual else self._mutual.discard)(name)
         if self._addresses.get(name) == address:
             return
         self.disconnect(name)
@@ -144,7 +156,9 @@ class ZmqTransport:
     def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
         if socket is self._router:
             sender = frames.pop(0).bytes.decode(errors="replace")
-            if sender in self._dealers:  # that node we call ourselves: whoever comes in under its name is another
+            if (
+                sender in self._dealers and sender not in self._mutual
+            ):  # that node we call ourselves: whoever comes in under its name is another
                 self._counts["impostor"] += 1
                 return
         else:

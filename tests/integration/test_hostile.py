@@ -337,17 +337,17 @@ BAD_BYTES: dict[str, tuple[tuple[bytes, ...], str]] = {
     "another mark": ((b"X" + GREETING[1:],), "do not start like a message"),
     "text": ((b"GET / HTTP/1.1\r\n\r\n",), "do not start like a message"),
     "a pickle": ((b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",), "do not start like a message"),
-    "no tag": ((GREETING[:2] + b"\x90",), "does not decode"),
-    "an unknown tag": ((GREETING[:2] + msgspec.msgpack.encode(["reboot", 1]),), "does not decode"),
-    "a map instead of an array": ((GREETING[:2] + msgspec.msgpack.encode({"type": "refresh"}),), "does not decode"),
-    "a missing field": ((GREETING[:2] + msgspec.msgpack.encode(["refresh"]),), "does not decode"),
-    "a field too many": ((GREETING[:2] + msgspec.msgpack.encode(["refresh", 1, 2]),), "does not decode"),
-    "a field of another type": ((GREETING[:2] + msgspec.msgpack.encode(["refresh", "1"]),), "does not decode"),
-    "something behind the end": ((GREETING + b"\x00",), "does not decode"),
-    "an extension type": ((GREETING[:2] + msgspec.msgpack.encode(["refresh", msgspec.msgpack.Ext(1, b"x")]),), "does not decode"),
-    "text that is no text": ((GREETING[:2] + b"\x92\xa2\xff\xfe\x01",), "does not decode"),
-    "deep nesting": ((GREETING[:2] + DEEP,), "does not decode"),
-    "a long array that is not there": ((GREETING[:2] + b"\xdd\xff\xff\xff\xff",), "does not decode"),
+    "no tag": ((coding.sealed(b"\x90"),), "does not decode"),
+    "an unknown tag": ((coding.sealed(msgspec.msgpack.encode(["reboot", 1])),), "does not decode"),
+    "a map instead of an array": ((coding.sealed(msgspec.msgpack.encode({"type": "refresh"})),), "does not decode"),
+    "a missing field": ((coding.sealed(msgspec.msgpack.encode(["refresh"])),), "does not decode"),
+    "a field too many": ((coding.sealed(msgspec.msgpack.encode(["refresh", 1, 2])),), "does not decode"),
+    "a field of another type": ((coding.sealed(msgspec.msgpack.encode(["refresh", "1"])),), "does not decode"),
+    "something behind the end": ((coding.sealed(GREETING[coding.HEAD:] + b"\x00"),), "does not decode"),
+    "an extension type": ((coding.sealed(msgspec.msgpack.encode(["refresh", msgspec.msgpack.Ext(1, b"x")])),), "does not decode"),
+    "text that is no text": ((coding.sealed(b"\x92\xa2\xff\xfe\x01"),), "does not decode"),
+    "deep nesting": ((coding.sealed(DEEP),), "does not decode"),
+    "a long array that is not there": ((coding.sealed(b"\xdd\xff\xff\xff\xff"),), "does not decode"),
     "a number out of bounds": ((coding.encode(m.Leave(1 << 62)),), "does not decode"),
     "a negative count": ((coding.encode(m.Leave(-1)),), "does not decode"),
     "a header of two megabytes": ((GREETING + bytes(2 << 20),), "at most 1,048,576"),
@@ -399,9 +399,8 @@ def test_every_way_to_cut_a_message_short_is_refused(scene: Scene, member: Membe
             assert member.refused(whole[:length], keys(1)).kind == "wire"
 
 
-def test_every_flipped_bit_of_a_header_ends_in_an_answer(scene: Scene, member: Member) -> None:
-    """It may still be a message, if another one: so this one adds zero, and only its own stream is touched."""
-    answers = []
+def test_every_flipped_bit_of_a_header_is_noticed_and_told(scene: Scene, member: Member) -> None:
+    """F24: it could still be a message, if another one, so nothing of it is believed."""
     for message, arrays in (
         (member.push("dense", 1, number=77_777), (keys(1), values(0))),
         (member.pull("dense", 1), (keys(1),)),
@@ -411,9 +410,7 @@ def test_every_flipped_bit_of_a_header_ends_in_an_answer(scene: Scene, member: M
             flipped = bytearray(header)
             flipped[bit // 8] ^= 1 << bit % 8
             answer = member.ask(bytes(flipped), *arrays)
-            assert answer is not None, f"bit {bit} of {message}"
-            answers.append(answer)
-    assert {m.No, m.Busy, m.Fence} <= {type(answer) for answer in answers}
+            assert isinstance(answer, m.No), f"bit {bit} of {message}: {answer}"
 
 
 def test_thousands_of_messages_of_junk_are_dropped_and_counted(scene: Scene, stranger: Stranger) -> None:

@@ -157,7 +157,7 @@ def test_damaged_messages_are_a_message_or_a_wire_error(
        st.sampled_from(["push", "pull", "view", "create", "told", "welcome", "heartbeat", "values"]))  # fmt: skip
 def test_well_formed_nonsense_is_a_message_or_a_wire_error(nonsense: Any, tag: str) -> None:
     body = [tag, *nonsense] if isinstance(nonsense, list) else [tag, nonsense]
-    decoded(OPENING + msgspec.msgpack.encode(body), [])
+    decoded(coding.sealed(msgspec.msgpack.encode(body)), [])
 
 
 # ---------------------------------------------------------------- a server
@@ -173,7 +173,7 @@ class House:
         view = m.View(1, 1, 0, members, [m.Placed(1, "w", spec, [0, 4, 8], places)])
         self.feed(Tick())
         self.feed(Received("coordinator", m.Welcome("token.0", 1, view)))
-        self.segments = self.server.tables[1]
+        self.segments = self.server.tables[1].own
         for name, who in (("me", ME), ("you", 3)):
             self.feed(Received(name, m.Pull(9, 1, 1, 0, who, -1, 0, 0, 0, m.EVERYWHERE, 0, enter=True)))
 

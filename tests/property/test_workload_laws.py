@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,11 @@ ABSURD = st.one_of(st.integers(0, 12), st.sampled_from([40, 1 << 20, 1 << 60, 1 
 Act = tuple[str, int, int]
 
 
+@cache
+def _shuffle(of_pass: int, per_pass: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(of_pass).permutation(per_pass).astype(np.int64)
+
+
 @dataclass
 class Cards:
     """So many groups of rows, in another order in every pass."""
@@ -25,7 +31,14 @@ class Cards:
     per_pass: int
 
     def contents(self, of_pass: int) -> npt.NDArray[np.int64]:
-        return np.random.default_rng(of_pass).permutation(self.per_pass).astype(np.int64)
+        return _shuffle(of_pass, self.per_pass)
+
+    def content(self, of_pass: int, number: int) -> int:
+        return int(self.contents(of_pass)[number])
+
+    def span(self, content: int) -> tuple[int, int]:
+        """Three rows each; the last has two."""
+        return 3 * content, min(3 * content + 3, 3 * self.per_pass - 1)
 
 
 @dataclass
@@ -111,6 +124,8 @@ class Book:
             assert work.finished == self.counted.issuperset(range(work.limit))
         for worker, had in self.hands.items():
             assert work.has(worker) == len(had)
+        assert spread(work.counted(), 1 << 20) == sorted(self.counted)
+        assert work.rows_counted == work.rows(self.counted)
 
     def bring_home(self) -> None:
         """One worker that is well does all that is left."""
@@ -196,6 +211,66 @@ def test_a_run_that_is_taken_up_again_loses_and_repeats_nothing(
     resumed.barrier = 0  # the first weights of this life are not yet read
     assert resumed.deal(0, 9) == ([], [])
     again.bring_home()
+
+
+@LAWS
+@given(WORKLOADS, acts(FAULTS), st.integers(0, 40), st.integers(0, 9), st.data())
+def test_any_prefix_of_a_journal_resumes_and_workers_keep_what_they_had(
+    made: tuple[int, int, int, bool], story: list[Act], prefix: int, ahead: int, data: st.DataObject
+) -> None:
+    """The journal ends anywhere; the workers go on, some with slots that nobody knows they have, some are lost.
+
+    In step mode nothing may hang: a worker computes its own slots in order, and one of step t only when all before are whole.
+    """
+    book = Book(workload(*made))
+    written: set[int] = set()
+    dealt = 0
+    for number, act in enumerate(story):
+        book.act(*act)
+        if number < prefix:
+            written, dealt = set(book.counted), book.work.next
+    resumed = workload(*made)
+    resumed.limit = book.work.limit
+    resumed.voids.update(book.work.voids)
+    resumed.resume(written, dealt)
+    pushed = set(book.counted)  # the ledgers know better than the journal
+    hands = {worker: sorted(had) for worker, had in book.hands.items() if data.draw(st.booleans())}
+    hands[99] = []  # a new one
+    for worker in hands:
+        resumed.enter(worker, f"worker-{worker}")
+    lanes = {worker: [list(had)] for worker, had in hands.items()}
+    for _ in range(20 * (resumed.limit + 4)):
+        for worker, mine in lanes.items():
+            busy = {slot for lane in mine for slot in lane}
+            room = max(0, 3 - len(mine[0]))
+            again, new = resumed.deal(worker, room)
+            again, new = ([slot for slot in dealt if slot not in busy] for dealt in (again, new))
+            behind = [slot for slot in new if mine[0] and slot < mine[0][-1]] if resumed.step is not None else []
+            mine += [again, behind] if resumed.step is not None else [again]
+            mine[0] += [slot for slot in new if slot not in behind]
+            done = []
+            for lane in mine:
+                while lane and (resumed.step is None or _open_step(resumed, pushed) >= resumed.step_of(lane[0])):
+                    done.append(lane.pop(0))
+            pushed |= set(done)
+            if worker == 99:
+                resumed.count(worker, resumed.among(worker, runs(sorted(done))))
+            else:
+                told = runs(sorted(done))
+                resumed.count(worker, resumed.among(worker, told))
+                resumed.claim(worker, told)
+        if resumed.finished:
+            break
+    assert resumed.finished
+    if resumed.step is not None or resumed.limit % resumed.per_pass == 0:
+        assert resumed.done == resumed.limit and pushed.issuperset(range(resumed.limit))
+    assert pushed.issuperset(spread(resumed.counted(), 1 << 20))  # nothing is taken for counted that is not
+
+
+def _open_step(work: Workload, pushed: set[int]) -> int:
+    """The first step that is not whole."""
+    lowest = next(slot for slot in range(len(pushed) + 1) if slot not in pushed)
+    return work.step_of(lowest)
 
 
 @LAWS

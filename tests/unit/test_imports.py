@@ -15,8 +15,8 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 # A module may import its own room and all that stands below. The last level is single modules that know each other.
 LEVELS = (
     ("cli",),
-    ("frontends", "testing", "benchmarks"),
-    ("run", "folder"),  # a run and its folder know each other
+    ("frontends", "testing", "benchmarks", "chaos"),
+    ("run", "folder", "resuming"),  # a run and its folder know each other
     ("views",),
     ("launch", "simulation"),
     ("nodes",),

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from shoal.cluster.placement import Holders, move, place, segments_of
+from shoal.cluster.placement import Holders, backup_for, move, place, segments_of
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.limits import DENSE_SEGMENT_BYTES, KEY_LIMIT, SEGMENTS_PER_SERVER
@@ -132,3 +132,41 @@ def test_even_a_placement_from_scratch_moves_little_when_a_server_joins() -> Non
 def test_a_placement_that_cannot_be_is_refused(names: list[str], copies: int) -> None:
     with pytest.raises(Invalid):
         place(0, 8, names, copies)
+
+
+def test_a_lost_copy_is_made_again_on_the_next_server_of_the_ring() -> None:
+    placed = place(3, 24, servers(4), copies=3)
+    for segment, (primary, *backups) in enumerate(placed):
+        found = backup_for(3, segment, servers(4), [primary])
+        assert found in servers(4) and found != primary
+        assert backup_for(3, segment, servers(4)[::-1], (primary,)) == found  # in whatever order they are named
+        assert backup_for(3, segment, servers(4), [primary, found]) not in ("", primary, found)
+        assert backups
+
+
+def test_where_all_hold_a_segment_there_is_nobody_to_back_it_up() -> None:
+    assert backup_for(0, 0, servers(2), servers(2)) == ""
+    assert backup_for(0, 0, [], []) == ""
+
+
+def test_who_holds_more_than_its_share_is_passed_by() -> None:
+    first = backup_for(0, 0, servers(4), ["server-0"])
+    crowded = dict.fromkeys(servers(4), 6) | {first: 7}
+    second = backup_for(0, 0, servers(4), ["server-0"], crowded)
+    assert second not in ("", "server-0", first)
+    even_more = crowded | {name: 9 for name in servers(4) if name not in ("server-0", first)}
+    assert backup_for(0, 0, servers(4), ["server-0"], even_more) == first  # all are over it: the one with the fewest
+
+
+def test_copies_made_again_one_by_one_are_spread() -> None:
+    """After a server died: each segment it held gets a new copy, and what was given so far is counted."""
+    before = place(0, 64, servers(6), copies=2)
+    left = [tuple(name for name in holders if name != "server-5") for holders in before]
+    held = Counter(name for holders in left for name in holders)
+    for number, holders in enumerate(left):
+        if len(holders) < 2:
+            found = backup_for(0, number, servers(5), holders, held)
+            assert found not in ("", *holders)
+            held[found] += 1
+    assert sum(held.values()) == 2 * 64
+    assert max(held.values()) <= 1.25 * 2 * 64 / 5

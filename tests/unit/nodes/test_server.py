@@ -202,7 +202,7 @@ def test_a_view_is_shown_once_its_tables_are_set_up() -> None:
     job.function()
     effects = made.server.handle(made.now, Computed(job.token))
     assert Send("coordinator", m.Heartbeat(1, 5)) in effects
-    assert made.server.tables[1].extent.ranges == [KeyRange(0, 4)]
+    assert made.server.tables[1].own.extent.ranges == [KeyRange(0, 4)]
 
 
 def test_a_table_that_cannot_be_set_up_is_told_with_the_reason() -> None:
@@ -362,7 +362,7 @@ def test_what_was_computed_for_a_former_life_comes_back_to_nobody() -> None:
     job.function()
     assert made.feed(Computed(job.token)) == []
     made.compute()  # the new life's table
-    assert made.server.tables[1].facts()[0]["version"] == 0
+    assert made.server.tables[1].own.facts()[0]["version"] == 0
 
 
 def test_only_the_coordinator_can_change_what_a_server_believes() -> None:

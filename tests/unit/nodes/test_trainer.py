@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +10,13 @@ import pytest
 
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Fenced
-from shoal.events import Evaluated, Gone, RunEvent, Started, Stopped, Voided
-from shoal.job import Job, changed
-from shoal.launch.training import dealing_of
-from shoal.limits import SECOND
-from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.server import Server
-from shoal.nodes.trainer import Lane, Trainer
-from shoal.nodes.worker import Worker
-from shoal.store.task import Task
-from shoal.strategies import TABLE
+from shoal.events import Evaluated, Gone, Started, Stopped, Voided
+from shoal.job import Job
+from shoal.nodes.trainer import Lane
+from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
-from shoal.wire.effects import Compute, Computed, Durable, Ended, Event, Node, Persist, Received, Send, Tell, Tick, Wake
+from shoal.wire.effects import Ended, Received, Tick
 
-JOB: dict[str, Any] = {
-    "data": {"source": "rcv1-like", "rows": 400, "features": 1_000, "batch": 16},  # a pass has 25 slots
-    "stop": {"epochs": 3},
-    "servers": 2,
-}
 STRATEGIES = ("async", "bounded", "sync")
 ALL = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -40,118 +25,6 @@ ALL = pytest.mark.parametrize("strategy", STRATEGIES)
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     job = Job.of(JOB)
     return load(job.data, job.seed, cache=tmp_path_factory.mktemp("data"))
-
-
-class Ship:
-    """All nodes of a run. Messages between two of them keep their order, all else is drawn by lot."""
-
-    def __init__(self, rows: Dataset, seed: int = 0, cache: int = 1 << 30, **settings: Any) -> None:
-        changes = {name.replace("__", "."): value for name, value in settings.items()}
-        self.job, self.rows, self.cache = Job.of(changed(JOB, changes)), rows, cache
-        self.dealing = dealing_of(self.job, rows)
-        self.draw = random.Random(seed)
-        self.now = 1_000 * SECOND
-        self.nodes: dict[str, Node] = {}
-        self.wakes: dict[str, int] = {}
-        self.roads: dict[tuple[str, str], deque[Event]] = {}
-        self.told: list[RunEvent] = []
-        self.trainers: dict[str, Trainer] = {}
-        self.ends: dict[str, Task] = {}
-        self.drop: Callable[[str, str, m.Message], bool] = lambda sender, to, message: False
-        self.board(Coordinator(dealing=self.dealing))
-        for i in range(self.job.servers):
-            self.board(Server(f"server-{i}", "token", f"memory:server-{i}"))
-        client = Worker("launcher", "client", "token")
-        self.board(client)
-        keys = self.job.model.keys(rows.features)
-        table = self.job.strategy.table(keys, self.job.update.update(), self.dealing.workload.per_pass)
-        self.until(lambda: client.joined.done and len(client.member.view.members) == 1 + self.job.servers)
-        made = client.client.create(TABLE, table)
-        self.feed("launcher", Tick())
-        self.until(lambda: made.done)
-        assert made.error is None
-        self.launcher = client
-        self.evaluator = Evaluator(Worker("evaluator", "evaluator", "token"), self.job.model, rows.test)
-        self.ends["evaluator"] = self.evaluator.start()
-        self.board(self.evaluator.worker)
-        for i in range(self.job.workers):
-            self.hire(f"worker-{i}")
-
-    def board(self, node: Node) -> None:
-        self.nodes[node.name] = node
-        self.feed(node.name, Tick())
-
-    def hire(self, name: str) -> Trainer:
-        worker = Worker(name, "worker", "token")
-        slots = self.dealing.workload.order
-        trainer = Trainer(
-            worker,
-            self.job.strategy,
-            self.job.model,
-            self.rows.train,
-            slots,
-            lambda: (0, 0),
-            self.cache,  # type: ignore[arg-type]
-        )
-        self.trainers[name] = trainer
-        self.ends[name] = trainer.start()
-        self.board(worker)
-        return trainer
-
-    def feed(self, name: str, event: Event) -> None:
-        for effect in self.nodes[name].handle(self.now, event):
-            match effect:
-                case Send(to, message, arrays) if not self.drop(name, to, message):
-                    self.roads.setdefault((name, to), deque()).append(Received(name, message, arrays))
-                case Wake(at):
-                    self.wakes[name] = at
-                case Compute(token, function):
-                    self.roads.setdefault((name, name), deque()).append(Computed(token, function()))
-                case Persist(token, _):
-                    self.roads.setdefault((name, name), deque()).append(Durable(token))
-                case Tell(event):
-                    self.told.append(event)
-
-    def turn(self) -> None:
-        open_roads = [road for road, letters in self.roads.items() if letters]
-        if open_roads:
-            road = self.draw.choice(open_roads)
-            event = self.roads[road].popleft()
-            if road[1] in self.nodes:
-                self.feed(road[1], event)
-            return
-        name = min(self.wakes, key=lambda one: (self.wakes[one], one))
-        self.now = max(self.now, self.wakes[name])
-        self.feed(name, Tick())
-
-    def until(self, done: Callable[[], bool], turns: int = 60_000) -> None:
-        for _ in range(turns):
-            if done():
-                return
-            self.turn()
-        raise AssertionError(f"not done at {self.now / SECOND:.1f} s: {self.told[-3:]}")
-
-    def kill(self, name: str) -> None:
-        self.nodes.pop(name)
-        self.wakes.pop(name)
-        self.ends.pop(name, None)
-        self.feed("coordinator", Ended(name, "killed by signal 9"))
-
-    def home(self) -> Ship:
-        """To the end of the run, and of all who take part."""
-        self.until(lambda: all(task.done for task in self.ends.values()))
-        return self
-
-    def slots_done(self) -> int:
-        return self.dealing.workload.done
-
-    def all(self, kind: type[Any]) -> list[Any]:
-        return [event for event in self.told if isinstance(event, kind)]
-
-    @property
-    def weights(self) -> Any:
-        assert self.evaluator.last is not None
-        return self.evaluator.last.weights
 
 
 # ---------------------------------------------------------------- a run

@@ -89,7 +89,7 @@ def test_a_newcomer_among_parked_workers_enters_level_with_the_furthest() -> Non
 
 def test_a_worker_that_has_a_clock_already_keeps_it() -> None:
     made = clocks(2, ANN)
-    assert made.enter(BOB, "bob", spell=0, at=9) == 9  # it entered another table before
+    assert made.enter(BOB, "bob", spell=0, level=9) == 9  # it entered another table before
     walk(made, ANN, 9)
     assert made.slowest().tolist() == [9]
 
@@ -138,7 +138,7 @@ def test_a_worker_that_comes_back_is_level_with_the_slowest_and_never_behind_its
     assert made.enter(BOB, "bob", spell=1) == 6
     made.park(ANN, 0)
     walk(made, BOB, 9)
-    made.enter(EVE, "eve", spell=0, at=3)
+    made.enter(EVE, "eve", spell=0, level=3)
     made.park(BOB, 1)
     assert made.enter(BOB, "bob", spell=2) == 9  # the slowest is at 3, but bob has done nine
 

@@ -269,7 +269,7 @@ def test_a_pull_is_released_when_the_one_it_waits_for_parks() -> None:
     house.enter(BOB)
     house.push(ANN, 0, step=1)
     house.pull(ANN, [1], clock=1)
-    assert house.answers(house.segments.park(BOB, 0)) == [m.Values(4, 1, [1])]
+    assert house.answers(house.segments.park(0, BOB, 0, lambda now: Outcome())) == [m.Values(4, 1, [1])]
     house.pull(BOB, (), enter=True, spell=1)
     assert house.fact("returned from parking") == 1
 
@@ -280,8 +280,8 @@ def test_a_pull_is_released_when_the_one_it_waits_for_departs() -> None:
     house.enter(BOB)
     house.push(ANN, 0, step=1)
     house.pull(ANN, [1], clock=1)
-    assert house.answers(house.segments.live(NAMES, NAMES)) == []
-    assert house.answers(house.segments.live({ANN: "ann"}, {ANN: "ann"})) == [m.Values(4, 1, [1])]
+    assert house.answers(house.segments.heard_of(NAMES, NAMES)) == []
+    assert house.answers(house.segments.heard_of({ANN: "ann"}, {ANN: "ann"})) == [m.Values(4, 1, [1])]
 
 
 def test_a_pull_is_released_when_the_bound_is_widened() -> None:
@@ -299,7 +299,7 @@ def test_a_pull_of_one_who_departed_is_forgotten_and_so_is_its_stream() -> None:
     house.enter(BOB)
     house.push(BOB, 0, [1], [1], step=1)
     house.pull(BOB, [1], clock=1)
-    house.answers(house.segments.live({ANN: "ann"}, {ANN: "ann"}))
+    house.answers(house.segments.heard_of({ANN: "ann"}, {ANN: "ann"}))
     assert house.fact("waiting") == 0
     assert -BOB not in house.segments.ledger
     assert house.push(ANN, 0, step=1) == [m.Counted(5, new=True)]  # and nobody else
@@ -482,7 +482,7 @@ def test_with_much_held_only_the_oldest_open_step_is_let_in(monkeypatch: pytest.
 def test_the_slot_of_one_who_departed_counts_but_nobody_is_told() -> None:
     house = steps()
     house.push(BOB, 0, [1], [1])
-    house.answers(house.segments.live({ANN: "ann"}, {ANN: "ann"}))
+    house.answers(house.segments.heard_of({ANN: "ann"}, {ANN: "ann"}))
     assert house.fact("held") == 0
     assert house.push(ANN, 1, [1], [2]) == [m.Counted(2, new=True)]
     assert house.contents() == {1: [3]}

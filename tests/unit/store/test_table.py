@@ -14,7 +14,7 @@ import pytest
 from shoal import tables
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, Values
-from shoal.store import table as module
+from shoal.store import slab as module
 from shoal.store.table import Table
 from shoal.store.update import SGD, AdaGrad, Assign, Sum
 

@@ -63,6 +63,7 @@ EXAMPLES: list[m.Message] = [
         "00000003",
         {"fenced": 1},
     ),
+    m.Save(1),
     m.Done(1),
     m.Want(1, 5, 8),
     m.Want(1, 5, 0, [(0, 4), (6, 7)], [(9, 12)], {8: "not finite"}, 1_024, 3.5, 1 << 40, 7, True),
@@ -72,16 +73,16 @@ EXAMPLES: list[m.Message] = [
     m.Ready(1, 5, 3, 3, 0.25, {"accuracy": 0.5, "auc": None}, "why not"),
     m.Judge(1),
     m.Judge(1, 3, 98, True),
-    m.Append(1, 2, 3, [0, 4], 6, CHANGES),
+    m.Append(1, 2, 3, 9, [0, 4], 0, 6, CHANGES),
     m.Appended(1, 3, 8),
-    m.Fill(1, 2, 3, 4, 8, 0, 2, BOOKS),
-    m.Filled(1, 3, 4, 8, 0),
-    m.Level(1, 2, 3, [4], [8]),
+    m.Fill(1, 2, 3, 9, 4, 5, 8, 0, 2, BOOKS),
+    m.Filled(1, 3, 4, 5, 8, 0),
+    m.Level(1, 2, 3, 9, [4], [8]),
     m.Levels(1, 2, 3, [4], [8], CHANGES),
-    m.Adopt(1, 2, 3, [4], 8, CHANGES),
+    m.Adopt(1, 2, 3, 9, [4], 8, CHANGES),
     m.Adopted(1, 2, 3, [4]),
     m.Shrink(3, "bob", 4),
-    m.Full(3, 1, [4, 5], "bob", 4),
+    m.Full(3, 1, [4, 5], [7, 7], "bob", 4),
     m.Snap(1, 2, 3, "checkpoints/1", 40),
     m.Snapped(1, 3, [m.Written(1, 0, "1-0.safetensors", 64, "ab", BOOKS)], "disk full"),
     PUSH,
@@ -255,4 +256,4 @@ def test_an_array_that_is_too_long_is_refused() -> None:
 
 def test_a_message_is_known_by_its_class_in_lower_case() -> None:
     assert coding.name_of(PUSH) == "push"
-    assert msgspec.msgpack.decode(coding.encode(m.Done(3))[2:]) == ["done", 3]
+    assert msgspec.msgpack.decode(coding.encode(m.Done(3))[coding.HEAD :]) == ["done", 3]

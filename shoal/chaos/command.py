@@ -1,0 +1,115 @@
+"""``shoal chaos``: a thin door. Nothing heavy is imported before a drill begins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from shoal.chaos.report import Report
+
+ROWS = 1_000_000  # of the made-up set: more than are learned by heart in a minute
+EVALUATE_EVERY = 0.25  # passes
+
+
+@click.command()
+@click.argument("data", default="clicks")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the faults.")
+@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Length of the clean run.")
+@click.option("--servers", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--workers", type=click.IntRange(2), default=4, show_default=True)
+@click.option(
+    "--copies", type=click.IntRange(1, 3), default=2, show_default=True, help="Servers that hold each segment."
+)
+@click.option("--strategy", type=click.Choice(["sync", "bounded", "async"]), default="async", show_default=True)
+@click.option(
+    "--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of the job; may be repeated."
+)
+@click.option("--beyond", is_flag=True, help="Also kill the last copy: the run has to go back to a checkpoint.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write report.json and timeline.png here."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def chaos(
+    data: str,
+    seed: int,
+    seconds: float,
+    servers: int,
+    workers: int,
+    copies: int,
+    strategy: str,
+    changes: tuple[str, ...],
+    beyond: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Train on DATA while processes are killed and paused, then account for every push.
+
+    First a clean run, then the same work under fire: workers, servers and the coordinator are killed (-9), stopped and started
+    again, never more than the copies allow. Exit code 1 if a push was lost or counted twice.
+
+    \b
+    shoal chaos
+    shoal chaos rcv1 --seconds 120 --seed 7 --copies 3 --out runs/chaos
+    """
+    from shoal.chaos.drill import drill
+    from shoal.chaos.plan import Settings
+    from shoal.chaos.show import audience
+    from shoal.errors import Invalid, ShoalError
+    from shoal.job import Job, changed, value_of
+
+    settings: dict[str, object] = {"servers": servers, "workers": workers, "copies": copies, "strategy": strategy}
+    settings |= {"evaluate.every": EVALUATE_EVERY} | ({"data.rows": ROWS} if data == "clicks" else {})
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{change!r}: write it as a.b=c", param_hint="--set")
+        settings[name.strip()] = value_of(value.strip())
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        job = Job.of(changed({"data": data}, settings))
+        with audience() as seats:
+            try:
+                report = drill(job, Settings(seed=seed, beyond=beyond), seconds, seats)
+            except KeyboardInterrupt as error:
+                if getattr(error, "report", None) is None:
+                    raise
+                interrupted, report = error, error.report  # type: ignore[attr-defined]
+    except Invalid as error:
+        raise click.UsageError(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    _show(report, as_json, out)
+    if interrupted is not None:
+        raise KeyboardInterrupt("; the report is of what was done until then")
+    sys.exit(0 if report.ok else 1)
+
+
+def _show(report: Report, as_json: bool, out: Path | None) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from shoal.chaos.picture import timeline
+    from shoal.chaos.report import shown
+    from shoal.errors import Invalid
+
+    encoded = msgspec.json.format(msgspec.json.encode(report))
+    if as_json:
+        click.echo(encoded)
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(shown(report))
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "report.json").write_bytes(encoded + b"\n")
+        timeline(report, out / "timeline.png")
+    except Invalid as error:
+        click.echo(f"no timeline.png: {error}", err=True)
+    except OSError as error:
+        raise click.ClickException(f"cannot write to {out}: {error.strerror}: choose another folder") from None
+    if not as_json:
+        click.echo(f"look at it: {click.format_filename(out)}")

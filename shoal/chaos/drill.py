@@ -1,0 +1,377 @@
+"""Break a run and count what is left.
+
+    report = drill(Drill(job=job, nemesis=Settings(seed=7)), seconds=60)
+
+First the clean run, for so many seconds; then the same job over the whole passes that it made (at least one), with a nemesis at
+it. Nothing is hurt in the last tenth, so that the run ends healed, and the account is read after that. Whole passes, since
+which slots of a pass are computed is not known beforehand otherwise, and then one could stand in for another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal.cache import cache_folder
+from shoal.chaos.account import Account
+from shoal.chaos.patients import Patient, look, states
+from shoal.chaos.plan import COORDINATOR, Fault, Nemesis, Settings, Situation, role_of
+from shoal.chaos.report import Report, judged
+from shoal.chaos.stage import Seen, Stage
+from shoal.data.datasets import Dataset, load
+from shoal.errors import Invalid, ShoalError
+from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Stopped, Voided, Warned
+from shoal.files import replace_file
+from shoal.job import Job
+from shoal.launch.training import Outcome
+from shoal.views import words
+from shoal.wire import messages as m
+
+TICK = 0.05  # seconds
+LOOK_WITHIN = 2.0  # seconds: a coordinator that takes longer is taken for dead
+HEALED_FROM = 0.9  # of the work: from there on nobody is hurt
+RECENT = 1.5  # seconds over which a rate is taken
+SETTLE = 15.0  # seconds after the end for copies to be made again
+FORMAT = 2  # of what is kept of clean runs
+
+
+class Clean(msgspec.Struct, frozen=True):
+    """What is kept of a clean run: its first so many passes."""
+
+    passes: int
+    loss: float | None
+    seconds: float
+
+
+@dataclass(slots=True)
+class Board:
+    """What there is to see while it goes on."""
+
+    job: Job
+    seed: int | None  # None: the clean run
+    seconds: float = 0.0
+    share: float = 0.0  # of the work that is done
+    members: dict[str, str] = field(default_factory=dict)  # how each of them is
+    faults: int = 0
+    recoveries: int = 0
+    acknowledged: int = 0
+    loss: float | None = None
+    clean_loss: float | None = None
+    throughput: list[tuple[float, float]] = field(default_factory=list)
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    log: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=64))  # seconds, style, words
+
+
+class Audience:
+    """Who looks on: nobody."""
+
+    def board(self, board: Board) -> None:
+        """It has changed."""
+
+    def said(self, seconds: float, style: str, text: str) -> None:
+        """This happened: style is fault, heal, news or bad."""
+
+    def note(self, text: str) -> None:
+        """This is being done, before or after."""
+
+
+def drill(
+    job: Job, nemesis: Settings, seconds: float, audience: Audience | None = None, clean: Clean | None = None
+) -> Report:
+    """Run it all; Ctrl-C ends the faulty run early and reports so far, as a ``Report`` on the error (``error.report``)."""
+    audience = audience or Audience()
+    if seconds <= 0:
+        raise Invalid(f"{seconds} seconds: needs more than 0")
+    dataset = load(job.data, job.seed, progress=audience.note)
+    clean = clean or clean_run(job, dataset, seconds, audience)
+    job = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(clean.passes)}})
+    return Drill(job, dataset, nemesis, clean, audience).run()
+
+
+def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience) -> Clean:
+    """The same job with nobody at it; kept, since it says the same every time but for noise."""
+    timed = Job.of({**msgspec.to_builtins(job), "stop": {"seconds": seconds}})
+    folder = cache_folder()
+    key = hashlib.sha256(f"{FORMAT}\n{timed.toml()}".encode()).hexdigest()[:32]
+    file = None if folder is None else folder / "chaos" / f"{key}.json"
+    try:
+        if file is not None:
+            found = msgspec.json.decode(file.read_bytes(), type=Clean)
+            audience.note(f"clean run, from the last time: {_passes(found)}, loss {words.loss(found.loss)}")
+            return found
+    except (OSError, msgspec.MsgspecError):
+        pass
+    audience.note(f"a clean run first, of {words.duration(seconds)}: what to hold the broken one against")
+    found = _clean(Drill(timed, dataset, None, Clean(0, None, seconds), audience))
+    if not found.passes:
+        audience.note(f"{words.duration(seconds)} are less than one pass: a clean run of one pass")
+        whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": 1.0}})
+        found = _clean(Drill(whole, dataset, None, Clean(0, None, seconds), audience))
+    if file is not None:
+        try:
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            replace_file(file, msgspec.json.encode(found))
+        except OSError:
+            pass  # it can be made again
+    return found
+
+
+def _clean(run: Drill) -> Clean:
+    report = run.run()
+    if report.wrong:
+        raise ShoalError(f"the clean run did not go well: {report.wrong[0]}: nothing to hold a broken one against")
+    passes = max((math.floor(event.passes) for event in run.evaluated), default=0)
+    if not passes:
+        return Clean(0, None, report.seconds)
+    first = next(event for event in run.evaluated if event.passes >= passes)  # the first that has seen them all
+    return Clean(passes, first.test_loss, first.seconds)
+
+
+def _passes(clean: Clean) -> str:
+    return "1 pass" if clean.passes == 1 else f"{clean.passes:,} passes"
+
+
+class Drill:
+    """One run, with or without somebody at it."""
+
+    def __init__(self, job: Job, dataset: Dataset, nemesis: Settings | None, clean: Clean, audience: Audience) -> None:
+        self.job, self.clean, self.audience = job, clean, audience
+        self.settings = nemesis or Settings()
+        self.nemesis = None if nemesis is None else Nemesis(nemesis)
+        self.stage = Stage(job, dataset, self._hear)
+        self.board = Board(job, None if nemesis is None else nemesis.seed, clean_loss=clean.loss)
+        self.patients: list[Patient] = []
+        self.rollbacks = 0
+        self.evaluated: list[Evaluated] = []
+        self._heard: deque[RunEvent] = deque()  # from the coordinator's thread
+        self._began = time.monotonic()
+        self._next = 0.0
+        self._seen: Seen | None = None
+        self._rate: deque[tuple[float, int]] = deque()
+        self._failed = ""
+
+    def run(self) -> Report:
+        outcome: Outcome | None = None
+        stopped: BaseException | None = None
+        account = Account()
+        self.audience.note(
+            f"starting {words.many(self.job.servers, 'server')} and {words.many(self.job.workers, 'worker')}"
+        )
+        with self.stage:
+            self.audience.note("")
+            self._began = time.monotonic()
+            self._next = self.nemesis.gap() if self.nemesis is not None else 0.0
+            try:
+                while (outcome := self.stage.wait(TICK)) is None:
+                    self._tick()
+                self._settle()
+            except KeyboardInterrupt as error:
+                stopped = error
+                self._heal()
+                outcome = self.stage.training.interrupted()
+            self._take_events()
+            self._heal()
+            if outcome.failed and stopped is None:
+                self._failed = outcome.why
+            try:
+                account = self.stage.balance()
+            except ShoalError as error:
+                self._failed = self._failed or f"the account cannot be read: {error}"
+        report = self._report(account, outcome, "interrupted" if stopped else "")
+        if stopped is not None:
+            stopped.report = report  # type: ignore[attr-defined]
+            raise stopped
+        return report
+
+    # ------------------------------------------------------------ one look at everything
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _tick(self) -> None:
+        self._take_events()
+        self._look()
+        self._resume()
+        self._replace()
+        share = self._share()
+        if self.nemesis is not None and self.now >= self._next and share < HEALED_FROM and self._hurt():
+            self._next = self.now + self.nemesis.gap()
+        board = self.board
+        board.seconds, board.share = self.now, share
+        if self._seen is not None:
+            board.members = states(self._seen.view, self._seen.standing, self._hurt_now())
+            if (course := self._seen.standing.course) is not None:
+                board.acknowledged = course.done
+        self.audience.board(board)
+
+    def _share(self) -> float:
+        course = self.stage.course
+        if self.job.stop.epochs is None:  # the clock ends it
+            return min(1.0, self.now / self.clean.seconds)
+        return course.done / course.limit if course is not None and course.limit else 0.0
+
+    def _hurt_now(self) -> dict[str, Patient]:
+        return {one.fault.name: one for one in self.patients if not one.is_well}
+
+    def _look(self) -> None:
+        if self.stage.seen is None or self.stage.seen is self._seen:
+            return
+        self._seen = self.stage.seen
+        for patient in self.patients:
+            if "well" in patient.times:
+                continue
+            for text in look(patient, self.now, self._seen.view, self.job.copies, self._seen.asked - self._began):
+                self._say("heal", text)
+            if patient.is_well:
+                patient.saw("well", self.now)
+                self.board.recoveries += 1
+
+    def _resume(self) -> None:
+        for patient in self.patients:
+            if patient.until is not None and self.now >= patient.until:
+                patient.until = None
+                self.stage.resume(patient.fault.name)
+                self._say("heal", f"{patient.fault.name} goes on after {patient.fault.seconds:.1f} s")
+
+    def _replace(self) -> None:
+        for patient in self.patients:
+            if patient.replace is not None and self.now >= patient.replace:
+                patient.replace = None
+                patient.successor = self.stage.add_worker()
+                self._say("heal", f"{patient.successor} is started in the place of {patient.fault.name}")
+
+    # ------------------------------------------------------------ faults
+
+    def _hurt(self) -> bool:
+        """Hurt somebody, by a look that is newer than the decision to; False: there is none yet."""
+        assert self.nemesis is not None
+        seen = self._seen
+        if seen is None:
+            return False
+        fresh = seen.asked - self._began >= self._next
+        if not fresh and self.now - self._next < LOOK_WITHIN:
+            return False
+        # By an old look only workers are hurt: a set may have shrunk since.
+        known = {one.name for one in seen.standing.members if not one.suspected} | ({COORDINATOR} if fresh else set())
+        hurt = self._hurt_now()
+        well = [name for name in self.stage.pids if name not in hurt and name in known]
+        sets = [place.servers for one in seen.view.tables for place in one.places] if fresh else []
+        for fault in self.nemesis.next(Situation(well, sets)):
+            self._do(fault, seen.view)
+        return True
+
+    def _do(self, fault: Fault, view: m.View) -> None:
+        members, owned = {one.name: one.incarnation for one in view.members}, self.stage.owned(view, fault.name)
+        patient = Patient(fault, self.now, members.get(fault.name, 0), len(owned))
+        if fault.kind == "kill":
+            self.stage.kill(fault.name)
+            if fault.role == "worker":
+                patient.replace = self.now + fault.seconds
+        else:
+            patient.until = self.now + fault.seconds
+            self.stage.pause(fault.name)
+        self.patients.append(patient)
+        self.board.faults += 1
+        owns = f", which owns {words.many(len(owned), 'segment')} of the tally" if owned else ""
+        self._say("fault", f"{fault}{owns}")
+        if owned:
+            patient.probe = False
+            self.stage.probe(owned, lambda: self._probed(patient))
+
+    def _probed(self, patient: Patient) -> None:
+        """On the client's thread."""
+        patient.saw("promoted", self.now)
+        patient.probe = True
+
+    def _heal(self) -> None:
+        """Nothing stays stopped."""
+        for patient in self.patients:
+            if patient.until is not None:
+                patient.until = None
+                self.stage.resume(patient.fault.name)
+
+    def _settle(self) -> None:
+        """The work is done: what was hurt last may still be healing."""
+        self._heal()
+        deadline = time.monotonic() + SETTLE
+        while time.monotonic() < deadline and any(not one.is_well for one in self.patients):
+            if all(role_of(one.fault.name) == "worker" for one in self.patients if not one.is_well):
+                break  # there is nothing left for them to do: they do not come back
+            time.sleep(TICK)
+            self._take_events()
+            self._look()
+
+    # ------------------------------------------------------------ what is heard
+
+    def _hear(self, event: RunEvent) -> None:
+        self._heard.append(event)
+
+    def _take_events(self) -> None:
+        while self._heard:
+            self._take(self._heard.popleft())
+
+    def _take(self, event: RunEvent) -> None:
+        board = self.board
+        match event:
+            case Progress():
+                self._rate.append((self.now, event.examples))
+                while self.now - self._rate[0][0] > RECENT and len(self._rate) > 2:
+                    self._rate.popleft()
+                seconds, examples = (self._rate[-1][i] - self._rate[0][i] for i in (0, 1))
+                if seconds > 0:
+                    board.throughput.append((self.now, max(0.0, examples / seconds)))
+            case Evaluated():
+                self.evaluated.append(event)
+                board.loss = event.test_loss
+                if words.finite(event.test_loss):
+                    board.losses.append((self.now, event.test_loss))
+            case RolledBack():
+                self.rollbacks += 1
+                self._say("bad", words.news(event))
+            case Joined(name=name) | Gone(name=name) if name in self._concerned():
+                pass  # told as a recovery
+            case Joined() | Gone() | Voided() | Warned():
+                if words.is_news(event):
+                    self._say("news", words.news(event))
+            case Stopped():
+                self._say("news", f"over: {words.clean(event.why)}")
+
+    def _concerned(self) -> set[str]:
+        return {name for one in self.patients for name in (one.fault.name, one.successor)}
+
+    def _say(self, style: str, text: str) -> None:
+        self.board.log.append((self.now, style, text))
+        self.audience.said(self.now, style, text)
+
+    def _report(self, account: Account, outcome: Outcome, why: str) -> Report:
+        wrong = judged(account, self._failed, self.rollbacks, self.settings.beyond)
+        job, board = self.job, self.board
+        return Report(
+            **{name: getattr(account, name) for name in ("sent", "acknowledged", "counted", "lost", "doubled")},
+            faults=board.faults,
+            recoveries=board.recoveries,
+            loss=None if outcome.judged is None else outcome.judged.loss,
+            clean_loss=self.clean.loss,
+            seconds=round(outcome.seconds, 2),
+            clean_seconds=round(self.clean.seconds, 2),
+            ok=not wrong,
+            why=why or outcome.why,
+            wrong=wrong,
+            seed=self.settings.seed,
+            data=job.data.source,
+            strategy=job.strategy.name,
+            workers=job.workers,
+            servers=job.servers,
+            copies=job.copies,
+            steps=outcome.steps,
+            rollbacks=self.rollbacks,
+            healed=[patient.healed() for patient in self.patients],
+            throughput=[(round(at, 2), round(rate)) for at, rate in board.throughput],
+            losses=[(round(at, 2), loss) for at, loss in board.losses],
+        )

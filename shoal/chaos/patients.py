@@ -1,0 +1,118 @@
+"""From a fault until it has healed: what is seen, when.
+
+    detected    the incarnation that was hurt is no longer in the view (a short pause is never taken for death)
+    promoted    a push sent right after the fault is acknowledged by every segment that the server owned
+    full        every segment has all its copies again, and nobody is being filled
+    back        the process, or the worker in its place, is a member again; the coordinator answers
+
+A patient is well when all that applies to it has happened. Times are seconds since the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal.chaos.plan import COORDINATOR, Fault
+from shoal.wire import messages as m
+
+
+class Healed(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault and how it went on."""
+
+    fault: Fault
+    at: float  # seconds since training began
+    detected: float | None = None
+    promoted: float | None = None
+    full: float | None = None
+    back: float | None = None
+    well: float | None = None  # None: the run was over before
+
+
+@dataclass(slots=True)
+class Patient:
+    """One that was hurt."""
+
+    fault: Fault
+    at: float
+    incarnation: int = 0  # that was hurt
+    owned: int = 0  # segments
+    until: float | None = None  # when a pause ends
+    replace: float | None = None  # when another worker is to be started in its place
+    successor: str = ""  # the worker in its place
+    probe: bool | None = None  # None: nothing was sent; False: not acknowledged yet
+    times: dict[str, float] = field(default_factory=dict)
+
+    def saw(self, what: str, now: float) -> bool:
+        """True the first time."""
+        if what in self.times:
+            return False
+        self.times[what] = now - self.at
+        return True
+
+    @property
+    def dead(self) -> bool:
+        """That incarnation does not come back."""
+        return self.fault.kind == "kill" or "detected" in self.times
+
+    @property
+    def is_well(self) -> bool:
+        if "back" not in self.times or self.probe is False:
+            return False
+        return self.fault.role != "server" or "full" in self.times
+
+    def healed(self) -> Healed:
+        times = {name: round(value, 3) for name, value in self.times.items()}
+        return Healed(fault=self.fault, at=round(self.at, 3), **times)
+
+
+def look(patient: Patient, now: float, view: m.View, copies: int, asked: float) -> list[str]:
+    """What this view, which was asked for at ``asked``, says of a patient that was not known before; in words."""
+    fault, news = patient.fault, []
+    members = {one.name: one.incarnation for one in view.members}
+    if asked <= patient.at:
+        return []  # older than the fault
+    if fault.role == COORDINATOR:
+        if patient.until is None and patient.saw("back", now):
+            news.append(f"the coordinator answers again after {_s(patient, 'back')}")
+    else:
+        if members.get(fault.name) != patient.incarnation and patient.saw("detected", now):
+            news.append(f"{fault.name} is taken out of the view after {_s(patient, 'detected')}")
+        name = patient.successor or fault.name
+        here = members.get(name, 0) > patient.incarnation if patient.dead else members.get(name) == patient.incarnation
+        if patient.until is None and here and patient.saw("back", now):
+            news.append(f"{name} is a member {'again ' if name == fault.name else ''}after {_s(patient, 'back')}")
+    if fault.role == "server" and patient.probe is not False:
+        settled = not patient.dead or "detected" in patient.times
+        if settled and patient.until is None and is_full(view, copies) and patient.saw("full", now):
+            news.append(f"all segments have their copies again {_s(patient, 'full')} after {fault}")
+    return news
+
+
+def is_full(view: m.View, copies: int) -> bool:
+    servers = sum(one.role == "server" for one in view.members)
+    wanted = min(copies, servers)
+    return all(len(place.servers) >= wanted and not place.filling for one in view.tables for place in one.places)
+
+
+def states(view: m.View, standing: m.Standing, hurt: Mapping[str, Patient]) -> dict[str, str]:
+    """How every member looks: up, suspected, paused, down, filling."""
+    suspected = {one.name for one in standing.members if one.suspected}
+    filling = {place.filling for one in view.tables for place in one.places}
+    found = {COORDINATOR: "up"} | {
+        one.name: "suspected" if one.name in suspected else "filling" if one.name in filling else "up"
+        for one in view.members
+        if one.role in ("server", "worker")
+    }
+    for name, patient in hurt.items():
+        if patient.until is not None:
+            found[name] = "paused"
+        elif "back" not in patient.times and not (patient.successor and "detected" in patient.times):
+            found[name] = "down"
+    return found
+
+
+def _s(patient: Patient, what: str) -> str:
+    return f"{patient.times[what]:.1f} s"

@@ -1,0 +1,140 @@
+"""What came of it: figures, a verdict, a table to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.chaos.account import Account
+from shoal.chaos.patients import Healed
+from shoal.views import words
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+STEPS = ("detected", "promoted", "full", "back")
+CLOSE = 0.02  # a loss within so much of the clean one, relative to it, is the same
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One drill. The first keys are what the counting says, the others what it stands on."""
+
+    sent: int
+    acknowledged: int
+    counted: int
+    lost: int
+    doubled: int
+    faults: int
+    recoveries: int
+    loss: float | None
+    clean_loss: float | None
+    seconds: float
+    clean_seconds: float
+    ok: bool
+    why: str  # the run ended
+    wrong: list[str]  # what is not as it should be
+    seed: int
+    data: str
+    strategy: str
+    workers: int
+    servers: int
+    copies: int
+    steps: int
+    rollbacks: int
+    healed: list[Healed]
+    throughput: list[tuple[float, float]]  # seconds, rows a second
+    losses: list[tuple[float, float]]  # seconds, test loss
+
+    @property
+    def verdict(self) -> str:
+        if self.lost or self.doubled:
+            return f"{self.lost:,} lost, {self.doubled:,} doubled of {self.acknowledged:,} acknowledged pushes"
+        return (
+            f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, "
+            f"through {words.many(self.faults, 'fault')}"
+        )
+
+
+def times(healed: Sequence[Healed], role: str, kind: str, what: str) -> list[float]:
+    """Of all that went through this: how long, in order."""
+    found = (getattr(one, what) for one in healed if one.fault.role == role and one.fault.kind == kind)
+    return sorted(value for value in found if value is not None)
+
+
+def judged(account: Account, failed: str, rollbacks: int, beyond: bool) -> list[str]:
+    """What is not as it should be; nothing: it is."""
+    wrong = list(account.wrong)
+    if failed:
+        wrong.append(f"the run failed: {failed}")
+    if rollbacks and not beyond:
+        wrong.append(f"went back to a checkpoint {words.many(rollbacks, 'time')}, with a copy left all the time")
+    return wrong
+
+
+def shown(report: Report) -> RenderableType:
+    """The closing page."""
+    from rich.console import Group
+    from rich.text import Text
+
+    good = report.ok
+    verdict = Text(f"{'✔' if good else '✘'} {report.verdict}", "bold green" if good else "bold red")
+    rest = [Text(f"  {one}", "red") for one in report.wrong]
+    return Group(Text(""), _times(report), _figures(report), Text(""), verdict, *rest)
+
+
+def _figures(report: Report) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, show_header=False, padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_row(
+        "pushes", f"{report.sent:,} sent, {report.acknowledged:,} acknowledged, {report.counted:,} found on the servers"
+    )
+    table.add_row("loss", _losses(report))
+    ratio = report.seconds / report.clean_seconds if report.clean_seconds else 0.0
+    table.add_row("time", f"{report.seconds:.1f} s, clean run {report.clean_seconds:.1f} s ({ratio:.2f} times as long)")
+    table.add_row("ended", words.clean(report.why))
+    return table
+
+
+def _losses(report: Report) -> str:
+    if report.loss is None or report.clean_loss is None:
+        return f"{words.loss(report.loss)}, clean run {words.loss(report.clean_loss)}"
+    change = report.loss / report.clean_loss - 1 if report.clean_loss else 0.0
+    same = "the same within noise" if abs(change) <= CLOSE else "better" if change < 0 else "worse"
+    return f"{words.loss(report.loss)}, clean run {words.loss(report.clean_loss)} ({change:+.2%}: {same})"
+
+
+def _times(report: Report) -> Table:
+    """One row for each kind of fault: how many, how many healed, and the middle and longest of each time."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD, title="faults, and the seconds until ... (middle, longest)", title_justify="left"
+    )
+    table.add_column("fault", no_wrap=True)
+    for name in ("times", "healed", "out of the view", "pushes counted", "full copies", "back"):
+        table.add_column(name, justify="right", no_wrap=True)
+    kinds = sorted({(one.fault.role, one.fault.kind) for one in report.healed})
+    for role, kind in kinds:
+        those = [one for one in report.healed if (one.fault.role, one.fault.kind) == (role, kind)]
+        well = sum(one.well is not None for one in those)
+        cells = [_middle(times(those, role, kind, what)) for what in STEPS]
+        table.add_row(f"{kind} {role}", f"{len(those)}", f"{well}", *cells)
+    if not kinds:
+        table.add_row("none", "0", "0", *[""] * len(STEPS))
+    return table
+
+
+def _middle(values: list[float]) -> str:
+    return f"{median(values):.1f}  {values[-1]:.1f}" if values else ""
+
+
+Say = Callable[[str], None]

@@ -1,0 +1,178 @@
+"""The run that is broken: the one place that knows how a training is reached from outside.
+
+A thread looks at the coordinator all the time, from outside and without being a member; what it saw last is there for the
+taking, and nobody waits for a coordinator that may be dead. The account is written and read by a client of our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.chaos import account
+from shoal.chaos.account import Account, Probes
+from shoal.data.datasets import Dataset
+from shoal.errors import ShoalError
+from shoal.events import RunEvent
+from shoal.job import Job
+from shoal.launch.looking import look_at
+from shoal.launch.training import Outcome, Training
+from shoal.nodes.blocking import KV
+from shoal.store.task import Task
+from shoal.strategies import TABLE, TALLY
+from shoal.wire import messages as m
+
+LOOK_EVERY = 0.1  # seconds
+LOOK_WITHIN = 1.0  # seconds: who takes longer is asked again
+READ_WITHIN = 30.0  # seconds: the account may have to wait for a failover
+RESTART_DELAY = 1.0  # seconds that a dead server or coordinator stays dead
+
+
+class Counting(Training):
+    """A training that keeps an account beside its model."""
+
+    def _start_evaluator(self) -> None:
+        self._client.create(TALLY, account.TABLE)  # before any worker is there
+        super()._start_evaluator()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look saw."""
+
+    view: m.View
+    standing: m.Standing
+    asked: float  # when, on the monotonic clock: what happened later is not in it
+
+
+class Stage:
+    """Use as a context: leaving it ends everything that was started, also what is stopped."""
+
+    def __init__(
+        self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None = None
+    ) -> None:
+        self.job = job
+        self.training = Counting(job, dataset, listener, folder)
+        self.probes = Probes()
+        self.seen: Seen | None = None  # the last look
+        self._kv: KV | None = None
+        self._stopped: set[str] = set()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
+
+    def __enter__(self) -> Stage:
+        self.training.__enter__()
+        try:
+            self.training.restart_delay = RESTART_DELAY
+            self._kv = self.training._cluster.client("nemesis")
+            self._kv._client.patient = True  # what is silent may be back
+            self._kv.tables()
+            placed = next(one for one in self._kv._client.view.tables if one.name == TALLY)
+            self.probes = Probes.for_segments(placed.starts)
+            self._watcher.start()
+        except BaseException:
+            self.training.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closing.set()
+        for name in list(self._stopped):
+            self.resume(name)  # what is stopped cannot end
+        self.training.close()
+        self._watcher.join(2 * LOOK_WITHIN)
+
+    # ------------------------------------------------------------ what is done to it
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return self.training.pids
+
+    def kill(self, name: str) -> None:
+        with contextlib.suppress(ShoalError):  # it has ended by itself
+            self.training.kill(name)
+
+    def pause(self, name: str) -> None:
+        self._stopped.add(name)
+        with contextlib.suppress(ShoalError):
+            self.training.pause(name)
+
+    def resume(self, name: str) -> None:
+        self._stopped.discard(name)
+        with contextlib.suppress(ShoalError):
+            self.training.resume(name)
+
+    def add_worker(self) -> str:
+        return self.training.add_worker()
+
+    # ------------------------------------------------------------ what is known of it
+
+    def wait(self, seconds: float) -> Outcome | None:
+        return self.training.wait(seconds)
+
+    @property
+    def course(self) -> m.Course | None:
+        return None if self.seen is None else self.seen.standing.course
+
+    def _watch(self) -> None:
+        looking = look_at(self.training._cluster.address)
+        try:
+            while not self._closing.wait(LOOK_EVERY):
+                asked = time.monotonic()
+                with contextlib.suppress(ShoalError):
+                    standing = looking.look(LOOK_WITHIN)
+                    self.seen = Seen(looking.view(LOOK_WITHIN), standing, asked)
+        finally:
+            looking.close()
+
+    # ------------------------------------------------------------ the account
+
+    def owned(self, view: m.View, server: str) -> list[int]:
+        """Segments of the tally that this server is the primary of."""
+        placed = next((one for one in view.tables if one.name == TALLY), None)
+        if placed is None:
+            return []
+        return [i for i, place in enumerate(placed.places) if place.servers[:1] == [server]]
+
+    def probe(self, segments: list[int], done: Callable[[], None]) -> None:
+        """Push to these segments; ``done`` is called, on another thread, when all have counted it."""
+        assert self._kv is not None
+        keys, at = self.probes.keys[segments], np.array(segments)
+        self.probes.sent[at] += 1
+
+        def ended(task: Task) -> None:
+            if task.error is None:
+                self.probes.acknowledged[at] += 1
+            done()
+
+        self._kv.push(TALLY, keys, np.ones(len(keys), np.float32)).then(ended)
+
+    def balance(self) -> Account:
+        """Read what the servers hold. Raises what is in the way."""
+        assert self._kv is not None
+        course = self.training.course
+        tally: Any = self._kv.pull(TALLY, slice(None)).result(READ_WITHIN)
+        task = self._kv.pull(TABLE, slice(None))
+        task.result(READ_WITHIN)
+        # A run that is stopped by the clock ends with whatever was dealt: which slots these were is not told.
+        whole = self.job.stop.epochs is not None and course.done >= course.limit
+        versions, per_pass = (_versions(task, course), course.per_pass) if whole else ({}, 0)
+        sent = course.done + course.counts.get("slots dealt again", 0)
+        return account.balance(tally.keys, tally.values, course.done, sent, self.probes, versions, per_pass)
+
+
+def _versions(task: Task, course: m.Course) -> dict[str, int]:
+    """What the model's segments have counted, in slots."""
+    per_version = course.done / course.steps if course.in_steps and course.steps else 1.0
+    return {
+        f"segment {i} on {server}": round(version * per_version)
+        for server, versions in task.versions.items()
+        for i, version in enumerate(versions)
+    }

@@ -1,0 +1,323 @@
+"""When a checkpoint is made, and how: the coordinator's part. It touches no file: what is to be done there is an effect.
+
+    a folder is made      its number is above all there are
+    servers are asked     each writes the segments that it is primary of: at the step named, or as they are
+    all have answered     the manifest is written, and with it the checkpoint is one; old ones are removed
+
+A change of owners, a server that is gone or silent, a disk that is full: this one is given up, its folder removed, and another is
+begun, later and later as long as it fails. Training goes on all the while. Failing is told, never fatal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from shoal import limits
+from shoal.events import Saved, Warned
+from shoal.files import Disk
+from shoal.store import checkpoint
+from shoal.store.snapping import LATE
+from shoal.tables import Step
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send, Store, Stored, Tell
+
+_QUIET = 5  # tries in a row that were nobody's fault before it is told
+_REMEMBERED = 16  # steps whose checkpoint or loss is remembered until the other is there
+
+Owners = dict[tuple[int, int], tuple[str, int]]  # table and segment -> the primary and its incarnation
+
+
+class Run(Protocol):
+    """What is being saved, beside the tables: the dealing."""
+
+    @property
+    def seconds(self) -> float:
+        """Since training began."""
+
+    @property
+    def steps(self) -> int:
+        """Counted so far."""
+
+    @property
+    def cut(self) -> int | None:
+        """A step that no server has passed and all will reach; NO_CLOCK where there are no steps; None: not now."""
+
+    def state(self, cut: int) -> Any:
+        """All that it takes to go on from there, as something that JSON can hold."""
+
+
+@dataclass(slots=True)
+class _Try:
+    """One checkpoint under way."""
+
+    began: int
+    token: int  # of what the disk is doing for it, if it is
+    wanted: bool  # somebody asked for it
+    number: int = 0
+    view: m.View | None = None  # by which servers were asked; None: not yet
+    owners: Owners = field(default_factory=dict)
+    steps: int = 0
+    clock: int = m.NO_CLOCK
+    state: bytes = b""
+    asked: int = 0
+    heard: int = 0  # when something was last written
+    checked: int = 0  # the newest view in which the owners were still the same
+    written: dict[tuple[int, int], m.Written] = field(default_factory=dict)
+    finishing: bool = False
+    bytes: int = 0
+    stalled: bool = False
+
+
+class Checkpointing:
+    """A run's checkpoints, one at a time."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        job: str = "",
+        every: int | None = None,  # nanoseconds; None: only when asked
+        keep: int = limits.CHECKPOINTS_KEPT,
+    ) -> None:
+        self.disk, self.root, self.job, self.every, self.keep = disk, root, job, every, keep
+        self.saved = 0  # the number of the last one that is on disk, of this life
+        self.failures = 0  # in a row
+        self._try: _Try | None = None
+        self._wanted = False  # one that begins from now on
+        self._due: int | None = None
+        self._not_before = 0
+        self._quiet = 0
+        self._token = 0
+        self._number = 0  # the highest there was: servers remember what they wrote under it
+        self._seconds = 0.0
+        self._last = (-1, -1)  # generation and steps of the last one
+        self._numbers: dict[int, int] = {}  # by steps
+        self._losses: dict[int, float] = {}
+
+    @property
+    def busy(self) -> bool:
+        """One is under way, or was asked for and has neither been saved nor failed."""
+        return self._wanted or self._try is not None
+
+    def soon(self) -> None:
+        """Begin one as soon as may be, whatever the time: at an evaluation, at the end."""
+        self._wanted, self._not_before = True, 0
+
+    def judged(self, steps: int, loss: float) -> list[Effect]:
+        """The model as it was after so many steps has this loss: its checkpoint may be the best."""
+        _remember(self._losses, steps, loss)
+        if (number := self._numbers.get(steps)) is None:
+            return []
+        return [self._store(lambda: checkpoint.mark_best(self.disk, self.root, number, loss))]
+
+    # ------------------------------------------------------------ what happens
+
+    def tick(self, now: int, number: int, view: Callable[[], m.View], run: Run) -> list[Effect]:
+        """To be called whenever anything has happened; ``number`` is that of the newest view, which is made on demand."""
+        self._seconds = run.seconds
+        if self._due is None and self.every is not None:
+            self._due = now + self.every
+        one = self._try
+        if one is None:
+            due = self._wanted or (self._due is not None and now >= self._due)
+            return self._begin(now, view(), run) if due and now >= self._not_before else []
+        if one.token:
+            return self._stalls(now, one)
+        if one.view is None:
+            return self._ask_all(now, one, view(), run)
+        if one.checked != number:
+            newest = view()
+            if newest.generation != one.view.generation or _owners(newest) != one.owners:
+                return self._again(now, one, "servers came or went")
+            one.checked = number
+        missing = [key for key in one.owners if key not in one.written]
+        if not missing:
+            return self._finish(one)
+        if now - one.heard > limits.SNAP_WITHIN:
+            late = ", ".join(sorted({one.owners[key][0] for key in missing}))
+            return self._fail(now, one, f"{late} wrote nothing for {limits.SNAP_WITHIN // limits.SECOND} s")
+        return self._ask(now, one) if now - one.asked >= limits.SNAP_AGAIN else []
+
+    def snapped(self, now: int, sender: str, told: m.Snapped) -> list[Effect]:
+        """A server wrote some of its segments, or cannot."""
+        one = self._try
+        if one is None or one.view is None or told.number != one.number or one.finishing:
+            return []
+        if (sender, told.incarnation) not in one.owners.values():
+            return []
+        if told.error.startswith(LATE):
+            return self._again(now, one, f"{sender} was asked {told.error}")
+        if told.error:
+            return self._fail(now, one, f"{sender} {told.error}")
+        for written in told.written:
+            if one.owners.get((written.table, written.segment)) == (sender, told.incarnation):
+                one.written.setdefault((written.table, written.segment), written)
+                one.heard = now
+        return []
+
+    def stored(self, now: int, event: Stored) -> list[Effect]:
+        """The disk is done with something."""
+        one = self._try
+        if one is None or event.token != one.token:
+            return []  # a folder removed, a best one marked: if that failed there is nothing to do about it
+        one.token = 0
+        if event.error is not None:
+            error = event.error
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            return self._fail(now, one, f"cannot write to {self.root}: {reason}")
+        if not one.finishing:
+            one.number = self._number = int(event.result)
+            return []
+        return self._done(now, one, event.result)
+
+    # ------------------------------------------------------------ its steps
+
+    def _begin(self, now: int, view: m.View, run: Run) -> list[Effect]:
+        cut = run.cut
+        if (why := _not_now(view, cut)) != "":
+            return self._again(now, None, why)
+        if not self._wanted and self._last == (view.generation, run.steps if cut == m.NO_CLOCK else cut):
+            self._due = now + self.every if self.every is not None else None  # nothing is new
+            return []
+        above = self._number
+        store = self._store(lambda: checkpoint.prepare(self.disk, self.root, above))
+        self._try = _Try(now, store.token, self._wanted)
+        self._wanted = False
+        return [store]
+
+    def _ask_all(self, now: int, one: _Try, view: m.View, run: Run) -> list[Effect]:
+        """There is a folder: say which step, and what is known of the run then."""
+        cut = run.cut
+        why = _not_now(view, cut)
+        if why or cut is None:
+            return self._again(now, one, why)
+        one.clock, one.steps = cut, run.steps if cut == m.NO_CLOCK else cut
+        one.state = msgspec.json.encode(run.state(cut))
+        one.view, one.owners, one.checked = view, _owners(view), view.number
+        one.heard = now
+        return self._ask(now, one)
+
+    def _ask(self, now: int, one: _Try) -> list[Effect]:
+        """Each server for each table of which it has not told all; what was lost on the way is sent again."""
+        assert one.view is not None
+        one.asked = now
+        folder = str(checkpoint.folder_of(self.root, one.number))
+        clocks = {t.number: one.clock if isinstance(t.spec.apply, Step) else m.NO_CLOCK for t in one.view.tables}
+        who = dict.fromkeys((one.owners[key][0], key[0]) for key in one.owners if key not in one.written)
+        return [Send(to, m.Snap(one.number, table, one.view.number, folder, clocks[table])) for to, table in who]
+
+    def _finish(self, one: _Try) -> list[Effect]:
+        assert one.view is not None
+        manifest = checkpoint.Manifest(
+            number=one.number,
+            generation=one.view.generation,
+            job=self.job,
+            steps=one.steps,
+            loss=self._losses.get(one.steps),
+            tables=[checkpoint.Tabled(t.number, t.name, t.spec, t.starts) for t in one.view.tables],
+            segments=[one.written[key] for key in one.owners],
+            state=msgspec.Raw(one.state),
+        )
+        one.finishing, one.bytes = True, manifest.bytes
+        store = self._store(lambda: self._save(manifest))
+        one.token = store.token
+        return [store]
+
+    def _save(self, manifest: checkpoint.Manifest) -> str:
+        """On the disk thread. What is wrong with the rest when the checkpoint itself is saved."""
+        checkpoint.finish(self.disk, checkpoint.folder_of(self.root, manifest.number), manifest)
+        try:
+            if manifest.loss is not None:
+                checkpoint.mark_best(self.disk, self.root, manifest.number, manifest.loss)
+            checkpoint.prune(self.disk, self.root, self.keep)
+        except OSError as error:
+            return f"old checkpoints cannot be removed: {error.strerror}"
+        return ""
+
+    def _done(self, now: int, one: _Try, trouble: str) -> list[Effect]:
+        assert one.view is not None
+        self._try = None
+        self.saved, self.failures, self._quiet = one.number, 0, 0
+        self._last = (one.view.generation, one.steps)
+        self._due = None if self.every is None else max(now, one.began + self.every)
+        _remember(self._numbers, one.steps, one.number)
+        took = (now - one.began) / limits.SECOND
+        saved = Saved(seconds=self._seconds, number=one.number, steps=one.steps, bytes=one.bytes, took=took)
+        effects: list[Effect] = [Tell(saved)]
+        if trouble:
+            effects.append(Tell(Warned(seconds=self._seconds, what=trouble)))
+        return effects
+
+    # ------------------------------------------------------------ what goes wrong
+
+    def _stalls(self, now: int, one: _Try) -> list[Effect]:
+        """The disk is at it: there is nothing to do but wait, and to say so."""
+        if one.stalled or now - one.began <= limits.SNAP_WITHIN:
+            return []
+        one.stalled = True
+        what = f"the disk of {self.root} has been writing for more than {limits.SNAP_WITHIN // limits.SECOND} s"
+        return [Tell(Warned(seconds=self._seconds, what=f"{what}: no checkpoint is saved until it is done"))]
+
+    def _again(self, now: int, one: _Try | None, why: str) -> list[Effect]:
+        """Nobody's fault: try again soon, and say so only if that goes on."""
+        wanted = self._wanted or (one is not None and one.wanted)
+        self._quiet += wanted or one is not None
+        if self._quiet >= _QUIET:
+            self._quiet = 0
+            return self._fail(now, one, f"{why}, {_QUIET} times in a row")
+        self._not_before, self._wanted = now + limits.SAVE_RETRY, wanted
+        return self._give_up(one)
+
+    def _fail(self, now: int, one: _Try | None, why: str) -> list[Effect]:
+        self.failures += 1
+        wait = min(limits.SAVE_RETRY << min(self.failures - 1, 30), limits.SAVE_RETRY_MOST)
+        self._due = self._not_before = now + wait
+        self._wanted = self._wanted and one is not None  # else it was this one that was wanted
+        what = (
+            f"no checkpoint was saved: {why}; the last one is kept, and the next try is in {wait / limits.SECOND:g} s"
+        )
+        return [Tell(Warned(seconds=self._seconds, what=what)), *self._give_up(one)]
+
+    def _give_up(self, one: _Try | None) -> list[Effect]:
+        self._try = None
+        if one is None or not one.number:
+            return []
+        return [self._store(lambda: checkpoint.abandon(self.disk, checkpoint.folder_of(self.root, one.number)))]
+
+    def _store(self, function: Callable[[], object]) -> Store:
+        self._token += 1
+        return Store(self._token, function)
+
+
+def _not_now(view: m.View, cut: int | None) -> str:
+    """Why no checkpoint can be begun at this moment; empty if one can."""
+    if not view.tables:
+        return "there is no table yet"
+    if not all(place.servers for table in view.tables for place in table.places):
+        return "some segments have no server"
+    if cut is None:
+        return "no step could be cut"
+    if cut == m.NO_CLOCK and any(isinstance(table.spec.apply, Step) for table in view.tables):
+        return "a table knows steps, and the run does not"
+    return ""
+
+
+def _owners(view: m.View) -> Owners:
+    lives = {member.name: member.incarnation for member in view.members}
+    return {
+        (table.number, segment): (place.servers[0], lives.get(place.servers[0], 0)) if place.servers else ("", 0)
+        for table in view.tables
+        for segment, place in enumerate(table.places)
+    }
+
+
+def _remember(known: dict[int, float] | dict[int, int], steps: int, what: float) -> None:
+    known.pop(steps, None)
+    known[steps] = what  # type: ignore[assignment]
+    while len(known) > _REMEMBERED:
+        del known[next(iter(known))]

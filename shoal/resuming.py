@@ -1,0 +1,171 @@
+"""Taking a run up again: whether it is the same run, from which checkpoint, and what of it is done once more.
+
+Where a run is (who computes, who serves, when it stops) may change from one life to the next; what it is (data, model, update,
+strategy, seed) may not. A run goes on from its newest checkpoint that is whole: one that is damaged is named and passed over.
+Without any it begins anew. What was counted after the checkpoint is known from the journal, and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal.errors import Invalid
+from shoal.events import Resumed, RunEvent, Started, Warned
+from shoal.folder import Folder
+from shoal.job import Job, changed
+
+if TYPE_CHECKING:
+    from shoal.data.datasets import Dataset
+    from shoal.run import Run
+    from shoal.store.checkpoint import Manifest
+
+MAY_CHANGE = ("workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch")
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(slots=True)
+class Taken:
+    """A run that is taken up again."""
+
+    folder: Folder
+    before: list[RunEvent] = field(repr=False)  # what happened in its former lives
+    checkpoint: tuple[Path, Manifest] | None = None  # None: from the beginning
+    news: list[RunEvent] = field(default_factory=list)  # to be told first
+
+    @property
+    def anew(self) -> bool:
+        return self.checkpoint is None
+
+
+def open_folder(out: Path, job: Job) -> Folder:
+    """A new folder; or that of a run of the same job that did not end, to go on with it: the same command again."""
+    if not (out / "job.toml").is_file() or is_finished(out):
+        return Folder(out, job)
+    folder = Folder.again(out)
+    try:
+        if is_finished(out):
+            raise Invalid(f"{out} has a run in it already: choose another folder, or remove it")
+        check_same(out, Job.load(out / "job.toml"), job)
+    except BaseException:
+        folder.release()
+        raise
+    return folder
+
+
+def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
+    """The run that lies there, if it has ended well; unless it is to end otherwise now: then it goes on."""
+    from shoal.run import Run
+
+    if not is_finished(path) or job_of(path, changes).stop != job_of(path).stop:
+        return None
+    return Run.load(path.absolute())
+
+
+def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, Folder]:
+    """A run that is to go on, with some settings changed."""
+    job_of(path, changes)  # says what is wrong, before the folder is taken
+    folder = Folder.again(path)
+    return job_of(path, changes), folder
+
+
+def is_finished(path: Path) -> bool:
+    """A run that ended, and well."""
+    try:
+        return not msgspec.json.decode((path / "summary.json").read_bytes())["failed"]
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError):
+        return False
+
+
+def job_of(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
+    """The job of the run that lies there, with some settings changed; Invalid if that would make it another run."""
+    if not (path / "job.toml").is_file():
+        raise Invalid(
+            f"{path} has no job.toml: it is no run; give the folder of one (--out of the command that began it)"
+        )
+    was = Job.load(path / "job.toml")
+    now = Job.of(changed(msgspec.to_builtins(was), changes or {}))
+    check_same(path, was, now)
+    return now
+
+
+def check_same(path: Path, was: Job, now: Job) -> None:
+    if different := differences(was, now):
+        raise Invalid(
+            f"{path} has a run of another job in it ({'; '.join(different)}): leave that as it was, or choose another folder"
+        )
+
+
+def differences(was: Job, now: Job) -> list[str]:
+    """The settings that make these two different runs, by name."""
+    found = []
+    before, after = (_flat(msgspec.to_builtins(one)) for one in (was, now))
+    for name in dict.fromkeys([*before, *after]):
+        if name.split(".")[0] not in MAY_CHANGE and before.get(name) != after.get(name):
+            found.append(f"{name} was {before.get(name)!r}, not {after.get(name)!r}")
+    return found
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
+    """What there is to go on from. Nothing in the folder is changed yet."""
+    from shoal.files import Disk
+    from shoal.store.checkpoint import newest
+
+    before = folder.events()
+    _check_data(folder.path, before, dataset)
+    found, refused = newest(Disk(), folder.path / CHECKPOINTS)
+    seconds = max((event.seconds for event in before), default=0.0)
+    warned = [Warned(seconds=seconds, what=f"damaged, and passed over: {one}") for one in refused]
+    if found is None:
+        return Taken(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
+    path, manifest = found
+    state, resumed = _state(folder.path, manifest, was, job, dataset, seconds)
+    return Taken(folder, before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, resumed])
+
+
+def _state(
+    path: Path, manifest: Manifest, was: Job, job: Job, dataset: Dataset, seconds: float
+) -> tuple[msgspec.Raw, Resumed]:
+    """What the coordinator begins with, and what is to be told of it."""
+    from shoal.data.slots import Slots
+    from shoal.nodes.dealt import State, about_dealing, counted_everywhere, folded, to_begin_with, without
+    from shoal.nodes.storage import Journal
+
+    state = msgspec.json.decode(manifest.state, type=State)
+    counted = None
+    if not job.strategy.in_steps:  # every segment was cut at a moment of its own
+        per_pass = Slots(dataset.train.rows, job.data.batch, job.seed).per_pass
+        counted = counted_everywhere((one.books for one in manifest.segments), per_pass)
+    if job.stop != was.stop:  # the old rules have ended nothing
+        account = msgspec.structs.replace(state.account, over="", limit=None, computing=None)
+        state = msgspec.structs.replace(state, account=account)
+    state = to_begin_with(state, counted, seconds)
+    journal = Journal(path / "coordinator.journal")
+    known = folded(about_dealing(journal.records)).counted
+    journal.close()
+    again = without(known, state.counted)
+    resumed = Resumed(seconds=state.account.seconds, checkpoint=manifest.number, steps=manifest.steps, slots=again)
+    return msgspec.Raw(msgspec.json.encode(state)), resumed
+
+
+def _check_data(path: Path, before: list[RunEvent], dataset: Dataset) -> None:
+    started = next((event for event in before if isinstance(event, Started)), None)
+    if started is None:
+        return
+    was, now = (started.rows, started.features), (dataset.train.rows, dataset.features)
+    if was != now:
+        raise Invalid(
+            f"the data have changed since {path} was begun: {was[0]:,} rows of {was[1]:,} features then, "
+            f"{now[0]:,} of {now[1]:,} now: bring them back, or begin another run"
+        )

@@ -1,0 +1,171 @@
+"""``shoal simulate``: run seeds, look at one of them, make it shorter."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from shoal.simulation.faults import Plan
+    from shoal.simulation.many import Tally
+    from shoal.simulation.run import Verdict
+
+
+@click.command()
+@click.option("--seed", type=int, help="Run this one seed.")
+@click.option("--plan", help="Run this one plan, as --shrink prints it: Plan(...).")
+@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
+@click.option("--first", type=int, default=0, show_default=True, help="The first of them.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes to run them in.  [default: one for each core]")
+@click.option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
+@click.option("--trace", is_flag=True, help="With --seed: print every message.")
+@click.option("--shrink", "shorter", is_flag=True, help="With --seed: look for the shortest plan that fails alike.")
+@click.option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def simulate(
+    seed: int | None,
+    plan: str | None,
+    seeds: int,
+    first: int,
+    jobs: int | None,
+    mutant: str | None,
+    trace: bool,
+    shorter: bool,
+    history: Path | None,
+    as_json: bool,
+) -> None:
+    """Run whole clusters in one thread, with faults, from seeds; check every promise.
+
+    Exit code 1 if a promise was broken. A seed is all that is needed to see it again (--seed N --trace), and to find out what it
+    takes (--seed N --shrink).
+    """
+    from shoal.simulation.mutants import MUTANTS, mutated
+
+    if mutant == "list":
+        for name, make in MUTANTS.items():
+            click.echo(f"  {name:32}{make.__doc__}")
+        return
+    if mutant and mutant not in MUTANTS:
+        raise click.BadParameter(
+            f"no mutant {mutant!r}: `shoal simulate --mutant list` names them", param_hint="--mutant"
+        )
+    if seed is None and plan is None:
+        if trace or history or shorter:
+            raise click.UsageError("--trace, --shrink and --history go with one --seed or --plan")
+        _run_many(range(first, first + seeds), jobs, mutant or "", as_json)
+        return
+    if history:
+        try:
+            history.touch()  # before the work, not after it
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
+    with mutated(mutant or ""):
+        drawn = _plan(seed, plan)
+        if shorter:
+            _shrink(drawn)
+        from shoal.simulation.run import Run
+
+        verdict = Run(drawn, click.echo if trace else None).verdict()
+    if history:
+        from shoal.events import write
+
+        write(history, verdict.history)
+    _show_one(verdict, as_json)
+    raise SystemExit(0 if verdict.ok else 1)
+
+
+def _plan(seed: int | None, text: str | None) -> Plan:
+    from shoal.simulation.faults import Plan
+
+    if text is None:
+        assert seed is not None
+        return Plan.draw(seed)
+    try:
+        return Plan.read(text)
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise click.BadParameter(f"not a plan: {error}", param_hint="--plan") from None
+
+
+def _shrink(plan: Plan) -> None:
+    from shoal.simulation.shrink import as_test, first_violation, shrink
+
+    def tried(tries: int, smaller: Plan) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r{tries} tries: {len(smaller.faults)} faults left ", nl=False, err=True)
+
+    shortest = shrink(plan, tried)
+    if sys.stderr.isatty():
+        click.echo("", err=True)
+    violation = first_violation(shortest)
+    if violation is None:
+        click.secho("every promise held: there is nothing to make shorter", fg="green")
+        raise SystemExit(0)
+    click.echo(f"{len(plan.faults)} faults became {len(shortest.faults)}:\n")
+    click.echo(as_test(shortest, str(violation)))
+    click.echo(f'see it: shoal simulate --trace --plan "{shortest!r}"')
+    raise SystemExit(1)
+
+
+def _show_one(verdict: Verdict, as_json: bool) -> None:
+    if as_json:
+        facts = {
+            "seed": verdict.plan.seed,
+            "plan": repr(verdict.plan),
+            "ok": verdict.ok,
+            "violations": [str(one) for one in verdict.violations],
+            "events": verdict.events,
+            "virtual_seconds": verdict.seconds,
+            "digest": verdict.digest,
+            "counts": dict(verdict.counts),
+        }
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo(str(verdict.plan))
+    click.echo(f"{verdict.events:,} events in {verdict.seconds:.1f} virtual seconds, hash {verdict.digest}")
+    _show_counts(verdict.counts)
+    for violation in verdict.violations:
+        click.secho(f"broken: {violation}", fg="red")
+    if verdict.ok:
+        click.secho("every promise held", fg="green")
+
+
+def _show_counts(counts: dict[str, int]) -> None:
+    """The faults first, then what came of them."""
+    for what, count in sorted(counts.items(), key=lambda one: (not one[0].startswith("fault"), one[0])):
+        if count > 0:
+            click.echo(f"  {count:9,}  {what}")
+
+
+def _run_many(seeds: range, jobs: int | None, mutant: str, as_json: bool) -> None:
+    from shoal.simulation.many import simulate_many
+
+    def progress(tally: Tally) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events", nl=False, err=True)
+
+    tally = simulate_many(seeds, jobs, mutant, progress)
+    if sys.stderr.isatty():
+        click.echo("", err=True)
+    if as_json:
+        click.echo(json.dumps(tally.facts(), indent=2))
+    else:
+        faults = sum(count for what, count in tally.counts.items() if what.startswith("fault"))
+        click.echo(
+            f"{tally.seeds:,} schedules, {tally.events:,} events, {faults:,} faults, "
+            f"{tally.virtual_seconds:,.0f} virtual seconds"
+        )
+        _show_counts(tally.counts)
+        for plan, violation in list(dict(reversed(tally.broken)).items())[:10]:  # one of each seed
+            click.secho(f"{plan}\n  broken: {violation}", fg="red")
+        if tally.broken:
+            again = f"shoal simulate --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
+            click.echo(
+                f"{len(tally.broken)} promises broken; see one again: {again} --trace; make it shorter: --shrink"
+            )
+        else:
+            click.secho("every promise held in all of them", fg="green")
+    raise SystemExit(1 if tally.broken else 0)

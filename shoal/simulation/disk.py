@@ -1,0 +1,277 @@
+"""A disk that forgets: the twin of ``files.Disk``, with a page cache, and what of it would survive a crash.
+
+    write            in the cache, in blocks; of what was not synced a crash keeps any blocks, and zeros for the others
+    a name           new, renamed or removed: in the cache until its folder is synced; a crash keeps any of the changes
+    crash(seed)      the disk as it is found when power is back. A process that dies alone loses nothing: use on
+
+Every operation that changes something has a number and a line in ``trace``, and can be made the last one (``stop_at``), fail
+(``failing``) or take its time (``slow``, summed up in ``spent``). Reading can lie (``flips``).
+
+Checkpoints' own broken variants are here, too: the laws of crashes must catch each of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, BinaryIO
+from unittest import mock
+
+import msgspec
+
+from shoal.files import Disk
+from shoal.store import segment_file
+from shoal.store.image import Image
+
+BLOCK = 512
+
+
+class Crashed(BaseException):
+    """The machine stopped here. No code outlives that, so nothing but a test may catch it."""
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    cached: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+
+
+@dataclass(slots=True, eq=False)
+class _Folder:
+    cached: dict[str, _Node] = field(default_factory=dict)
+    durable: dict[str, _Node] = field(default_factory=dict)
+    changes: list[dict[str, _Node | None]] = field(
+        default_factory=list
+    )  # since it was synced, each whole or not at all
+
+    def change(self, names: dict[str, _Node | None]) -> None:
+        self.changes.append(names)
+        _apply(self.cached, names)
+
+
+_Node = _File | _Folder
+
+
+def _apply(names: dict[str, _Node], change: dict[str, _Node | None]) -> None:
+    for name, node in change.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+class SimulatedDisk(Disk):
+    """All of one machine's files."""
+
+    def __init__(self, seed: int | str = 0, capacity: int | None = None) -> None:
+        self.capacity = capacity  # bytes, None: no end to it
+        self.stop_at: int | None = None  # the operation that never happens, nor any after it
+        self.failing: dict[int, int] = {}  # operation -> errno
+        self.flips: dict[Path, int] = {}  # file -> the bit that is read wrong
+        self.slow = 0  # nanoseconds that an operation takes, at most
+        self.spent = 0  # nanoseconds that all of them took: for whoever plays the time
+        self.trace: list[str] = []
+        self._random = Random(f"{seed}/slow")
+        self._root = _Folder()
+
+    # ------------------------------------------------------------ what a checkpoint asks for
+
+    def make_folder(self, folder: Path) -> None:
+        at = self._root
+        for name in _parts(folder):
+            if name not in at.cached:
+                self._operation("make", folder)
+                at.change({name: _Folder()})
+            at = _folder(at.cached[name])
+
+    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        folder = self._folder(path.parent)
+        if path.name in folder.cached:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        self._operation("create", path)
+        file = _File()
+        folder.change({path.name: file})
+        try:
+            for chunk in chunks:
+                self._operation("write", path)
+                room = len(chunk) if self.capacity is None else max(0, self.capacity - self.used)
+                file.cached += chunk[:room]
+                if room < len(chunk):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._sync(path, file)
+        except OSError:
+            self.remove(path)
+            raise
+
+    def _sync(self, path: Path, file: _File) -> None:
+        self._operation("sync", path)
+        file.durable = bytes(file.cached)
+
+    def rename(self, old: Path, new: Path) -> None:
+        folder = self._folder(old.parent)
+        if old.name not in folder.cached or new.parent != old.parent:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self._operation("rename", new)
+        folder.change({new.name: folder.cached[old.name], old.name: None})
+
+    def sync_folder(self, folder: Path) -> None:
+        found = self._folder(folder)
+        self._operation("sync folder", folder)
+        found.durable = dict(found.cached)
+        found.changes.clear()
+
+    def open(self, path: Path) -> BinaryIO:
+        file = self._folder(path.parent).cached.get(path.name)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if not isinstance(file, _File):
+            raise OSError(errno.EINVAL, "it is no plain file")
+        found = bytearray(file.cached)
+        if path in self.flips and found:
+            bit = self.flips[path] % (8 * len(found))
+            found[bit // 8] ^= 1 << bit % 8
+        return io.BytesIO(found)
+
+    def names(self, folder: Path) -> list[str]:
+        try:
+            return sorted(self._folder(folder).cached)
+        except FileNotFoundError:
+            return []
+
+    def remove(self, path: Path) -> None:
+        try:
+            folder = self._folder(path.parent)
+        except FileNotFoundError:
+            return
+        node = folder.cached.get(path.name)
+        for name in self.names(path) if isinstance(node, _Folder) else []:
+            self.remove(path / name)
+        if node is not None:
+            self._operation("remove", path)
+            folder.change({path.name: None})
+
+    # ------------------------------------------------------------ what can happen to it
+
+    @property
+    def used(self) -> int:
+        return sum(len(file.cached) for file in _files(self._root))
+
+    def damage(self, path: Path, contents: bytes | None) -> None:
+        """Somebody writes over a file, or removes it (None), and it stays that way."""
+        folder = self._folder(path.parent)
+        file = None if contents is None else _File(bytearray(contents), contents)
+        for names in (folder.cached, folder.durable):
+            _apply(names, {path.name: file})
+
+    def crash(self, seed: int | str) -> SimulatedDisk:
+        """The disk as it is found afterwards. How much survives of what was not synced is drawn: nothing, some, all."""
+        random = Random(f"{seed}/crash")
+        after = SimulatedDisk(seed, self.capacity)
+        after._root = _survivor(self._root, random, random.choice((0.0, 0.5, 0.9, 1.0)), random.choice((0.0, 0.5, 1.0)))
+        return after
+
+    def _operation(self, what: str, path: Path) -> None:
+        number = len(self.trace)
+        if self.stop_at is not None and number >= self.stop_at:
+            raise Crashed
+        self.trace.append(f"{what} {path}")
+        self.spent += self._random.randrange(self.slow + 1)
+        if (reason := self.failing.get(number)) is not None:
+            raise OSError(reason, os.strerror(reason))
+
+    def _folder(self, path: Path) -> _Folder:
+        at = self._root
+        for name in _parts(path):
+            if name not in at.cached:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            at = _folder(at.cached[name])
+        return at
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    return path.relative_to(path.anchor).parts
+
+
+def _folder(node: _Node) -> _Folder:
+    if not isinstance(node, _Folder):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    return node
+
+
+def _files(folder: _Folder) -> Iterable[_File]:
+    for node in folder.cached.values():
+        yield from _files(node) if isinstance(node, _Folder) else [node]
+
+
+def _survivor(folder: _Folder, random: Random, names: float, blocks: float) -> _Folder:
+    found = dict(folder.durable)
+    for change in folder.changes:
+        if random.random() < names:
+            _apply(found, change)
+    for name, node in found.items():
+        if isinstance(node, _Folder):
+            found[name] = _survivor(node, random, names, blocks)
+        else:
+            contents = _torn(node, random, blocks)
+            found[name] = _File(bytearray(contents), contents)
+    return _Folder(found, dict(found))
+
+
+def _torn(file: _File, random: Random, keep: float) -> bytes:
+    """Of what was not synced, any blocks; where one is missing, what was there before, or zeros."""
+    cached, durable = bytes(file.cached), file.durable
+    if cached == durable:
+        return durable
+    ends = [len(durable), len(cached), random.randrange(len(cached) + 1)]
+    size = random.choice(ends)
+    found = bytearray(durable[:size].ljust(size, b"\0"))
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        if random.random() < keep:
+            found[start:stop] = cached[start:stop].ljust(stop - start, b"\0")
+    return bytes(found)
+
+
+# ---------------------------------------------------------------- broken variants, in the way of simulation.mutants
+
+CHECKPOINT_MUTANTS: dict[str, Callable[[], Any]] = {}
+
+
+def _mutant(function: Callable[[], Any]) -> Callable[[], Any]:
+    CHECKPOINT_MUTANTS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@_mutant
+def manifest_before_data() -> Any:
+    """The manifest says that segments are there whose blocks are still on their way."""
+    real = SimulatedDisk._sync
+
+    def sync(self: SimulatedDisk, path: Path, file: _File) -> None:
+        if path.suffix != ".safetensors":
+            real(self, path, file)
+
+    return mock.patch.object(SimulatedDisk, "_sync", sync)
+
+
+@_mutant
+def no_directory_sync() -> Any:
+    """Names are left to the page cache."""
+    return mock.patch.object(SimulatedDisk, "sync_folder", lambda self, folder: None)
+
+
+@_mutant
+def ledger_not_in_checkpoint() -> Any:
+    """Rows and versions are kept, but not what they contain."""
+    real = segment_file.write_segment
+
+    def write_segment(disk: Disk, folder: Path, name: str, number: int, image: Image) -> Any:
+        written = real(disk, folder, name, number, image)
+        return msgspec.structs.replace(written, books=msgspec.structs.replace(written.books, ledger={}))
+
+    return mock.patch.object(segment_file, "write_segment", write_segment)

@@ -1,0 +1,107 @@
+"""Carries out the faults of a plan, each at its time, and then heals everything.
+
+Nothing is drawn here. What a fault does to a process (crash, restart, a second one under the same name) is the stage's
+business; it may refuse a crash that would lose the last copy of something, unless the plan goes beyond that.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shoal.limits import MILLISECOND, SECOND
+from shoal.simulation.faults import WEATHER, Fault, Plan
+from shoal.simulation.world import Journal, World
+
+SETTLE = 6 * SECOND  # a pause may outlast the healing by so much
+
+
+class Stage(Protocol):
+    """Who knows the processes."""
+
+    def crash(self, fault: Fault) -> bool:
+        """False if it must not be now."""
+
+    def restart(self, name: str) -> None: ...
+
+    def twin(self, fault: Fault) -> None: ...
+
+    def rogue(self, fault: Fault) -> None: ...
+
+
+class Nemesis:
+    """What befalls one cluster."""
+
+    def __init__(self, world: World, plan: Plan, stage: Stage) -> None:
+        self._world, self._plan, self._stage = world, plan, stage
+        self._away = 0  # who is down, and comes back
+        self._healed = False
+
+    @property
+    def over(self) -> bool:
+        """All is healed, and everybody is back."""
+        return self._healed and not self._away
+
+    def begin(self) -> None:
+        world, start = self._world, self._world.now
+        world.weather.delay = self._plan.delay * MILLISECOND
+        for fault in self._plan.faults:
+            if fault.kind == "drift":
+                continue  # since the beginning of the world
+            world.at(start + fault.at * MILLISECOND, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+        world.at(start + self._plan.lasts * MILLISECOND, self._heal)
+
+    def _strike(self, fault: Fault) -> None:
+        if self._healed:
+            return
+        world, until = self._world, self._world.now + fault.lasts * MILLISECOND
+        match fault.kind:
+            case kind if kind in WEATHER:
+                setattr(world.weather, kind, fault.rate)
+                world.at(until, lambda: setattr(world.weather, kind, 0.0))
+            case "cut":
+                for other in fault.others:
+                    if fault.how != "in":
+                        world.weather.cuts[fault.who, other] = until
+                    if fault.how != "out":
+                        world.weather.cuts[other, fault.who] = until
+            case "clog":
+                world.weather.clogs[fault.who] = until
+            case "pause":
+                if fault.who not in world.hosts:
+                    return
+                world.pause(fault.who, fault.lasts * MILLISECOND)
+            case "full":
+                world.journals.setdefault(fault.who, Journal()).full_until = until
+            case "crash":
+                if fault.who not in world.hosts:
+                    return
+                if not self._stage.crash(fault):
+                    world.counts["fault: withheld"] += 1
+                    return
+                self._away += 1
+                world.at(until, lambda: self._back(fault.who))
+            case "twin":
+                self._stage.twin(fault)
+            case "rogue":
+                self._stage.rogue(fault)
+            case other:
+                raise ValueError(f"no fault {other!r}")
+        role = fault.who.partition("-")[0]
+        world.counts["fault: " + fault.kind + (f" {role}" if role and fault.kind not in ("rogue", "clog") else "")] += 1
+
+    def _back(self, name: str) -> None:
+        self._away -= 1
+        self._stage.restart(name)
+
+    def _heal(self) -> None:
+        world = self._world
+        for kind in WEATHER:
+            setattr(world.weather, kind, 0.0)
+        world.weather.cuts.clear()
+        world.weather.clogs.clear()
+        world.twins.clear()
+        for host in world.hosts.values():
+            host.paused_until = min(host.paused_until, world.now + SETTLE)
+        for journal in world.journals.values():
+            journal.full_until = 0
+        self._healed = True

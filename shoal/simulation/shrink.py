@@ -1,0 +1,99 @@
+"""From a plan that breaks a promise to the shortest one that breaks the same: what is left is what it takes.
+
+Whole families of faults go first, then single ones, habits, workers, servers, copies and slots, each for good if the plan still fails
+by the same rule without it. It ends when nothing more can go, or when so many plans were tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from shoal.simulation.checker import Violation
+from shoal.simulation.faults import Plan
+from shoal.simulation.run import Run
+
+MOST_TRIES = 400
+
+
+def broken_rule(plan: Plan) -> str:
+    """The first rule that this plan breaks; an error of the code itself counts as one."""
+    return str(rule.rule) if (rule := first_violation(plan)) is not None else ""
+
+
+def first_violation(plan: Plan) -> Violation | None:
+    try:
+        violations = Run(plan).verdict().violations
+    except Exception as error:  # what must never happen at all
+        return Violation(f"raised {type(error).__name__}", str(error))
+    return violations[0] if violations else None
+
+
+def shrink(plan: Plan, tried: Callable[[int, Plan], None] = lambda tries, plan: None, most: int = MOST_TRIES) -> Plan:
+    """The shortest plan found that breaks the same rule; the plan itself if it breaks none."""
+    rule, tries = broken_rule(plan), 0
+    if not rule:
+        return plan
+    going = True
+    while going:
+        going = False
+        for smaller in _smaller(plan):
+            if tries >= most:
+                return plan
+            tries += 1
+            if broken_rule(smaller) == rule:
+                plan, going = smaller, True
+                tried(tries, plan)
+                break  # what could go is counted afresh
+    return plan
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    """Every plan that is one thing less, the most promising first."""
+    for kind in dict.fromkeys(fault.kind for fault in plan.faults):
+        without = tuple(fault for fault in plan.faults if fault.kind != kind)
+        if len(plan.faults) - len(without) > 1:
+            yield replace(plan, faults=without)
+    for i in range(len(plan.faults)):
+        yield replace(plan, faults=plan.faults[:i] + plan.faults[i + 1 :])
+    for habit in plan.habits:
+        yield replace(plan, habits=tuple(one for one in plan.habits if one != habit))
+    if plan.workers > 1:
+        yield _without(replace(plan, workers=plan.workers - 1))
+    if plan.servers > max(1, plan.copies):
+        yield _without(replace(plan, servers=plan.servers - 1))
+    if plan.copies > 1:
+        yield replace(plan, copies=plan.copies - 1)
+    unit = (plan.slots_per_pass or plan.slots_per_step) if plan.kind == "step" else 1
+    for slots in (plan.slots // 2 // unit * unit, plan.slots - unit):
+        if 0 < slots < plan.slots:
+            yield replace(plan, slots=slots)
+    if plan.dense:
+        yield replace(plan, dense=False)
+
+
+def _without(plan: Plan) -> Plan:
+    """Nothing befalls who is not there."""
+    names = set(plan.names)
+    return replace(
+        plan,
+        faults=tuple(
+            fault for fault in plan.faults if (not fault.who or fault.who in names) and names.issuperset(fault.others)
+        ),
+    )
+
+
+def as_test(plan: Plan, violation: str) -> str:
+    """A test case to paste."""
+    faults = "".join(f"\n            {fault!r}," for fault in plan.faults)
+    text = repr(replace(plan, faults=()))[:-1]
+    if plan.faults:
+        text += f", faults=({faults}\n        )"
+    return f"""def test_seed_{plan.seed}_keeps_its_promises() -> None:
+    # {violation}
+    plan = (
+        {text})
+    )
+    assert Run(plan).verdict().violations == []
+"""

@@ -1,0 +1,119 @@
+"""Bringing up a new copy: a segment's image goes over in pieces while the primary goes on, and what is done meanwhile follows it.
+
+A fill belongs to one epoch of a segment: when its set changes, it is over, whatever came of it. One segment after another,
+so that never more than one image is in memory. When the other side has them all it is *required* from then on, and the
+coordinator is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shoal import limits
+from shoal.store.image import Image
+from shoal.store.part import Part
+from shoal.store.replicate import Link, Log
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+
+
+@dataclass(slots=True)
+class Moving:
+    """The segment that is on its way."""
+
+    segment: int
+    after: int  # it is copied when all changes up to this one are made
+    image: Image | None = None
+    seq: int = 0  # the last change that the image has
+    pieces: int = 0
+    per_piece: int = 0  # rows
+    sent: dict[int, int] = field(default_factory=dict)  # piece -> when
+    there: set[int] = field(default_factory=set)
+
+
+class Filling:
+    """One server that is being filled with segments of one table."""
+
+    def __init__(self, log: Log, link: Link, epochs: dict[int, int]) -> None:
+        self.log, self.link, self.epochs = log, link, epochs
+        self._left = sorted(epochs)
+        self._moving: Moving | None = None
+        self._told = -limits.SECOND
+
+    @property
+    def is_full(self) -> bool:
+        return not self._left and self._moving is None
+
+    def advance(self, now: int, part: Part, coordinator: str) -> list[Effect]:
+        """Whatever can be done now."""
+        if self.is_full:
+            return self._tell(now, coordinator)
+        if self._moving is None:
+            segment = self._left.pop(0)
+            self.log.follow(now, self.link.name, self.link.incarnation, [segment], required=False)
+            self._moving = Moving(segment, self.log.seq)
+        moving = self._moving
+        if moving.image is None:
+            if self.log.applied < moving.after:
+                return []
+            moving.image, moving.seq = part.image(moving.segment), self.log.applied
+            rows = len(moving.image.rows)
+            moving.per_piece = max(1, limits.FILL_BYTES // max(1, 4 * moving.image.rows.shape[1] + 8))
+            moving.pieces = max(1, -(-rows // moving.per_piece))
+        return self._send(now, moving, moving.image)
+
+    def filled(self, now: int, message: m.Filled) -> None:
+        moving = self._moving
+        if moving is None or (message.segment, message.seq) != (moving.segment, moving.seq):
+            return
+        if message.epoch != self.epochs[moving.segment] or moving.image is None:
+            return
+        moving.there.add(message.piece)
+        moving.sent.pop(message.piece, None)
+        if len(moving.there) == moving.pieces:
+            self._moving = None
+            if self.is_full:
+                self.link.required = True  # before anybody may promote it
+
+    def _send(self, now: int, moving: Moving, image: Image) -> list[Effect]:
+        late = [piece for piece, when in moving.sent.items() if now - when >= 3 * limits.COPY_RESEND]
+        new = [piece for piece in range(moving.pieces) if piece not in moving.there and piece not in moving.sent]
+        room = max(0, limits.FILLS_FLYING - len(moving.sent))
+        effects: list[Effect] = []
+        for piece in [*late, *new[:room]]:
+            moving.sent[piece] = now
+            effects.append(self._piece(moving, image, piece))
+        return effects
+
+    def _piece(self, moving: Moving, image: Image, piece: int) -> Effect:
+        low, high = piece * moving.per_piece, (piece + 1) * moving.per_piece
+        arrays: list[m.Array] = [image.rows[low:high].reshape(-1)]
+        if image.names is not None:
+            arrays.insert(0, image.names[low:high])
+        fill = m.Fill(
+            self.log.table,
+            self.log.view,
+            self.log.incarnation,
+            self.link.incarnation,
+            moving.segment,
+            self.epochs[moving.segment],
+            moving.seq,
+            piece,
+            moving.pieces,
+            image.books if piece == 0 else None,
+        )
+        return Send(self.link.name, fill, arrays)
+
+    def _tell(self, now: int, coordinator: str) -> list[Effect]:
+        if now - self._told < limits.SECOND:
+            return []
+        self._told = now
+        segments = sorted(self.epochs)
+        epochs = [self.epochs[segment] for segment in segments]
+        full = m.Full(self.log.incarnation, self.log.table, segments, epochs, self.link.name, self.link.incarnation)
+        return [Send(coordinator, full)]
+
+
+def same(filling: Filling, link: Link | None, epochs: dict[int, int]) -> bool:
+    """Whether a fill that is under way is the one that is wanted."""
+    return filling.link is link and filling.epochs == epochs

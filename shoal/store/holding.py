@@ -1,0 +1,438 @@
+"""All that one server has of one table: segments of its own, copies of others', and how they change hands.
+
+The view says who is primary of what, who backs it up and who is being filled. ``take`` puts a new one into effect:
+
+    was a backup, is primary now     level with the other survivors, then opened
+    is primary, has a new backup     filled, then the coordinator is told
+    backs up for another primary     kept as it is, until that one says from where to follow it
+    has no part in it any more       dropped
+
+Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
+gets no acknowledgement, and counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shoal import limits
+from shoal.keys import KeyRange
+from shoal.store.filling import Filling
+from shoal.store.follow import Follow
+from shoal.store.image import Image
+from shoal.store.outcome import Outcome, Work
+from shoal.store.part import Part
+from shoal.store.replicate import Log
+from shoal.store.segment import Segments
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+
+Loader = Callable[[m.Placed, Sequence[int]], list[Image]]
+Key = tuple[str, str, int]  # another survivor, and the former primary through which both have it
+FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.Adopt | m.Adopted
+
+
+@dataclass(slots=True)
+class Other:
+    """Another survivor that holds segments which we are to be primary of."""
+
+    incarnation: int
+    segments: list[int]
+    follow: Follow  # through which we have them
+    level: bool = False  # we have what it has
+    adopted: bool = False  # it has what we have, and follows us
+    theirs: list[int] = field(default_factory=list)
+    again: int = 0
+
+
+class Holding:
+    """What one server has of one table."""
+
+    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
+        self.me, self.incarnation, self.placed, self.inline = me, incarnation, placed, inline
+        self.log = Log(placed.number, incarnation)
+        self.own: Segments | None = None
+        self.follows: dict[tuple[str, int], Follow] = {}
+        self.counts: dict[str, int] = {}
+        self._members: dict[str, int] = {}  # servers by name: incarnation
+        self._others: dict[Key, Other] = {}  # to be level with before we open
+        self._promoted: list[int] = []  # segments that are ours now, and not open yet
+        self._fillings: dict[str, Filling] = {}
+
+    # ------------------------------------------------------------ the beginning
+
+    def set_up(self, members: dict[str, int], load: Loader | None) -> None:
+        """A new table, or one from a checkpoint: every member of a set makes its segments by itself."""
+        self._members = members
+        by_primary: dict[str, list[int]] = {}
+        for segment, place in enumerate(self.placed.places):
+            if self.me in place.servers:
+                by_primary.setdefault(place.servers[0], []).append(segment)
+        for primary, segments in by_primary.items():
+            if primary == self.me:
+                self.own = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log)
+                if load is not None:
+                    self.own.load(load(self.placed, segments))
+            else:
+                follow = self._following(primary)
+                part = Part(self.placed.number, self.placed.spec, self._held(segments))
+                if load is not None:
+                    part.load(load(self.placed, segments))
+                follow.begin(part)
+        for name in members:
+            segments = self._of_mine(lambda place, name=name: name in place.servers[1:])  # type: ignore[misc]
+            if segments:
+                self.log.follow(0, name, members[name], segments, required=True)
+
+    def _held(self, segments: Iterable[int]) -> list[tuple[int, KeyRange]]:
+        return [(segment, self.range(segment)) for segment in segments]
+
+    def range(self, segment: int) -> KeyRange:
+        starts = self.placed.starts
+        return KeyRange(starts[segment], starts[segment + 1] if segment + 1 < len(starts) else self.placed.spec.span)
+
+    def _following(self, primary: str) -> Follow:
+        key = primary, self._members.get(primary, 0)
+        follow = self.follows.get(key)
+        if follow is None:
+            follow = self.follows[key] = Follow(self.placed.number, self.placed.spec, *key, self.range, self.inline)
+            follow.awaited = self._awaited(primary)
+        return follow
+
+    def _awaited(self, primary: str) -> set[int]:
+        """The segments that this primary is filling us with."""
+        places = enumerate(self.placed.places)
+        return {segment for segment, one in places if one.filling == self.me and one.servers[:1] == [primary]}
+
+    def _of_mine(self, which: Callable[[m.Place], bool]) -> list[int]:
+        """Those of the segments that we are primary of."""
+        return [
+            segment
+            for segment, place in enumerate(self.placed.places)
+            if place.servers and place.servers[0] == self.me and which(place)
+        ]
+
+    # ------------------------------------------------------------ a new view
+
+    @property
+    def opening(self) -> bool:
+        """Some of its segments are not open yet."""
+        return bool(self._promoted)
+
+    def waits_for(self) -> str:
+        late = sorted({key[0] for key, other in self._others.items() if not other.adopted})
+        return f"{self.me} is being brought level with {', '.join(late) or 'its copies'}"
+
+    def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
+        """Put this placement into effect."""
+        old, self.placed, self._members = self.placed, placed, members
+        self.log.view = view
+        outcome = Outcome()
+        if old.spec != placed.spec and self.own is not None:
+            outcome += self.own.set_delay(placed.spec)
+        if old.places == placed.places and not self._promoted:
+            return outcome
+        self._drop_follows()
+        here = set() if self.own is None else set(self.own.segments)
+        mine = self._of_mine(lambda place: True)
+        self._promoted = [segment for segment in mine if segment not in here]
+        self._others = self._survivors()
+        if any(segment not in mine for segment in here):
+            outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
+        if self._promoted:
+            outcome += self._level(now)
+        return outcome + self._relink(now)
+
+    def _drop_follows(self) -> None:
+        """Let go of what is not ours to hold, freeze what lost its primary."""
+        for key, follow in list(self.follows.items()):
+            gone = []
+            for segment in follow.known:
+                place = self.placed.places[segment]
+                primary = place.servers[0] if place.servers else ""
+                if (primary, self._members.get(primary, 0)) == key:
+                    keep = self.me in place.servers or place.filling == self.me
+                else:
+                    keep = self.me in place.servers and segment in follow.segments
+                if not keep:
+                    gone.append(segment)
+            follow.awaited = self._awaited(key[0]) if self._members.get(key[0], 0) == key[1] else set()
+            if gone:
+                follow.drop(gone)
+            if self._members.get(key[0], 0) != key[1] or any(
+                self.placed.places[segment].servers[:1] != [key[0]] for segment in follow.segments
+            ):
+                follow.freeze()
+            if not follow.known and self._members.get(key[0], 0) != key[1]:
+                del self.follows[key]
+
+    def _survivors(self) -> dict[Key, Other]:
+        others: dict[Key, Other] = {}
+        for segment in self._promoted:
+            follow = self._holder(segment)
+            if follow is None:
+                raise AssertionError(f"{self.me} is primary of segment {segment}, of which it has nothing")
+            for name in self.placed.places[segment].servers[1:]:
+                key = name, follow.primary, follow.incarnation
+                other = others.setdefault(key, Other(self._members.get(name, 0), [], follow))
+                other.segments.append(segment)
+        return others
+
+    def _holder(self, segment: int) -> Follow | None:
+        return next((follow for follow in self.follows.values() if segment in follow.segments), None)
+
+    def _relink(self, now: int) -> Outcome:
+        """Who follows us, and who is being filled, by the view that is in effect."""
+        for name, link in list(self.log.links.items()):
+            segments = self._of_mine(lambda place, name=name: name in place.servers[1:] or place.filling == name)  # type: ignore[misc]
+            if not segments or self._members.get(name, 0) != link.incarnation:
+                del self.log.links[name]
+            else:
+                link.covers = tuple(segment for segment in link.covers if segment in segments)
+        fillings: dict[str, Filling] = {}
+        for name, incarnation in self._members.items():
+            places = self.placed.places
+            epochs = {s: places[s].epoch for s in self._of_mine(lambda place, name=name: place.filling == name)}  # type: ignore[misc]
+            if not epochs or self._promoted:
+                continue
+            known = self._fillings.get(name)
+            if known is not None and known.link is self.log.links.get(name) and known.epochs == epochs:
+                fillings[name] = known
+            else:
+                link = self.log.follow(now, name, incarnation, (), required=False)
+                fillings[name] = Filling(self.log, link, epochs)
+        self._fillings = fillings
+        return self._advance(now)
+
+    def _advance(self, now: int) -> Outcome:
+        """Links or acknowledgements have changed: count what may be counted, fill what may be filled."""
+        if self.own is None:
+            return Outcome()
+        outcome = self.own.advance(now)
+        if not outcome.works:
+            for filling in self._fillings.values():
+                outcome.effects += filling.advance(now, self.own, limits.COORDINATOR)
+        return outcome
+
+    # ------------------------------------------------------------ level, and open
+
+    def _level(self, now: int) -> Outcome:
+        if all(other.adopted for other in self._others.values()):
+            return self._open(now)
+        outcome = Outcome()
+        for key, other in self._others.items():
+            if now < other.again or other.adopted:
+                continue
+            other.again = now + limits.LEVEL_AGAIN
+            name, table, view = key[0], self.placed.number, self.log.view
+            if not other.level:
+                seqs = other.follow.seqs(other.segments)
+                message = m.Level(table, view, self.incarnation, other.incarnation, other.segments, seqs)
+                outcome.effects.append(Send(name, message))
+            elif all(one.level for one in self._others.values()):
+                changes, arrays = other.follow.lacks(other.segments, other.theirs)
+                adopt = m.Adopt(table, view, self.incarnation, other.incarnation, other.segments, self.log.seq, changes)
+                outcome.effects.append(Send(name, adopt, arrays))
+        return outcome
+
+    def _open(self, now: int) -> Outcome:
+        """We have all that any survivor had, and they have it, too: from here on these segments are served."""
+        promoted, self._promoted, others, self._others = self._promoted, [], self._others, {}
+        images = [
+            follow.part.image(segment, copy=False)
+            for segment in promoted
+            if (follow := self._holder(segment)) is not None and follow.part is not None
+        ]
+        kept = [] if self.own is None else self.own.segments
+        outcome = self._rebuild(now, kept, images)
+        for follow in list(self.follows.values()):
+            follow.drop([segment for segment in promoted if segment in follow.segments])
+        self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)
+        for key, other in others.items():
+            self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
+        self._drop_follows()
+        outcome += self._relink(now)
+        if self.own is not None:  # who had entered the new ones only is known in all by now: the copies must hear of it
+            for change in self.own.clocks.entries():
+                outcome += self.own.repeat(now, change)
+        return outcome
+
+    def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
+        """Another set of segments is ours: who asked for something asks again by the new view."""
+        old = self.own
+        own = [] if old is None else [old.image(segment, copy=False) for segment in kept]
+        whole = sorted([*own, *images], key=lambda image: image.segment)
+        if not whole:
+            self.own = None
+            return Outcome()
+        held = [(image.segment, image.keys) for image in whole]
+        if old is not None:
+            at = {image.segment: i for i, image in enumerate(whole)}
+            self.log.moved([at.get(segment, -1) for segment in old.segments], len(whole), old.extent.ranges)
+        new = Segments(self.placed.number, self.placed.spec, held, self.inline, self.log)
+        new.load(whole)
+        if old is not None:
+            new.staleness, new.counts = old.staleness, old.counts
+        self.own = new
+        return new.advance(now)
+
+    # ------------------------------------------------------------ what other servers say
+
+    def heard(self, now: int, sender: str, message: FromServer, arrays: m.Arrays) -> Outcome:
+        match message:
+            case m.Appended():
+                link = self.log.links.get(sender)
+                if link is None or message.incarnation != self.incarnation or message.seq > self.log.seq:
+                    return Outcome()
+                if not link.acknowledge(now, message.seq):
+                    return Outcome()
+                return Outcome(self.log.send(now, link)) + self._advance(now)
+            case m.Filled():
+                filling = self._fillings.get(sender)
+                if filling is None or message.incarnation != self.incarnation or self.own is None:
+                    return Outcome()
+                filling.filled(now, message)
+                return self._advance(now)
+            case m.Levels() | m.Adopted():
+                return self._levelled(now, sender, message, arrays)
+        if message.to != self.incarnation or self._members.get(sender, 0) != message.incarnation:
+            return self._ignored("another life")
+        match message:
+            case m.Append():
+                if not self._is_primary(sender, message.covers, message.view):
+                    return self._ignored("not from the primary")
+                return self._following(sender).append(sender, message, arrays)
+            case m.Fill():
+                place = self.placed.places[message.segment] if message.segment < len(self.placed.places) else None
+                if place is None or place.filling != self.me or place.epoch != message.epoch:
+                    return self._ignored("not from the primary")
+                if place.servers[:1] != [sender]:
+                    return self._ignored("not from the primary")
+                return self._following(sender).fill(sender, message, arrays)
+            case m.Level():
+                return self._answer_level(sender, message)
+            case m.Adopt():
+                return self._adopt(sender, message, arrays)
+        return Outcome()
+
+    def _is_primary(self, sender: str, segments: Iterable[int], view: int) -> bool:
+        """Does our own view name this server as primary of all of these segments?"""
+        places = self.placed.places
+        return all(
+            segment < len(places) and places[segment].servers[:1] == [sender] and view >= places[segment].since
+            for segment in segments
+        )
+
+    def _answer_level(self, sender: str, ask: m.Level) -> Outcome:
+        if not self._is_primary(sender, ask.segments, ask.view):
+            return self._ignored("not from the primary")
+        ours = self.follows.get((sender, ask.incarnation))
+        adopted = set() if ours is None else set(ours.segments)  # by this very primary, in an earlier view
+        left = [segment for segment in ask.segments if segment not in adopted]
+        former = self._holder(left[0]) if left else None
+        if left and (former is None or any(segment not in former.segments for segment in left)):
+            return self._ignored("nothing to level")
+        asked = dict(zip(ask.segments, ask.seqs, strict=False))
+        seqs, changes, arrays = dict(asked), list[m.Change](), tuple[m.Array, ...]()
+        if former is not None:
+            seqs.update(zip(left, former.seqs(left), strict=True))
+            found, rows = former.lacks(left, [asked[segment] for segment in left])
+            changes, arrays = found, tuple(rows)
+        levels = m.Levels(ask.table, ask.view, ask.incarnation, ask.segments, [*seqs.values()], changes)
+        return Outcome([Send(sender, levels, arrays)])
+
+    def _levelled(self, now: int, sender: str, message: m.Levels | m.Adopted, arrays: m.Arrays) -> Outcome:
+        other = next(
+            (one for key, one in self._others.items() if key[0] == sender and one.segments == message.segments),
+            None,
+        )
+        if other is None or message.view != self.log.view or message.incarnation != self.incarnation:
+            return Outcome()
+        outcome = Outcome()
+        if isinstance(message, m.Adopted):
+            other.adopted = other.level
+        elif not other.level:
+            if message.changes:
+                self.counts["levelled"] = self.counts.get("levelled", 0) + 1
+            outcome += other.follow.catch_up(message.changes, arrays)
+            other.level, other.theirs = True, message.seqs
+            for one in self._others.values():
+                one.again = now
+        if outcome.works:
+            outcome.works.append(Work(lambda: None, self._level, None))
+            return outcome
+        return outcome + self._level(now)
+
+    def _adopt(self, sender: str, adopt: m.Adopt, arrays: m.Arrays) -> Outcome:
+        """A new primary has brought us level: follow it from here on."""
+        if not self._is_primary(sender, adopt.segments, adopt.view):
+            return self._ignored("not from the primary")
+        new = self._following(sender)
+        answer = Outcome([Send(sender, m.Adopted(adopt.table, adopt.view, adopt.incarnation, adopt.segments))])
+        moving = [segment for segment in adopt.segments if segment not in new.segments]
+        if not moving:
+            return answer
+        former = self._holder(moving[0])
+        if former is None or any(segment not in former.segments for segment in moving):
+            return self._ignored("nothing to adopt")
+        outcome = former.catch_up(adopt.changes, arrays)
+
+        def move(now: int) -> Outcome:
+            assert former.part is not None
+            new.adopt([former.part.image(segment) for segment in moving], adopt.seq)
+            former.drop(moving)
+            self._drop_follows()
+            return answer
+
+        if outcome.works:
+            outcome.works.append(Work(lambda: None, move, None))
+            return outcome
+        return outcome + move(0)
+
+    def _ignored(self, why: str) -> Outcome:
+        self.counts[why] = self.counts.get(why, 0) + 1
+        return Outcome()
+
+    # ------------------------------------------------------------ time, and who is here
+
+    def tick(self, now: int, busy: bool) -> list[Effect]:
+        """What is due: send again, ask to go on without who is silent. ``busy``: a computation has the rows."""
+        effects, silent = self.log.tick(now)
+        for link in silent:
+            effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, link.name, link.incarnation)))
+        if self.own is not None:
+            effects += self.own.notices(now)
+        if self._promoted and not busy:
+            effects += self._level(now).effects
+        elif self.own is not None and not busy:
+            for filling in self._fillings.values():
+                effects += filling.advance(now, self.own, limits.COORDINATOR)
+        return effects
+
+    def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
+        for follow in self.follows.values():
+            if follow.part is not None:
+                follow.part.live(workers, clients)
+        return Outcome() if self.own is None else self.own.heard_of(workers, clients)
+
+    def told(self, ask: m.Ask) -> m.Told:
+        """How it is doing."""
+        own, parts = self.own, [follow.part for follow in self.follows.values() if follow.part is not None]
+        facts, staleness = ({"rows": 0, "segments": 0}, []) if own is None else own.facts()
+        copies = {number: int(v) for part in parts for number, v in zip(part.segments, part.version, strict=True)}
+        facts |= self.counts | {"copies": len(copies), "copied rows": sum(part.table.rows for part in parts)}
+        digests = {}
+        if ask.digests:
+            held = [*parts, *([] if own is None else [own])]
+            digests = {number: part.digest(number) for part in held for number in part.segments}
+        return m.Told(
+            ask.request,
+            facts,
+            staleness,
+            {} if own is None else dict(zip(own.segments, own.version.tolist(), strict=True)),
+            copies,
+            {name: self.log.seq - link.acked for name, link in self.log.links.items()},
+            {} if own is None else own.clocks.shown(),
+            digests,
+        )

@@ -1,0 +1,110 @@
+"""Some segments of one table on one server: rows, versions, ledger and clocks, and how a change is made to them.
+
+A primary and its backups run this very code in the same order, so their copies agree bit by bit. All segments are kept
+as small arrays with one entry each. A segment leaves and enters as an ``Image``; for another set of segments another part is
+made from images, since that happens when servers die or come, and never on the way of a push.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.keys import KeyRange, KeyValues
+from shoal.store.clock import Clocks
+from shoal.store.extent import Extent
+from shoal.store.image import Image
+from shoal.store.ledger import Marks, Mask, Numbers
+from shoal.tables import Table as Spec
+from shoal.wire import messages as m
+
+
+class Part:
+    """Segments that are together because one server is, or follows, the primary of all of them."""
+
+    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]]) -> None:
+        self.number, self.spec = number, spec
+        self.extent = Extent(spec, held)
+        self.table = self.extent.table
+        self.version: Numbers = np.zeros(len(held), np.int64)
+        self.ledger = Marks(len(held))
+        self.clocks = Clocks(len(held), spec.max_delay)
+
+    def load(self, images: Sequence[Image]) -> None:
+        """Take over what these were: one for each segment, in order; nothing was done to this part yet."""
+        for at, image in enumerate(images):
+            self.table.load(at, image.rows, image.names)
+        self.version[:] = [image.books.version for image in images]
+        self.ledger = Marks.of([image.books.ledger for image in images])
+        self.clocks = Clocks.of([image.books.clocks for image in images], self.spec.max_delay)
+
+    @property
+    def segments(self) -> list[int]:
+        """Their numbers."""
+        return self.extent.numbers
+
+    def books(self, segment: int) -> m.Books:
+        at = self.extent.place[segment]
+        return m.Books(int(self.version[at]), self.ledger.counted(at), self.clocks.clocked(at))
+
+    def image(self, segment: int, copy: bool = True) -> Image:
+        """One segment as it is now: copied, or, for whoever reads it before anything changes, as it lies there."""
+        at = self.extent.place[segment]
+        rows, names = self.table.image(at, copy)
+        return Image(segment, self.extent.ranges[at], self.books(segment), rows, names)
+
+    def digest(self, segment: int) -> str:
+        """A hash of all that is known of a segment: equal on all copies once nothing is under way."""
+        image = self.image(segment, copy=False)
+        seen = hashlib.blake2b(digest_size=8)
+        seen.update(image.rows.tobytes())
+        if image.names is not None:
+            seen.update(image.names.tobytes())
+        books = image.books
+        ledger = {stream: counted for stream, counted in sorted(books.ledger.items()) if counted != m.Counts(0)}
+        clocks = {who: (one.spell, one.parked, one.counted) for who, one in sorted(books.clocks.items())}
+        seen.update(repr((books.version, ledger, clocks)).encode())
+        return seen.hexdigest()
+
+    def live(self, workers: dict[int, str], clients: dict[int, str]) -> bool:
+        """Take the live incarnations from a new view: streams of the departed are over. True if a worker had departed."""
+        for stream in self.ledger.streams():
+            if stream < 0 and -stream not in clients:
+                self.ledger.drop(stream)
+        return self.clocks.live(workers)
+
+    def write(self, given: KeyValues | None) -> None:
+        """The rows of a change; its books follow with ``note``."""
+        if given is not None and len(given.values):
+            self.table.push(given.keys, given.values)
+
+    def note(self, change: m.Change, segments: Mask, everywhere: bool = False) -> None:
+        """Enter a change, whose rows are written, into the books of these segments (``everywhere``: they are all)."""
+        match change.kind:
+            case "push":
+                stream = self.ledger.stream(change.stream)
+                if change.stream < 0:
+                    stream.raise_to(change.floor)
+                stream.add(change.number, segments, everywhere)
+                self._tick(change, segments, everywhere)
+                self._raise(segments, everywhere)
+            case "step":
+                self._raise(segments, everywhere)
+            case "tick":
+                self._tick(change, segments, everywhere)
+            case "enter":
+                self.clocks.enter(change.incarnation, change.name, change.spell, change.entered)
+            case "park":
+                self.clocks.park(change.incarnation, change.spell)
+
+    def _tick(self, change: m.Change, segments: Mask, everywhere: bool) -> None:
+        self.clocks.heard(change.incarnation, change.spell, change.entered)
+        self.clocks.tick(change.incarnation, change.step, segments, everywhere)
+
+    def _raise(self, segments: Mask, everywhere: bool) -> None:
+        if everywhere:
+            self.version += 1
+        else:
+            self.version[segments] += 1

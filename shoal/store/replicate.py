@@ -1,0 +1,307 @@
+"""A primary's log: every change goes to the backups before it is made here.
+
+    aggregate -> a change, with the next number -> Append to every other server of the set -> all have it -> applied, answered
+
+One log for all segments that a server is primary of in one table, so a push is one change however many segments it
+covers. A *link* is one other server that follows the log: it gets every change, with those rows that it holds. Changes that
+wait for acknowledgements travel together. A server that is being filled is sent all changes, too, but nothing waits for it until
+it has everything: from then on it is required, and only then the coordinator hears of it; so the set that the primary waits for is
+never smaller than the one that the coordinator promotes from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from shoal import limits
+from shoal.keys import KeyRange, KeyValues
+from shoal.store.ledger import Mask
+from shoal.store.outcome import Asker, Later
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+
+
+@dataclass(slots=True)
+class Entry:
+    """A change that is not made here yet, and who waits for it."""
+
+    change: m.Change
+    given: KeyValues | None
+    segments: Mask  # those of the primary's that it is for
+    asker: Asker | None = None
+    later: Later | None = None  # what else follows from it
+
+
+@dataclass(slots=True)
+class Parcel:
+    """What one link gets of one change."""
+
+    change: m.Change
+    given: KeyValues | None
+    covers: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One server that follows."""
+
+    name: str
+    incarnation: int
+    base: int  # its following begins after this change
+    covers: tuple[int, ...]  # the segments that it gets from now on
+    required: bool  # nothing is counted before it has it
+    acked: int = 0
+    queue: deque[Parcel] = field(default_factory=deque)  # not acknowledged
+    sent: int = 0  # the last that was sent
+    flying: deque[int] = field(default_factory=deque)  # the last change of each message under way
+    again: int = 0  # when to send again
+    since: int = 0  # since when the oldest waits
+
+    def take(self, now: int, parcel: Parcel) -> None:
+        if not self.queue:
+            self.since = now
+        self.queue.append(parcel)
+
+    def acknowledge(self, now: int, seq: int) -> bool:
+        """It has all up to ``seq``. True if that is news."""
+        if seq <= self.acked:
+            return False
+        self.acked = seq
+        self.since = now
+        while self.queue and self.queue[0].change.seq <= seq:
+            self.queue.popleft()
+        while self.flying and self.flying[0] <= seq:
+            self.flying.popleft()
+        self.sent = max(self.sent, seq)
+        return True
+
+
+class Log:
+    """The changes of one table on its way to the backups."""
+
+    def __init__(self, table: int, incarnation: int) -> None:
+        self.table, self.incarnation = table, incarnation
+        self.seq = 0  # of the last change
+        self.applied = 0  # the last that is made here
+        self.links: dict[str, Link] = {}
+        self.entries: deque[Entry] = deque()  # not made here yet, in order
+        self.view = 0  # by which we are primary
+        self._pending: dict[tuple[int, int], Mask] = {}
+
+    # ------------------------------------------------------------ changes
+
+    def append(self, now: int, entry: Entry, own: Sequence[KeyRange], numbers: Sequence[int]) -> list[Effect]:
+        """The next change: to every link. ``own`` are the primary's segments, by ``numbers``."""
+        self.seq += 1
+        entry.change = msgspec.structs.replace(entry.change, seq=self.seq)
+        self.entries.append(entry)
+        if entry.change.kind == "push":
+            self._pend(entry)
+        effects: list[Effect] = []
+        for link in self.links.values():
+            given = entry.given
+            if given is not None and len(link.covers) < len(numbers):
+                covers = set(link.covers)
+                given = cut(given, own, [number in covers for number in numbers])
+            link.take(now, Parcel(entry.change, given, link.covers))
+            effects += self.send(now, link)
+        return effects
+
+    def ready(self) -> Entry | None:
+        """The next change that is on all copies, taken out of the log."""
+        if not self.entries or self.entries[0].change.seq > self.committed:
+            return None
+        return self.entries.popleft()
+
+    def made(self, entry: Entry) -> None:
+        """This change is made here."""
+        self.applied = entry.change.seq
+        if entry.change.kind == "push":
+            key = entry.change.stream, entry.change.number
+            left = self._pending.pop(key) & ~entry.segments
+            if left.any():
+                self._pending[key] = left
+
+    def pending(self, stream: int, number: int) -> Mask | None:
+        """The segments in which this push waits to be counted."""
+        return self._pending.get((stream, number))
+
+    def moved(self, places: Sequence[int], count: int, ranges: Sequence[KeyRange]) -> None:
+        """The primary has other segments now: what was its n-th is the places[n]-th of ``count`` (-1: not its any more).
+
+        Who asked asks again. Rows that were given by a range meant the segments of before: from here on they are listed.
+        """
+        self._pending.clear()
+        for entry in self.entries:
+            segments = np.zeros(count, np.bool_)
+            kept = [place for place, on in zip(places, entry.segments, strict=True) if on and place >= 0]
+            segments[kept] = True
+            if entry.given is not None and isinstance(entry.given.keys, KeyRange):
+                entry.given = cut(entry.given, ranges, [place >= 0 for place in places], listed=True)
+            entry.segments, entry.asker, entry.later = segments, None, None
+            if entry.change.kind == "push":
+                self._pend(entry)
+
+    @property
+    def committed(self) -> int:
+        """All changes up to this one are on all copies."""
+        return min((link.acked for link in self.links.values() if link.required), default=self.seq)
+
+    def _pend(self, entry: Entry) -> None:
+        key = entry.change.stream, entry.change.number
+        before = self._pending.get(key)
+        self._pending[key] = entry.segments if before is None else before | entry.segments
+
+    # ------------------------------------------------------------ links
+
+    def follow(self, now: int, name: str, incarnation: int, segments: Sequence[int], required: bool) -> Link:
+        """From the next change on this server gets what is done to these segments (and those it had before)."""
+        link = self.links.get(name)
+        if link is None or link.incarnation != incarnation:
+            link = Link(name, incarnation, self.seq, (), required, acked=self.seq, sent=self.seq, since=now)
+            self.links[name] = link
+        link.covers = tuple(sorted({*link.covers, *segments}))
+        link.required = link.required or required
+        return link
+
+    def send(self, now: int, link: Link) -> list[Effect]:
+        """What is not under way yet, as far as there is room."""
+        effects: list[Effect] = []
+        while len(link.flying) < limits.COPIES_FLYING:
+            parcels = self._next(link)
+            if not parcels:
+                break
+            link.sent = parcels[-1].change.seq
+            link.flying.append(link.sent)
+            link.again = now + limits.COPY_RESEND
+            effects.append(self._message(link, parcels))
+        return effects
+
+    def _next(self, link: Link) -> list[Parcel]:
+        """The parcels of the next message: of the same segments, not too many bytes."""
+        found: list[Parcel] = []
+        size = 0
+        for parcel in link.queue:
+            if parcel.change.seq <= link.sent:
+                continue
+            size += 0 if parcel.given is None else parcel.given.values.nbytes * 3
+            if found and (parcel.covers != found[0].covers or size > limits.COPY_BYTES or len(found) >= 1_024):
+                break
+            found.append(parcel)
+        return found
+
+    def _message(self, link: Link, parcels: list[Parcel]) -> Effect:
+        changes, arrays = packed([(parcel.change, parcel.given) for parcel in parcels])
+        covers = list(parcels[0].covers)
+        append = m.Append(
+            self.table, self.view, self.incarnation, link.incarnation, covers, link.base, self.committed, changes
+        )
+        return Send(link.name, append, arrays)
+
+    def tick(self, now: int) -> tuple[list[Effect], list[Link]]:
+        """What is to be sent again, and the links that nothing was heard of for too long."""
+        effects: list[Effect] = []
+        silent: list[Link] = []
+        for link in self.links.values():
+            if not link.queue:
+                continue
+            if now >= link.again:
+                link.sent = link.acked
+                link.flying.clear()
+                effects += self.send(now, link)
+            if link.required and now - link.since >= limits.SHRINK_AFTER:
+                link.since = now - limits.SHRINK_AFTER + limits.SECOND
+                silent.append(link)
+        return effects, silent
+
+    def waits_for(self) -> str:
+        late = [link.name for link in self.links.values() if link.required and link.acked < self.seq]
+        return f"the copies on {', '.join(late)}" if late else "its turn"
+
+
+def packed(changes: Sequence[tuple[m.Change, KeyValues | None]]) -> tuple[list[m.Change], m.Arrays]:
+    """Changes with their rows, as one message carries them: all keys one after another, all values, too."""
+    headers: list[m.Change] = []
+    keys: list[m.Array] = []
+    values: list[m.Array] = []
+    for change, given in changes:
+        if given is None:
+            headers.append(change)
+            continue
+        rows = given.keys
+        if isinstance(rows, KeyRange):
+            where = {"start": rows.start, "stop": rows.stop}
+        else:
+            keys.append(rows)
+            where = {}
+        values.append(given.values.reshape(-1))
+        headers.append(msgspec.structs.replace(change, count=len(given.values), **where))
+    arrays = [_joined(part) for part in (keys, values) if part]
+    return headers, arrays
+
+
+def unpacked(
+    changes: Sequence[m.Change], arrays: m.Arrays, width: int
+) -> list[tuple[m.Change, KeyValues | None]] | None:
+    """The changes of a message with their rows; None if what came does not fit together."""
+    found: list[tuple[m.Change, KeyValues | None]] = []
+    keys = arrays[0] if len(arrays) == 2 else np.empty(0, np.uint64)
+    values = arrays[-1] if arrays else np.empty(0, np.float32)
+    key, value = 0, 0
+    for change in changes:
+        if change.count == 0:
+            found.append((change, None))
+            continue
+        rows: m.Array | KeyRange
+        if change.start >= 0:
+            if change.stop < change.start:
+                return None
+            rows = KeyRange(change.start, change.stop)
+        else:
+            rows = keys[key : key + change.count]
+            key += change.count
+            if len(rows) != change.count:
+                return None
+        part = values[value : value + change.count * width]
+        value += change.count * width
+        if len(part) != change.count * width:
+            return None
+        found.append((change, KeyValues(rows, part.reshape(change.count, width))))
+    return found if key == len(keys) and value == len(values) else None
+
+
+def cut(given: KeyValues, covers: Sequence[KeyRange], wanted: Sequence[bool], listed: bool = False) -> KeyValues | None:
+    """The part of some rows that falls into the wanted ones of these segments; None if there is none.
+
+    The rows of a range are those of all covered segments, in order; what is left of them goes by the same range, or, if it is to be
+    ``listed``, by its keys.
+    """
+    keys = given.keys
+    if not isinstance(keys, KeyRange):
+        starts = np.array([one.start for one in covers], np.uint64)
+        stops = np.array([one.stop for one in covers], np.uint64)
+        at = np.searchsorted(starts, keys, side="right") - 1
+        inside = (at >= 0) & (keys < stops[at]) & np.asarray(wanted, np.bool_)[at]
+        return KeyValues(keys[inside], np.ascontiguousarray(given.values[inside])) if inside.any() else None
+    rows, names = [], []
+    row = 0
+    for segment, is_wanted in zip(covers, wanted, strict=True):
+        low, high = max(segment.start, keys.start), min(segment.stop, keys.stop)
+        count = max(0, high - low)
+        if is_wanted and count:
+            rows.append(given.values[row : row + count])
+            if listed:
+                names.append(np.arange(low, high, dtype=np.uint64))
+        row += count
+    if not rows:
+        return None
+    return KeyValues(np.concatenate(names) if listed else keys, _joined(rows))
+
+
+def _joined(parts: Sequence[m.Array]) -> m.Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

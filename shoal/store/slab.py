@@ -1,0 +1,270 @@
+"""How rows lie in memory: one slab, and for a sparse table one index from key to row.
+
+    dense row     weights | state                     the held segments one after another, in key order
+    sparse row    key (two words) | weights | state   in the order of birth, padded to whole 8 bytes
+
+Weights and optimizer state of a row stand side by side, so an update touches one place in memory. In a dense table any
+range of keys is one interval of rows, whatever gaps lie between the segments. Nothing here checks or locks: ``table`` does
+the one, and one thread at a time makes the other needless.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+from types import ModuleType
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import tables
+from shoal.errors import BadKeys, Invalid
+from shoal.keys import KeyRange, Keys, Values
+from shoal.limits import KEY_LIMIT, MB, ROWS_PER_TABLE
+
+Rows = npt.NDArray[np.int64]
+T = TypeVar("T", bound=np.generic)
+
+LINE_BYTES = 64
+FEWEST_ROWS, FIRST_ROWS = 16, 1_024  # capacity of a sparse slab at first: very wide rows get fewer
+
+
+class Part:
+    """What both sorts of rows have: the kernels, how a row is born, the slab."""
+
+    word: int  # where weights begin in a row
+    rows: int
+    layout: int
+
+    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...]) -> None:
+        # Late, because numba is slow to import, and `import shoal` must not be.
+        from shoal.store import kernels, update
+
+        rule = update.rule_named(spec.update.name)
+        self.kernels: ModuleType = kernels
+        self.rule = rule
+        self.given = np.array(rule.settings(spec.update.settings), np.float64)
+        self.initial = _initial(kernels, spec.initial)
+        self.width, self.words = spec.width, spec.width * (1 + rule.state)
+        self.starts: Keys = np.array([segment.start for segment in segments], np.uint64)
+        self.stops: Keys = np.array([segment.stop for segment in segments], np.uint64)
+        self.rows = self.layout = 0
+
+
+class DenseRows(Part):
+    """Rows that are alive from the start."""
+
+    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...]) -> None:
+        super().__init__(spec, segments)
+        from shoal.store.generate import dense_kernels
+
+        before = [0, *accumulate(segment.stop - segment.start for segment in segments)]
+        alone = all(one.stop == other.start for one, other in pairwise(segments))
+        self.updates = dense_kernels(self.rule)
+        self.rows = before[-1]
+        zero = bytes(4) == np.float32(self.initial[1]).tobytes() and self.initial[0] == self.kernels.CONSTANT
+        self.slab = _slab(self.rows, self.words, zero)
+        self.offsets: Rows = np.array(before[:-1], np.int64)
+        self._segments, self._before = segments, before
+        if alone:  # side by side: to look rows up they are one
+            self.starts, self.stops, self.offsets = self.starts[:1], self.stops[-1:], self.offsets[:1]
+        if not zero:
+            for segment, row in zip(segments, before, strict=False):
+                count = segment.stop - segment.start
+                self.kernels.fill(self.slab, row, count, np.uint64(segment.start), 0, self.width, *self.initial)
+
+    @property
+    def memory(self) -> int:
+        return self.slab.nbytes
+
+    def interval(self, keys: KeyRange) -> tuple[int, int]:
+        return self._row_of(keys.start), self._row_of(keys.stop)
+
+    def _row_of(self, key: int) -> int:
+        """How many rows have smaller keys."""
+        at = bisect_right(self._segments, key, key=lambda segment: segment.start) - 1
+        if at < 0:
+            return 0
+        return self._before[at] + min(key, self._segments[at].stop) - self._segments[at].start
+
+    def push_range(self, keys: KeyRange, gradients: Values) -> None:
+        self.updates.push_range(self.slab, 0, self.interval(keys)[0], gradients, self.given)
+
+    def push(self, keys: Keys, gradients: Values) -> tuple[int, int] | None:
+        rows, wrong = self._find(keys)
+        if wrong is None:
+            self.updates.push_rows(self.slab, 0, rows, gradients, self.given)
+        return wrong
+
+    def pull_range(self, keys: KeyRange) -> Values:
+        low, high = self.interval(keys)
+        return self.slab[low:high, : self.width].copy()  # without state: one piece of memory
+
+    def pull(self, keys: Keys, out: Values) -> tuple[int, int] | None:
+        rows, wrong = self._find(keys)
+        if wrong is None:
+            self.kernels.gather_rows(self.slab, rows, 0, out)
+        return wrong
+
+    def image(self, segment: int, copy: bool) -> tuple[Values, Keys | None]:
+        """One segment's rows, weights and state, and which keys they are (None: all, in order)."""
+        rows = self.slab[self._before[segment] : self._before[segment + 1]]
+        return rows.copy() if copy else rows, None
+
+    def load(self, segment: int, rows: Values, names: Keys | None) -> None:
+        """Take a segment's rows as they were once copied."""
+        self.slab[self._before[segment] : self._before[segment + 1]] = rows
+
+    def _find(self, keys: Keys) -> tuple[Rows, tuple[int, int] | None]:
+        rows: Rows = np.empty(len(keys), np.int64)
+        code, position = self.kernels.dense_rows(keys, self.starts, self.stops, self.offsets, rows)
+        return rows, (code, position) if code else None
+
+
+class SparseRows(Part):
+    """Rows that are born at their first push, and the index that finds them."""
+
+    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...]) -> None:
+        super().__init__(spec, segments)
+        from shoal.store.generate import sparse_kernels
+
+        self.updates = sparse_kernels(self.rule)
+        self._bounds = [(segment.start, segment.stop) for segment in segments]
+        self.plain = self.words  # of a row, without its key
+        self.words += self.kernels.KEY_WORDS
+        self.words += self.words % 2  # keys stay aligned
+        first = min(FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
+        self.slab = _slab(first, self.words)
+        self.slots: npt.NDArray[np.uint64] = self.slab.view(np.uint64)
+        self.index = _index(2 * FIRST_ROWS)
+
+    @property
+    def memory(self) -> int:
+        return self.rows * self.words * 4 + self.index.nbytes
+
+    def interval(self, keys: KeyRange) -> tuple[int, int]:
+        return 0, self.rows  # a range reads the key of every row
+
+    def push_range(self, keys: KeyRange, gradients: Values) -> None:
+        raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
+
+    def push(self, keys: Keys, gradients: Values) -> None:
+        self._make_room(keys)
+        self.rows = self.updates.push_keys(
+            self.index, self.slots, self.slab, self.rows, keys, gradients, self.given, *self.initial
+        )
+
+    def pull_range(self, keys: KeyRange) -> Values:
+        raise BadKeys("a range of a sparse table is read by its live keys")
+
+    def pull(self, keys: Keys, out: Values) -> None:
+        self.kernels.gather_keys(self.index, self.slots, self.slab, self.rows, keys, out, *self.initial)
+
+    def pull_live(self, keys: KeyRange, most: int) -> tuple[Keys, Values, int | None]:
+        room = max(1, min(self.rows, 4 * (most + 1)))
+        names, places = np.empty(room, np.uint64), np.empty(room, np.int64)
+        row, found, high = 0, 0, keys.stop
+        while True:
+            row, found = self.kernels.collect(
+                self.slots, row, self.rows, np.uint64(keys.start), np.uint64(high), names, places, found
+            )
+            if row == self.rows:
+                break
+            # Full: only the smallest can be part of the answer, and from here on only what is smaller than they.
+            best = np.argpartition(names, most)[: most + 1]
+            found = most + 1
+            names[:found], places[:found] = names[best], places[best]
+            high = int(names[:found].max())
+        order = np.argsort(names[:found])
+        resume = int(names[order[most]]) if found > most else None
+        order = order[:most]
+        out = np.empty((len(order), self.width), np.float32)
+        self.kernels.gather_rows(self.slab, places[order], self.kernels.KEY_WORDS, out)
+        return names[order], out, resume
+
+    def image(self, segment: int, copy: bool) -> tuple[Values, Keys | None]:
+        """A copy, in any case, of one segment's live rows, weights and state, in key order, and their keys."""
+        low, high = self._bounds[segment]
+        names, places = np.empty(self.rows, np.uint64), np.empty(self.rows, np.int64)
+        _, found = self.kernels.collect(self.slots, 0, self.rows, np.uint64(low), np.uint64(high), names, places, 0)
+        order = np.argsort(names[:found])
+        words = slice(self.kernels.KEY_WORDS, self.kernels.KEY_WORDS + self.plain)
+        return self.slab[places[:found][order], words], names[:found][order]
+
+    def load(self, segment: int, rows: Values, names: Keys | None) -> None:
+        """Take a segment's rows as they were once copied: none of these keys is here yet."""
+        assert names is not None
+        count, first = len(names), self.rows
+        if count == 0:
+            return
+        self._grow(first + count)
+        self.slots[first : first + count, 0] = names
+        self.slab[first : first + count, self.kernels.KEY_WORDS : self.kernels.KEY_WORDS + self.plain] = rows
+        self.rows = first + count
+        self.index[:] = 0
+        self.kernels.rebuild(self.index, self.slots, self.rows)
+
+    def _make_room(self, keys: Keys) -> None:
+        room = min(len(self.slab), _most(self.index)) - self.rows
+        if len(keys) > room:
+            missing = self.kernels.count_missing(self.index, self.slots, self.rows, keys)
+            if missing > room:
+                self._grow(self.rows + missing)
+
+    def _grow(self, rows: int) -> None:
+        if rows > ROWS_PER_TABLE:
+            raise MemoryError(f"{rows} rows: one server holds at most {ROWS_PER_TABLE} of a table; add servers")
+        # Both arrays are taken before anything is changed. Fresh ones cost no memory until they are written to, so the
+        # old index is gone before the new one is filled.
+        capacity, places = len(self.slab), len(self.index)
+        while capacity < rows:
+            capacity += capacity // 2  # always the same steps, however large the pushes: the peak is known
+        while places * 3 // 4 < rows:
+            places *= 2
+        slab = _slab(capacity, self.words) if capacity > len(self.slab) else None
+        index = _index(places) if places > len(self.index) else None
+        if slab is not None:
+            slab[: self.rows] = self.slab[: self.rows]
+            self.slab, self.slots = slab, slab.view(np.uint64)
+            self.layout += 1
+        if index is not None:
+            self.index = index
+            self.kernels.rebuild(self.index, self.slots, self.rows)
+
+
+def _most(index: Keys) -> int:
+    """Rows that an index may hold: three quarters full, probes stay short."""
+    return len(index) * 3 // 4
+
+
+def _slab(rows: int, words: int, zero: bool = False) -> Values:
+    if rows * words >= KEY_LIMIT // 8:  # numpy would say ValueError
+        raise MemoryError(f"{rows} rows of {words} words: more than any machine has; add servers or narrow the table")
+    bare = (np.zeros if zero else np.empty)(rows * words + LINE_BYTES // 4, np.float32)
+    return _on_line(bare)[: rows * words].reshape(rows, words)
+
+
+def _index(places: int) -> Keys:
+    return _on_line(np.zeros(places + LINE_BYTES // 8, np.uint64))[:places]
+
+
+def _on_line(array: npt.NDArray[T]) -> npt.NDArray[T]:
+    """The array from the first place on that begins a cache line, so that a row or a line of slots is seldom in two."""
+    return array[-array.ctypes.data % LINE_BYTES // array.itemsize :]
+
+
+def _initial(kernels: ModuleType, initial: tables.Initial) -> tuple[int, float, float, np.uint64]:
+    """Kind, two parameters and seed, as kernels take them."""
+    match initial:
+        case tables.Constant(value):
+            made = kernels.CONSTANT, value, 0.0, 0
+        case tables.Uniform(low, high, seed):
+            made = kernels.UNIFORM, low, high, seed
+        case tables.Normal(deviation, seed):
+            made = kernels.NORMAL, deviation, 0.0, seed
+    kind, first, second, seed = made
+    with np.errstate(over="ignore"):
+        if not np.isfinite(np.array([first, second], np.float32)).all():
+            raise Invalid(f"{initial}: initial values are finite float32 numbers")
+    return kind, float(first), float(second), np.uint64(seed % (1 << 64))

@@ -1,0 +1,236 @@
+"""The counting model on real processes: the simulator's clients and workers, on real loops, judged by the same checker.
+
+    crowd = Crowd(plan, address, den)       everyone in a process of its own, which can be killed
+    crowd.start(0); crowd.start(1)
+    crowd.until(1, 20)                      it has had 20 pushes acknowledged
+    crowd.kill(1)
+    crowd.finish()                          the others are done
+    assert not crowd.violations(kv)
+
+Each process writes its history line by line, before anything of what it says is sent: what a killed one has begun is known.
+Times are those of the machine's one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from shoal.events import Begin, End, Event, Note
+from shoal.limits import INLINE_ELEMENTS
+from shoal.nodes.blocking import KV
+from shoal.nodes.loop import Loop
+from shoal.nodes.worker import Worker
+from shoal.simulation.checker import Violation, check, check_end, client_name
+from shoal.simulation.faults import Plan
+from shoal.simulation.run import Run
+from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, worker_life
+from shoal.store.split import Layout
+from shoal.testing.den import Den, soon
+from shoal.testing.watch import PATIENCE
+from shoal.wire.zmq import ZmqTransport
+
+_CALLS = 1 << 20  # of one process, at most
+_decoder = msgspec.json.Decoder(Event)
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What one process is to do."""
+
+    plan: Plan
+    address: str
+    column: int  # whose keys are its own, where clients count
+    life: int  # no two processes have the same
+    slots: list[int]  # to compute, where slots are counted
+    history: str
+    seconds: float
+
+
+class Lines(list[Event]):
+    """A history that is on disk as soon as it is written."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def append(self, record: Event) -> None:
+        os.write(self._file, msgspec.json.encode(record) + b"\n")
+
+
+class Diary(Scribe):
+    """A scribe whose calls are numbered apart from those of others."""
+
+    def __init__(self, orders: Orders) -> None:
+        super().__init__(orders.plan, time.monotonic_ns)
+        self.history = Lines(orders.history)
+        self._calls = orders.life * _CALLS
+        self.broken: set[str] = set()  # whose push failed for good
+        self.on_broken = lambda worker: self.broken.add(worker.name)
+
+
+class Hand(Dealer):
+    """A dealer of one worker's slots, all dealt beforehand."""
+
+    def __init__(self, plan: Plan, slots: Sequence[int]) -> None:
+        super().__init__(plan)
+        self._new, self._all = deque(slots), len(slots)
+
+
+def plan_of(kind: Any, workers: int, slots: int, servers: int = 2, **settings: Any) -> Plan:
+    """A small one, quick to think. For clients ``slots`` are pushes of each."""
+    given: dict[str, Any] = {
+        "seed": 0,
+        "max_delay": 2 if kind == "each" else 0,
+        "slots_per_step": workers,
+        "slots_per_pass": None,
+        "dense": True,
+        "inline": INLINE_ELEMENTS,
+        "think": 4,
+        **settings,
+    }
+    return Plan(servers=servers, workers=workers, kind=kind, slots=slots, **given)
+
+
+def create(kv: KV, plan: Plan) -> None:
+    """The table that all count in."""
+    kv.create(TABLE, Run(plan)._spec())
+
+
+def live(orders: Orders) -> None:
+    """One client or worker, life after life, until its work is done."""
+    name, plan = client_name(orders.column), orders.plan
+    diary, dealer, done = Diary(orders), Hand(plan, orders.slots), [0]
+    deadline = time.monotonic() + orders.seconds
+    for life in range(1_000):
+        random = Random(f"{plan.seed}/{name}/{orders.life}/{life}")
+        worker = Worker(name, "client" if plan.kind == "clients" else "worker", secrets.token_hex(8), seed=orders.life)
+        transport = ZmqTransport(name)
+        transport.connect("coordinator", orders.address)
+        loop = Loop(worker, transport)
+        whole = worker.start(
+            client_life(worker, diary, orders.column, done, random)
+            if plan.kind == "clients"
+            else worker_life(worker, diary, dealer, random)
+        )
+        try:
+            while not whole.done and name not in diary.broken:
+                loop.turn()
+                if time.monotonic() > deadline:
+                    tasks = [repr(op.task) for op in dict.fromkeys(worker.client._running.values())]
+                    raise TimeoutError(f"{name} is not done after {orders.seconds:g} s: {tasks or 'nothing under way'}")
+            if whole.error is not None and not isinstance(whole.error, Stop):
+                raise whole.error
+            over = whole.done and whole.error is None
+            if not over:
+                cause = whole.error.__cause__ if whole.error is not None else "a push that failed"
+                print(f"{name}, life {life}, ended: {type(cause).__name__}: {cause}", flush=True)
+            loop.carry_out(worker.leave())
+        finally:
+            loop.close()
+        if over:
+            return
+        diary.broken.discard(name)
+        dealer.give_back(name)
+
+
+class Crowd:
+    """Clients or workers of one cluster, each in a process of its own, and what they wrote."""
+
+    def __init__(self, plan: Plan, address: str, den: Den, seconds: float = PATIENCE) -> None:
+        self.plan, self.address, self._den, self._seconds = plan, address, den, seconds
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.ended: list[str] = []  # what those said that are done: why their lives ended
+        self._files: list[tuple[int, Path]] = []
+        self._notes: list[Event] = []
+
+    def start(self, column: int, slots: Sequence[int] = ()) -> None:
+        """Another process for this column: the first, or one in place of one that was killed."""
+        life = len(self._files) + 1
+        path = self._den.folder / f"history-{life}.jsonl"
+        orders = Orders(self.plan, self.address, column, life, list(slots), str(path), self._seconds)
+        self._files.append((column, path))
+        arguments = ("-m", "shoal.testing.counting", msgspec.json.encode(orders).decode())
+        self.processes[column] = self._den.start(*arguments)
+
+    def kill(self, column: int) -> None:
+        """SIGKILL, and note it."""
+        process = self.processes.pop(column)
+        self.note("crashed", column)
+        process.kill()
+        process.communicate()
+
+    def signal(self, column: int, number: signal.Signals) -> None:
+        self.processes[column].send_signal(number)
+
+    def note(self, what: Any, column: int) -> None:
+        """Something that changes what may be expected of this one."""
+        last = [one for one in self.history(column) if not isinstance(one, End)]
+        incarnation = last[-1].incarnation if last else 0
+        self._notes.append(Note(time.monotonic_ns(), what, client_name(column), incarnation))
+
+    def history(self, column: int | None = None) -> list[Event]:
+        """What all have written so far, or one of them, in the order of time."""
+        found: list[Event] = [] if column is not None else list(self._notes)
+        for of, path in self._files:
+            if path.exists() and column in (None, of):
+                whole = path.read_bytes().rpartition(b"\n")[0]
+                found += [_decoder.decode(line) for line in whole.splitlines()]
+        return sorted(found, key=lambda record: record.time)
+
+    def begun(self, column: int) -> int:
+        """How many pushes it has sent, or is about to."""
+        return sum(isinstance(one, Begin) and one.kind == "push" for one in self.history(column))
+
+    def acknowledged(self, column: int) -> int:
+        history = self.history(column)
+        pushes = {one.call for one in history if isinstance(one, Begin) and one.kind == "push"}
+        return sum(isinstance(one, End) and one.outcome == "ok" and one.call in pushes for one in history)
+
+    def until(self, column: int, pushes: int) -> None:
+        """Until so many pushes of this one are acknowledged."""
+
+        def enough() -> bool:
+            process = self.processes[column]
+            assert process.poll() in (None, 0), f"{client_name(column)} failed: {process.communicate()[1]}"
+            return self.acknowledged(column) >= pushes
+
+        assert soon(enough), f"{client_name(column)}: {self.acknowledged(column)} of {pushes} pushes"
+
+    def finish(self) -> None:
+        """Wait until all that are left have done their work."""
+        for column, process in self.processes.items():
+            try:
+                out, errors = process.communicate(timeout=self._seconds + PATIENCE)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{client_name(column)} does not end") from None
+            assert process.returncode == 0, errors
+            self.ended += out.splitlines()
+        self.processes.clear()
+
+    def violations(self, kv: KV) -> list[Violation]:
+        """What the checker says of the history, and of what is in the table now."""
+        history, scribe = self.history(), Scribe(self.plan, time.monotonic_ns)
+        assert any(isinstance(one, End) and one.seen for one in history), "nobody has pulled: nothing is shown"
+        layout: Layout = kv._client.layout(TABLE)
+        values = kv.pull(TABLE, scribe.everything(layout)).result(PATIENCE)
+        sums = [float(value) for value in values.reshape(-1, scribe.columns + 1)[:, -1]]
+        expected = Run(self.plan)._sum() if self.plan.kind == "step" else 0.0
+        return [
+            *check(self.plan, history, set()),
+            *check_end(self.plan, history, set(), scribe.seen(values), sums, expected),
+        ]
+
+
+if __name__ == "__main__":
+    live(msgspec.json.decode(sys.argv[1], type=Orders))

@@ -1,0 +1,266 @@
+"""Messages that are repeated, late, out of order, lost, damaged or without an end, between real processes (F21-F25).
+
+The counting model: each client adds one to keys of its own, each slot has keys of its own, and the checker of the
+simulator reads the promises off what everybody saw. That the faults did fire is read off the proxy's books.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+import shoal
+from shoal import limits
+from shoal.launch.processes import ProcessCluster
+from shoal.testing import zmtp
+from shoal.testing.counting import TABLE, Crowd, create, plan_of
+from shoal.testing.den import Den, soon
+from shoal.testing.proxy import Proxy, Weather, Where
+from shoal.testing.watch import PATIENCE
+from shoal.wire import coding
+from shoal.wire import messages as m
+
+KINDS = ["clients", "each", "step"]
+WORKERS, SLOTS = 3, 60
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    with shoal.local(servers=2, processes=True, transport="tcp") as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        yield cluster
+
+
+@pytest.fixture
+def kv(cluster: ProcessCluster) -> Iterator[shoal.KV]:
+    """A client in fine weather, and a cluster that is the same afterwards."""
+    pids = cluster.pids
+    with cluster.client() as kv:
+        yield kv
+        for table in kv.tables():
+            kv.drop(table)
+    assert cluster.pids == pids
+
+
+@pytest.fixture
+def proxy(request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    with Proxy(seed=sum(map(ord, request.node.name))) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def den() -> Iterator[Den]:
+    with Den() as den:
+        yield den
+
+
+def counted_under(
+    weather: Weather, kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+) -> tuple[Crowd, dict[str, int]]:
+    """Half of the work in that weather, the other half by new processes of the same names, who hear what is late."""
+    plan = plan_of(kind, WORKERS, SLOTS if kind != "clients" else SLOTS // WORKERS)
+    create(kv, plan)
+    crowd = Crowd(plan, proxy.through(cluster.address), den)
+    proxy.weather = weather
+    for half in (range(SLOTS // 2), range(SLOTS // 2, SLOTS)):
+        for column in range(WORKERS):
+            crowd.start(column, [slot for slot in half if slot % WORKERS == column])
+        crowd.finish()
+    proxy.weather = Weather()
+    assert proxy.error is None
+    assert crowd.violations(kv) == []
+    return crowd, kv.stats(TABLE)
+
+
+# ---------------------------------------------------------------- repeated, late, out of order, lost
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_that_come_twice_some_much_later_are_counted_once(
+    kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+) -> None:
+    """F21."""
+    _, stats = counted_under(Weather(repeat=0.2, late=0.4, later=2.0), kind, cluster, kv, proxy, den)
+    assert proxy.counts["repeated"] > 20
+    assert proxy.counts["repeated late"] > 20
+    assert stats["repeated"] + stats.get("held again", 0) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_that_overtake_each_other_across_connections_are_counted_once(
+    kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+) -> None:
+    """F22."""
+    counted_under(Weather(cut=0.02, later=0.8, most=12), kind, cluster, kv, proxy, den)
+    assert proxy.counts["cut"] > 3
+
+
+def test_lost_and_delayed_messages_are_sent_again_and_nobody_is_taken_for_dead(
+    cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+) -> None:
+    """F23, as far as it goes without a network of its own."""
+    crowd, _ = counted_under(Weather(drop=0.05, delay=0.02, most=12), "each", cluster, kv, proxy, den)
+    assert proxy.counts["dropped"] > 5
+    assert not any("Fenced" in line for line in crowd.ended)
+
+
+# ---------------------------------------------------------------- damaged
+
+
+@pytest.mark.parametrize("where", ["prefix", "header", "length", "framing"])
+def test_damaged_messages_are_dropped_and_told_and_what_they_said_is_counted_once(
+    where: Where, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
+) -> None:
+    """F24. A bit that leaves a message whole is for TCP's checksum to find: the proxy does not flip those."""
+    most = 2 if where == "framing" else 10  # what follows a wrong length is swallowed, until silence ends the wait
+    crowd, stats = counted_under(Weather(flip=0.05, where=(where,), most=most), "clients", cluster, kv, proxy, den)
+    assert proxy.counts[f"flipped in {where}"] == most
+    told = [(sender, to) for (sender, to, kind) in proxy.seen if kind == "no" and sender.startswith("server")]
+    if where == "framing":  # libzmq itself ends the connection, or what follows is none of ours
+        return
+    assert told
+    if where == "length":  # too short or too long for what the header says: that is for the caller to know
+        assert stats.get("refused", 0) == sum("BadValues" in line or "BadKeys" in line for line in crowd.ended)
+    else:
+        assert crowd.ended == []  # sent again, and nobody noticed
+
+
+def test_a_damaged_push_is_answered_to_its_sender(cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy) -> None:
+    """F24, one message alone: dropped, told, sent again, counted once; nothing of it is in the model before that."""
+    kv.create("w", shoal.Dense(rows=100))
+    with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
+        ann.pull("w", [0]).result(PATIENCE)
+        hit: list[str] = []
+
+        def once(passing: object) -> bool:
+            first = getattr(passing, "kind", "") == "push" and not hit
+            hit.extend(["hit"] * first)
+            return first
+
+        with proxy.hold("no", to="ann") as held:
+            proxy.weather = Weather(flip=1.0, where=("header",), only=once)
+            push = ann.push("w", [0], [1.0])
+            answer = held.wait(1)[0]
+        assert isinstance(answer.message, m.No)
+        assert answer.message.kind == "wire"
+        push.result(PATIENCE)
+    assert list(kv.pull("w", [0]).result(PATIENCE)) == [1.0]
+
+
+# ---------------------------------------------------------------- without an end
+
+
+class Raw:
+    """A connection that says what it likes, byte by byte."""
+
+    def __init__(self, cluster: ProcessCluster, name: str = "") -> None:
+        assert cluster._coordinator is not None
+        members = cluster._coordinator.node.roster.view().members  # type: ignore[attr-defined]
+        address = next(member.address for member in members if member.name == "server-0")
+        host, port = address.removeprefix("tcp://").split(":")
+        self.socket = socket.create_connection((host, int(port)), PATIENCE)
+        if name:
+            self.socket.sendall(zmtp.handshake(name))
+            stream = zmtp.Stream()
+            while not stream.ready:
+                stream.feed(self.socket.recv(4_096))
+
+    def ends_while_dripping(self, data: bytes, pause: float, seconds: float) -> bool:
+        """Send a byte now and then: does the other side end it in time?"""
+        deadline, at = time.monotonic() + seconds, 0
+        self.socket.settimeout(pause)
+        while time.monotonic() < deadline:
+            try:
+                self.socket.sendall(data[at : at + 1] or b"\0")
+                at += 1
+                while self.socket.recv(4_096):  # pings
+                    pass
+                return True
+            except TimeoutError:
+                continue
+            except OSError:
+                return True
+        return False
+
+
+def server_of(cluster: ProcessCluster) -> psutil.Process:
+    return psutil.Process(cluster.pids["server-0"])
+
+
+def test_a_greeting_that_drips_is_ended_in_time_and_others_are_served(cluster: ProcessCluster, kv: shoal.KV) -> None:
+    """F25: it never pauses for long, and has HELLO_WITHIN all the same."""
+    kv.create("w", shoal.Dense(rows=1))
+    before = server_of(cluster).num_fds()
+    slow = 2 * limits.HELLO_WITHIN / limits.SECOND
+    drip = Raw(cluster)
+    assert drip.ends_while_dripping(zmtp.handshake("drip"), slow / len(zmtp.handshake("drip")), slow)
+    kv.push("w", [0], [1.0]).result(PATIENCE)
+    drip.socket.close()
+    assert soon(lambda: server_of(cluster).num_fds() <= before + 2)
+
+
+def test_frames_that_are_announced_and_never_sent_take_no_memory(cluster: ProcessCluster, kv: shoal.KV) -> None:
+    """F25: a hundred times the largest frame, of which ten bytes come."""
+    kv.create("w", shoal.Dense(rows=1))
+    server = server_of(cluster)
+    before, fds = server.memory_info().rss, server.num_fds()
+    with contextlib.ExitStack() as left:
+        for number in range(100):
+            raw = Raw(cluster, f"announces-{number}")
+            left.enter_context(raw.socket)
+            raw.socket.sendall(zmtp.head(limits.FRAME_BYTES, False) + bytes(10))
+        for _ in range(20):
+            kv.push("w", [0], [1.0]).result(PATIENCE)
+        assert server.memory_info().rss - before < limits.FRAME_BYTES
+    assert soon(lambda: server.num_fds() <= fds + 5)
+
+
+@pytest.mark.soak
+def test_a_frame_that_drips_is_ended_by_the_heartbeat(cluster: ProcessCluster, kv: shoal.KV) -> None:
+    """F25: its bytes are no sign of life; only whole frames are."""
+    raw = Raw(cluster, "drips")
+    raw.socket.sendall(zmtp.head(limits.FRAME_BYTES, False))
+    assert raw.ends_while_dripping(b"", 0.5, 40.0)
+    raw.socket.close()
+
+
+def test_a_frame_larger_than_any_may_be_ends_its_connection_at_once(cluster: ProcessCluster, kv: shoal.KV) -> None:
+    """F25."""
+    kv.create("w", shoal.Dense(rows=1))
+    server = server_of(cluster)
+    before = server.memory_info().rss
+    for size in (limits.FRAME_BYTES + limits.HEADER_BYTES + 1, 1 << 40, (1 << 63) - 1):
+        raw = Raw(cluster, f"large-{size}")
+        raw.socket.sendall(zmtp.head(size, False) + bytes(1_000))
+        with contextlib.suppress(ConnectionError):
+            while raw.socket.recv(4_096):
+                pass
+        raw.socket.close()
+    kv.push("w", [0], [1.0]).result(PATIENCE)
+    assert server.memory_info().rss - before < limits.FRAME_BYTES
+
+
+def test_more_frames_than_a_message_has_are_refused(cluster: ProcessCluster, kv: shoal.KV) -> None:
+    """F25: many thousand, in one message; its sender is told, and others are served meanwhile."""
+    kv.create("w", shoal.Dense(rows=1))
+    raw = Raw(cluster, "many")
+    raw.socket.settimeout(PATIENCE)
+    hello = zmtp.head(len(HELLO), True) + HELLO
+    raw.socket.sendall(hello + (zmtp.head(1, True) + b"x") * 20_000 + zmtp.head(1, False) + b"x")
+    stream, answers = zmtp.Stream(), list[m.Message]()
+    stream._greeting = 0  # it was read before
+    while not answers:
+        pieces = stream.feed(raw.socket.recv(4_096))
+        answers += [coding.decode(piece[0], piece[1:])[0] for piece in pieces if isinstance(piece, list)]
+    assert isinstance(answers[0], m.No)
+    assert "at most 4 are allowed" in answers[0].reason
+    raw.socket.close()
+    kv.push("w", [0], [1.0]).result(PATIENCE)
+
+
+HELLO = coding.encode(m.Ask(1, 1, 0))

@@ -1,0 +1,42 @@
+"""The benchmark of checkpoints runs, says what it measured, and leaves nothing behind. How fast is not asked here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from shoal.benchmarks import checkpoint
+from shoal.benchmarks.checkpoint import CONTESTANTS, Results, Settings, measure
+from shoal.cli import main
+from shoal.errors import Invalid
+
+SMALL = Settings(megabytes=2, segment=1, repeat=2)
+
+
+def test_all_contestants_write_and_read_the_same_and_nothing_is_left(tmp_path: Path) -> None:
+    lines: list[str] = []
+    results = measure(SMALL, lines.append, tmp_path)
+    assert [(case.what, case.size) for case in results.cases] == [("write", 2 << 20), ("read", 2 << 20)]
+    for case in results.cases:
+        assert {name: len(seconds) for name, seconds in case.seconds.items()} == dict.fromkeys(CONTESTANTS, 2)
+        assert case.ratio("plain") == min(case.seconds["plain"]) / min(case.seconds["shoal"])
+    assert len(lines) == 2 and list(tmp_path.iterdir()) == []
+    assert msgspec.json.decode(msgspec.json.encode(results), type=Results) == results
+
+
+def test_the_command_prints_the_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checkpoint, "QUICK", SMALL)
+    told = CliRunner().invoke(
+        main, ["bench", "checkpoint", "--quick", "--folder", str(tmp_path), "--json", str(tmp_path / "all.json")]
+    )
+    assert told.exit_code == 0, told.output
+    assert "x plain" in told.output and "x safetensors" in told.output
+    assert msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results).settings == SMALL
+
+
+def test_a_benchmark_of_nothing_is_refused() -> None:
+    with pytest.raises(Invalid, match="at least one repeat"):
+        measure(Settings(repeat=0))

@@ -1,0 +1,190 @@
+"""The proxy itself: in fine weather nobody notices it, and what it is told to do to messages it does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+import shoal
+from shoal.launch.processes import ProcessCluster
+from shoal.testing import zmtp
+from shoal.testing.den import soon
+from shoal.testing.proxy import Proxy, Weather
+from shoal.wire import coding
+from shoal.wire import messages as m
+
+PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+
+
+@pytest.fixture(scope="module", params=["tcp", "ipc"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
+    with shoal.local(servers=2, processes=True, transport=request.param) as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        with cluster.client() as kv:
+            kv.create("w", shoal.Dense(rows=100))
+        yield cluster
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    with Proxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def ann(cluster: ProcessCluster, proxy: Proxy) -> Iterator[shoal.KV]:
+    with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
+        yield ann
+
+
+ALL = slice(0, 100)
+ONES = np.ones(100, np.float32)
+
+
+# ---------------------------------------------------------------- frames
+
+
+def test_messages_are_found_however_the_bytes_are_cut() -> None:
+    said = [[b"header"], [b"header", bytes(300), b""], [bytes(70_000)]]
+    ping = bytes((zmtp.COMMAND, 5)) + b"\x04PING"
+    data = zmtp.handshake("ann") + zmtp.written(said[0]) + ping + b"".join(map(zmtp.written, said[1:]))
+    for size in (1, 7, 1_000, len(data)):
+        stream, heard, passed = zmtp.Stream(), list[list[bytes]](), b""
+        for at in range(0, len(data), size):
+            for piece in stream.feed(data[at : at + size]):
+                if isinstance(piece, bytes):
+                    passed += piece
+                else:
+                    heard.append(piece)
+        assert heard == said
+        assert passed == zmtp.handshake("ann") + ping
+        assert (stream.ready, stream.name) == (True, "ann")
+
+
+# ---------------------------------------------------------------- fine weather
+
+
+def test_everybody_is_met_through_it_and_nobody_notices(cluster: ProcessCluster, proxy: Proxy, ann: shoal.KV) -> None:
+    before = ann.pull("w", ALL).result(PATIENCE)
+    for _ in range(10):
+        ann.push("w", ALL, ONES).result(PATIENCE)
+    assert (ann.pull("w", ALL).result(PATIENCE) == before + 10).all()
+    assert {("ann", "server-0", "push"), ("ann", "server-1", "push"), ("coordinator", "ann", "welcome")} <= set(
+        proxy.seen
+    )
+    addresses = [member.address for member in ann._client.view.members if member.role == "server"]
+    assert all(address.startswith("tcp://127.0.0.1:") for address in addresses)  # its own, not those of the servers
+
+
+def test_megabytes_pass_whole(cluster: ProcessCluster, ann: shoal.KV) -> None:
+    ann.create("large", shoal.Dense(rows=1 << 20))
+    values = np.arange(1 << 20, dtype=np.float32)
+    assert (ann.push_pull("large", slice(0, 1 << 20), values).result(PATIENCE) == values).all()
+    ann.drop("large")
+
+
+def test_without_rewriting_only_the_coordinator_is_met_through_it(cluster: ProcessCluster) -> None:
+    with (
+        Proxy(rewrite=False) as proxy,
+        shoal.connect(proxy.through(cluster.address), name="bob") as bob,
+    ):
+        bob.push("w", ALL, ONES).result(PATIENCE)
+        assert not any("server" in sender for sender, _, _ in proxy.seen)
+
+
+# ---------------------------------------------------------------- what it can do
+
+
+def test_what_is_held_back_comes_when_it_is_let_go(proxy: Proxy, ann: shoal.KV) -> None:
+    before = ann.pull("w", [0]).result(PATIENCE)
+    with proxy.hold("counted", sender="server-0", to="ann") as held:
+        push = ann.push("w", ALL, ONES)
+        (answer,) = {(one.sender, one.to, one.kind) for one in held.wait(1)}
+        assert answer == ("server-0", "ann", "counted")
+        assert not push.done
+    push.result(PATIENCE)
+    assert ann.pull("w", [0]).result(PATIENCE) == before + 1
+
+
+def test_what_is_thrown_away_is_sent_again(proxy: Proxy, ann: shoal.KV) -> None:
+    before = ann.pull("w", ALL).result(PATIENCE)
+    held = proxy.hold("push", sender="ann")
+    push = ann.push("w", ALL, ONES)
+    held.wait(2)
+    held.discard()
+    push.result(PATIENCE)
+    assert (ann.pull("w", ALL).result(PATIENCE) == before + 1).all()
+
+
+def test_a_connection_that_is_cut_is_made_again(proxy: Proxy, ann: shoal.KV) -> None:
+    before = ann.pull("w", ALL).result(PATIENCE)
+    for name in ("server-0", "server-1", "coordinator"):
+        proxy.cut("ann", name)
+        ann.push("w", ALL, ONES).result(PATIENCE)
+    assert proxy.counts["cut"] == 3
+    assert (ann.pull("w", ALL).result(PATIENCE) == before + 3).all()
+
+
+def test_a_late_repeat_comes_after_what_was_said_later(cluster: ProcessCluster, proxy: Proxy, ann: shoal.KV) -> None:
+    """Also by another connection, of another process of the same name, whose incarnation is another."""
+    before = ann.pull("w", ALL).result(PATIENCE)
+    proxy.weather = Weather(repeat=1.0, late=1.0, later=1.0, only=lambda one: one.kind == "push")
+    ann.push("w", ALL, ONES).result(PATIENCE)
+    proxy.weather = Weather()
+    ann.close()
+    assert proxy.counts["repeated late"] == 2
+    with shoal.connect(proxy.through(cluster.address), name="ann") as again:
+        again.push("w", ALL, ONES).result(PATIENCE)
+        assert soon(lambda: proxy.seen["server-0", "ann", "fence"] and proxy.seen["server-1", "ann", "fence"])
+        assert (again.pull("w", ALL).result(PATIENCE) == before + 2).all()
+
+
+@pytest.mark.parametrize("where", ["prefix", "header", "length", "framing"])
+def test_a_flipped_bit_is_one_that_can_be_noticed(where: str, proxy: Proxy) -> None:
+    header = coding.encode(m.Values(7, 10, [1]))
+    frames, draw = [header, bytes(80), bytes(40)], Random(where)
+    for _ in range(200):
+        flipped = proxy._flipped(frames, where, draw)  # type: ignore[arg-type]
+        assert flipped != zmtp.written(frames)
+        stream = zmtp.Stream()
+        stream._greeting = 0
+        pieces = stream.feed(flipped)
+        if where in ("prefix", "header"):
+            assert isinstance(pieces[0], list)
+            with pytest.raises(shoal.errors.WireError):
+                coding.decode(pieces[0][0], pieces[0][1:])
+        elif where == "length":
+            assert isinstance(pieces[0], list)
+            assert [len(frame) for frame in pieces[0][1:]] != [80, 40]
+
+
+def test_the_same_seed_draws_the_same(cluster: ProcessCluster) -> None:
+    """The order of messages is the machine's; one client with one thing at a time has only one."""
+    struck: list[list[int]] = []
+    for _ in range(2):
+        with Proxy(seed=5) as proxy, shoal.connect(proxy.through(cluster.address), name="ann") as ann:
+            hit: list[int] = []
+            proxy.weather = Weather(repeat=0.3, late=0.0, only=lambda one: one.kind == "push")
+            for _ in range(30):
+                ann.push("w", [0], [0.0]).result(PATIENCE)
+                hit.append(proxy.counts["repeated"])
+            struck.append(hit)
+    assert struck[0] == struck[1]
+    assert struck[0][-1] > 3
+
+
+def test_it_leaves_nothing_behind(cluster: ProcessCluster) -> None:
+    process = psutil.Process()
+    with Proxy() as first:
+        pass
+    before = process.num_fds()
+    with Proxy() as proxy, shoal.connect(proxy.through(cluster.address)) as kv:
+        kv.push("w", ALL, ONES).result(PATIENCE)
+    assert first.error is None and proxy.error is None
+    assert soon(lambda: process.num_fds() <= before)
+    assert "shoal-proxy" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,391 @@
+"""The dealing survives: a coordinator that is started again (F14), a rollback (F8), a run that is taken up from a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.cluster.stopping import Stop
+from shoal.cluster.workload import runs, spread
+from shoal.data.datasets import Dataset, load
+from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided
+from shoal.job import Job
+from shoal.limits import SECOND
+from shoal.nodes.dealing import Dealing, Marked, State, Whole
+from shoal.nodes.dealt import about_dealing, counted_everywhere, folded, joined, without
+from shoal.testing.desk import PER_PASS, Desk, dealing
+from shoal.testing.ship import JOB, Ship
+from shoal.wire import messages as m
+
+BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
+STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    job = Job.of(JOB)
+    return load(job.data, job.seed, cache=tmp_path_factory.mktemp("data"))
+
+
+def next_life(desk: Desk, **made: Any) -> Desk:
+    """The coordinator is started again; workers keep what is in their hands."""
+    again = dealing(**made)
+    again.resume(about_dealing(desk.journal))
+    return Desk(again, desk.now + 5 * SECOND, journal=list(desk.journal), hands=desk.hands, requests=desk.requests)
+
+
+def new_run(state: State, counted: list[tuple[int, int]] | None = None, **made: Any) -> Desk:
+    """Everything is started again, from a checkpoint, and all workers are here."""
+    again = dealing(**made)
+    again.restore(0, msgspec.json.decode(msgspec.json.encode(state), type=State), counted)
+    desk = Desk(again)
+    desk.want(1)
+    desk.want(2)
+    return desk
+
+
+# ---------------------------------------------------------------- the coordinator is started again
+
+
+@BOTH
+def test_a_run_goes_on_where_its_coordinator_was_started_again(slots: int) -> None:
+    made: dict[str, Any] = {"rules": Stop(epochs=4), "slots": slots, "every": 0.5}
+    desk = Desk(dealing(**made)).begin()
+    for _ in range(5):
+        desk.now += SECOND
+        for who in (1, 2):
+            desk.work(who)
+        desk.judge(0.6)
+    former, told = desk.dealing, len(desk.all(Evaluated))
+    again = next_life(desk, **made)
+    assert not again.all(Started)
+    assert again.dealing.workload.barrier == former.workload.barrier
+    assert again.dealing.seconds == pytest.approx(
+        former.seconds, abs=1.1
+    )  # what was journalled last; being away is not counted
+    again.run(loss=0.5)
+    assert again.why == "4 epochs done"
+    assert again.dealing.workload.done == again.dealing.workload.limit
+    numbers = [event.number for event in (*desk.all(Evaluated), *again.all(Evaluated))]
+    assert numbers == list(range(len(numbers))) and told > 1  # none is judged twice, none is left out
+
+
+@BOTH
+def test_what_workers_did_for_the_former_life_counts_in_the_next(slots: int) -> None:
+    made: dict[str, Any] = {"slots": slots, "every": math.inf}
+    desk = Desk(dealing(**made)).begin()
+    desk.want(1, 3)
+    desk.want(2, 3)
+    had = sorted(desk.hands[1] + desk.hands[2])
+    assert had  # none of it journalled
+    again = next_life(desk, **made)
+    for who in (1, 2):
+        mine, again.hands[who] = again.hands[who], []
+        again.want(who, 0, counted=mine, examples=len(mine), loss=0.5 * len(mine))
+    assert spread(again.dealing.workload.counted(), 99) == had
+    assert again.dealing.examples == len(had)
+    again.run()
+    assert again.dealing.workload.done == again.dealing.examples == 16
+
+
+@BOTH
+def test_a_report_that_the_former_life_had_journalled_counts_nothing_twice(slots: int) -> None:
+    made: dict[str, Any] = {"slots": slots, "every": math.inf}
+    desk = Desk(dealing(**made)).begin()
+    desk.want(1, 3)
+    mine = list(desk.hands[1])
+    report = m.Want(50, 1, 0, runs(sorted(mine)), examples=len(mine), loss=1.0)
+    desk.send(1, report)
+    desk.wait(0.3)
+    again = next_life(desk, **made)
+    again.requests = 60
+    assert again.dealing.examples == len(mine)
+    again.send(1, report)  # the answer was lost
+    assert again.dealing.examples == again.dealing.workload.done == len(mine)
+
+
+def test_who_joined_in_this_life_cannot_claim_what_nobody_dealt_it() -> None:
+    desk = next_life(Desk(dealing()).begin())
+    desk.feed(desk.dealing.joined(desk.now, "worker-7", "worker"))
+    desk.want(7, 0, counted=[0, 1, 2])
+    assert desk.dealing.workload.done == 0
+    desk.want(1, 0, counted=[0, 1, 2, 1 << 40])
+    assert desk.dealing.workload.done == 3
+
+
+@BOTH
+def test_a_slot_that_is_void_is_on_disk_before_it_is_dealt(slots: int) -> None:
+    desk = Desk(dealing(slots=slots)).begin()
+    desk.want(1, 1)
+    (slot,) = desk.hands[1]
+    desk.want(1, refused={slot: "nan"})
+    desk.requests += 1
+    effects = desk.dealing.want(desk.now, "worker-1", m.Want(desk.requests, 1, 1, refused={slot: "nan"}))
+    kinds = [type(effect).__name__ for effect in effects]
+    assert kinds.index("Persist") < kinds.index("Send")
+    desk.feed(effects)
+    again = next_life(desk, slots=slots)
+    assert slot in again.dealing.workload.voids
+    again.run()
+    assert not again.all(Voided) and again.dealing.workload.done == 16
+
+
+@BOTH
+def test_an_evaluation_under_way_is_judged_once_whatever_the_coordinator_remembers(slots: int) -> None:
+    made: dict[str, Any] = {"slots": slots, "rules": Stop(epochs=5)}
+    desk = Desk(dealing(**made)).begin()
+    for _ in range(20):
+        desk.work(1)
+        desk.work(2)
+    asked = desk.ready()
+    assert asked.number == 1
+    again = next_life(desk, **made)  # asked, not read
+    assert again.ready() == msgspec.structs.replace(asked, request=again.requests)
+    again.ready(holds=1)
+    third = next_life(again, **made)  # read, not judged
+    third.want(1, 4)
+    assert third.hands[1]  # so training went on
+    third.ready(holds=1, found=1, loss=0.4)
+    assert [event.number for event in third.all(Evaluated)] == [1]
+    fourth = next_life(third, **made)
+    assert fourth.ready(holds=1, found=1, loss=0.4).number == -1 and not fourth.all(Evaluated)
+
+
+def test_stop_rules_remember_what_they_have_seen() -> None:
+    made: dict[str, Any] = {"rules": Stop(patience=3)}
+    desk = Desk(dealing(**made)).begin(loss=0.5)
+    number = 0
+    while number < 2:
+        for who in (1, 2):
+            desk.work(who)
+        number = max(number, desk.judge(0.6))
+    again = next_life(desk, **made)
+    again.run(loss=0.6)
+    assert again.why == "no improvement in 3 evaluations"
+    assert again.all(Evaluated)[0].number == 3
+
+
+@BOTH
+def test_a_run_that_was_stopping_stops_and_one_that_had_ended_has_ended(slots: int) -> None:
+    made: dict[str, Any] = {"rules": Stop(seconds=1), "slots": slots}
+    desk = Desk(dealing(**made)).begin()
+    desk.work(1)
+    desk.wait(1.2)
+    assert desk.dealing.over and not desk.dealing.ended
+    again = next_life(desk, **made)
+    assert again.dealing.over == "1 seconds are over" and again.dealing.workload.limit == desk.dealing.workload.limit
+    again.run()
+    assert again.why == "1 seconds are over"
+    third = next_life(again, **made)
+    assert third.dealing.ended and third.ready().over and third.want(1, 4).over
+    assert not third.told
+
+
+@STRATEGIES
+def test_every_slot_counts_once_when_the_coordinator_is_started_again(rows: Dataset, strategy: str) -> None:
+    for seed in range(4):
+        ship = Ship(rows, seed=seed, strategy=strategy, workers=3)
+        for share in (7 + seed, 30, 50):
+            ship.until(lambda ship=ship, share=share: ship.slots_done() >= share)  # type: ignore[misc]
+            ship.restart_coordinator()
+        ship.home()
+        assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
+        assert ship.all(Stopped)[-1].why == "3 epochs done" and len(ship.all(Started)) == 1
+        numbers = [event.number for event in ship.all(Evaluated)]
+        assert numbers == list(range(len(numbers))) and ship.all(Evaluated)[-1].passes == 3.0
+        assert strategy != "sync" or len(numbers) == 4
+        assert all(task.error is None for task in ship.ends.values())
+
+
+def test_a_synchronous_run_is_the_same_bit_for_bit_when_its_coordinator_is_started_again(
+    rows: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.nodes.trainer._FIRST_ROWS", 0)  # few slots at a time
+    settings = {"strategy": "sync", "strategy__slots_per_step": 4, "evaluate__every": 0.3}
+    calm = Ship(rows, workers=1, **settings).home()
+    for seed in range(6):
+        ship = Ship(rows, seed=seed, workers=3, **settings)
+        for share in (5 + seed, 20 + 3 * seed, 60):
+            ship.until(lambda ship=ship, share=share: ship.slots_done() >= share)  # type: ignore[misc]
+            ship.restart_coordinator()
+        ship.home()
+        np.testing.assert_array_equal(ship.weights, calm.weights)
+        assert [event.test_loss for event in ship.all(Evaluated)] == [event.test_loss for event in calm.all(Evaluated)]
+
+
+def test_nothing_hangs_when_a_worker_dies_with_slots_that_nobody_knows_it_has(
+    rows: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F15: the others may be full of later slots, and wait for one of its."""
+    monkeypatch.setattr("shoal.nodes.trainer._FIRST_ROWS", 0)  # so that they are full soon
+    for seed in range(12):
+        ship = Ship(rows, seed=seed, strategy="sync", workers=3, strategy__slots_per_step=3, evaluate__every=math.inf)
+        ship.until(lambda ship=ship, seed=seed: ship.slots_done() >= 2 * seed + 2)  # type: ignore[misc]
+        assert all(line.account.dealt == 0 for line in about_dealing(ship.journal))  # type: ignore[union-attr]
+        ship.restart_coordinator()
+        ship.kill("worker-1")
+        ship.home()
+        assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
+        assert [event.name for event in ship.all(Gone)] == ["worker-1"]
+
+
+# ---------------------------------------------------------------- a run is taken up from a checkpoint
+
+
+@BOTH
+def test_a_checkpoint_says_all_that_is_needed_to_go_on(slots: int) -> None:
+    made: dict[str, Any] = {"rules": Stop(epochs=3, patience=5), "slots": slots, "every": 0.5}
+    desk = Desk(dealing(**made)).begin(loss=0.7)
+    for _ in range(4):
+        desk.now += SECOND
+        for who in (1, 2):
+            desk.work(who)
+        desk.judge(0.6)
+    cut = desk.dealing.cut
+    assert cut is not None
+    state = desk.dealing.state(cut)
+    again = new_run(state, **made)
+    work = again.dealing.workload
+    assert work.counted() == state.counted and again.dealing.examples == work.done
+    if slots:
+        assert state.counted == [(0, work.slots_until(cut))] and work.steps == cut
+    assert again.dealing.seconds == desk.dealing.seconds
+    assert again.all(Started)
+    again.run(loss=0.5)
+    assert again.why == "3 epochs done" and again.dealing.examples == work.done == work.limit
+    numbers = [event.number for event in again.all(Evaluated)]
+    assert numbers == list(range(state.account.judgements.found + 1, numbers[-1] + 1))
+
+
+@pytest.mark.parametrize("turns", range(1, 14))
+def test_evaluations_after_a_checkpoint_are_those_of_a_run_that_never_stopped(turns: int) -> None:
+    """In step mode: at the same steps, whatever was under way when it was cut."""
+    made: dict[str, Any] = {"rules": Stop(epochs=3), "slots": 3, "every": 0.5}
+    calm = Desk(dealing(**made)).begin().run()
+    desk = Desk(dealing(**made)).begin()
+    for turn in range(turns):
+        desk.work(1 + turn % 2, 2)
+        if turn % 3 == 0:
+            desk.judge()
+    cut = desk.dealing.cut
+    if cut is None:  # an evaluation before it is being judged
+        assert desk.dealing.evaluations.open >= 0
+        return
+    again = new_run(desk.dealing.state(cut), **made).run()
+    found = {event.number: event.steps for event in (*desk.all(Evaluated), *again.all(Evaluated))}
+    assert found == {event.number: event.steps for event in calm.all(Evaluated)}
+
+
+def test_a_checkpoint_of_the_end_is_judged_again_and_ends() -> None:
+    desk = Desk(dealing(Stop(epochs=1), slots=4)).begin().run()
+    again = new_run(desk.dealing.state(2), rules=Stop(epochs=1), slots=4)
+    again.run()
+    assert again.why == "1 epoch done" and again.dealing.workload.done == 8
+
+
+def test_nothing_is_cut_before_the_first_weights_are_read() -> None:
+    desk = Desk(dealing(slots=3))
+    assert desk.dealing.cut is None
+    desk.want(1)
+    desk.want(2)
+    assert desk.dealing.cut is None
+    desk.judge()
+    assert desk.dealing.cut == 1
+    assert Desk(dealing()).begin().dealing.cut == m.NO_CLOCK
+
+
+def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
+    """In each mode every segment is cut at a moment of its own."""
+    books = [
+        m.Books(9, {0: m.Counts(8), 1: m.Counts(2, [5]), -7: m.Counts(40)}),
+        m.Books(9, {0: m.Counts(8), 1: m.Counts(3, [6])}),
+        m.Books(9, {0: m.Counts(7, []), 1: m.Counts(0, [0, 1, 5, 6])}),
+    ]
+    counted = counted_everywhere(books, PER_PASS)
+    assert counted == [(0, 7), (8, 10)]
+    assert counted_everywhere([*books, m.Books(0)], PER_PASS) == counted_everywhere([], PER_PASS) == []
+    desk = new_run(State(), counted, rules=Stop(epochs=2))
+    assert desk.dealing.workload.done == desk.dealing.examples == 9
+    desk.judge()
+    again = sorted(spread([*desk.want(1, 9).again, *desk.want(2, 9).again], 99))
+    assert again == [7, *range(10, 16)]
+    assert desk.run().dealing.workload.done == 16
+
+
+# ---------------------------------------------------------------- rollback
+
+
+@BOTH
+@pytest.mark.parametrize("checkpoint", [4, None])
+def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, checkpoint: int | None) -> None:
+    made: dict[str, Any] = {"rules": Stop(epochs=3), "slots": slots, "every": 0.5}
+    desk = Desk(dealing(**made)).begin()
+    for _ in range(3):
+        desk.work(1), desk.work(2)
+        desk.judge()
+    cut = desk.dealing.cut
+    assert cut is not None
+    state = desk.dealing.state(cut) if checkpoint is not None else None
+    while not desk.dealing.workload.done >= 15:
+        desk.now += SECOND
+        desk.work(1), desk.work(2)
+        desk.judge()
+    before, counted = desk.dealing.workload, desk.dealing.workload.counted()
+    seconds = desk.dealing.seconds
+    desk.feed(desk.dealing.rollback(desk.now, state, state.counted if state else [], "server-0 is gone", checkpoint))
+    (told,) = desk.all(RolledBack)
+    assert (told.checkpoint, told.steps_before, told.why) == (checkpoint, before.steps, "server-0 is gone")
+    assert told.steps_after == desk.dealing.workload.steps < told.steps_before
+    assert told.slots == without(counted, state.counted if state else [])
+    assert desk.dealing.seconds == seconds and desk.dealing.generation == 1  # time goes on
+    assert desk.dealing.examples == desk.dealing.workload.done
+    desk.hands = {}
+    for _ in range(200):  # all of them are others now
+        desk.now += SECOND // 100
+        for who in (11, 12):
+            desk.work(who)
+        desk.judge()
+        if desk.dealing.ended:
+            break
+    assert desk.why == "3 epochs done" and desk.dealing.examples == desk.dealing.workload.done == 24
+    assert desk.dealing.counts["rollbacks"] == 1
+    again = next_life(desk, **made)  # the journal knows of it
+    assert again.dealing.generation == 1 and again.dealing.workload.done == 24
+
+
+def test_a_journal_in_which_the_run_went_back_says_what_holds_now() -> None:
+    whole = Whole(State(counted=[(0, 3)], voids={1: "nan"}))
+    assert folded([Marked([(0, 9)]), whole, Marked([(4, 6)]), Marked([(3, 4)], {5: "x"})]) == State(
+        counted=[(0, 6)], voids={1: "nan", 5: "x"}
+    )
+
+
+def test_a_rollback_after_the_end_is_none() -> None:
+    desk = Desk(dealing(Stop(epochs=1))).begin().run()
+    assert desk.dealing.rollback(desk.now, None, [], "too late") == []
+
+
+def test_a_server_that_had_no_only_copy_is_no_end() -> None:
+    desk = Desk(dealing()).begin()
+    member = m.Member("server-1", 5, "server", "")
+    desk.feed(desk.dealing.gone(desk.now, member, "killed", died=True, only_copy=False))
+    assert [event.name for event in desk.all(Gone)] == ["server-1"] and not desk.dealing.ended
+    assert desk.run().why == "2 epochs done"
+
+
+def test_runs_are_joined_and_taken_away() -> None:
+    assert joined([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]) == [(0, 3), (5, 9)]
+    assert without([(0, 10)], [(2, 4), (6, 7)]) == [(0, 2), (4, 6), (7, 10)]
+    assert without([(0, 3), (5, 9)], [(2, 6)]) == [(0, 2), (6, 9)]
+    assert without([(0, 3), (5, 9)], [(0, 99)]) == [] and without([(0, 3)], []) == [(0, 3)]
+
+
+def test_a_state_survives_as_json(tmp_path: Path) -> None:
+    desk: Dealing = Desk(dealing(slots=3)).begin(loss=0.5).run().dealing
+    for state in (desk.state(), State(), dealing().state()):
+        assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state

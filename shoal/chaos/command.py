@@ -11,6 +11,9 @@ import click
 if TYPE_CHECKING:
     from shoal.chaos.report import Report
 
+ROWS = 1_000_000  # of the made-up set: more than are learned by heart in a minute
+EVALUATE_EVERY = 0.25  # passes
+
 
 @click.command()
 @click.argument("data", default="clicks")
@@ -59,6 +62,7 @@ def chaos(
     from shoal.job import Job, changed, value_of
 
     settings: dict[str, object] = {"servers": servers, "workers": workers, "copies": copies, "strategy": strategy}
+    settings |= {"evaluate.every": EVALUATE_EVERY} | ({"data.rows": ROWS} if data == "clicks" else {})
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:

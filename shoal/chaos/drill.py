@@ -2,13 +2,15 @@
 
     report = drill(Drill(job=job, nemesis=Settings(seed=7)), seconds=60)
 
-First the clean run, for so many seconds; then the same job over as many steps, with a nemesis at it. Nothing is hurt in the last
-tenth, so that the run ends healed, and the account is read after that.
+First the clean run, for so many seconds; then the same job over the whole passes that it made (at least one), with a nemesis at
+it. Nothing is hurt in the last tenth, so that the run ends healed, and the account is read after that. Whole passes, since
+which slots of a pass are computed is not known beforehand otherwise, and then one could stand in for another.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -35,13 +37,13 @@ LOOK_WITHIN = 2.0  # seconds: a coordinator that takes longer is taken for dead
 HEALED_FROM = 0.9  # of the work: from there on nobody is hurt
 RECENT = 1.5  # seconds over which a rate is taken
 SETTLE = 15.0  # seconds after the end for copies to be made again
-FORMAT = 1  # of what is kept of clean runs
+FORMAT = 2  # of what is kept of clean runs
 
 
 class Clean(msgspec.Struct, frozen=True):
-    """What is kept of a clean run."""
+    """What is kept of a clean run: its first so many passes."""
 
-    steps: int
+    passes: int
     loss: float | None
     seconds: float
 
@@ -87,7 +89,7 @@ def drill(
         raise Invalid(f"{seconds} seconds: needs more than 0")
     dataset = load(job.data, job.seed, progress=audience.note)
     clean = clean or clean_run(job, dataset, seconds, audience)
-    job = Job.of({**msgspec.to_builtins(job), "stop": {"steps": clean.steps}})
+    job = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(clean.passes)}})
     return Drill(job, dataset, nemesis, clean, audience).run()
 
 
@@ -100,15 +102,16 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience) ->
     try:
         if file is not None:
             found = msgspec.json.decode(file.read_bytes(), type=Clean)
-            audience.note(f"clean run, from the last time: {found.steps:,} steps, loss {words.loss(found.loss)}")
+            audience.note(f"clean run, from the last time: {_passes(found)}, loss {words.loss(found.loss)}")
             return found
     except (OSError, msgspec.MsgspecError):
         pass
     audience.note(f"a clean run first, of {words.duration(seconds)}: what to hold the broken one against")
-    report = Drill(timed, dataset, None, Clean(0, None, seconds), audience).run()
-    if report.wrong:
-        raise ShoalError(f"the clean run did not go well: {report.wrong[0]}: nothing to hold a broken one against")
-    found = Clean(report.steps, report.loss, report.seconds)
+    found = _clean(Drill(timed, dataset, None, Clean(0, None, seconds), audience))
+    if not found.passes:
+        audience.note(f"{words.duration(seconds)} are less than one pass: a clean run of one pass")
+        whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": 1.0}})
+        found = _clean(Drill(whole, dataset, None, Clean(0, None, seconds), audience))
     if file is not None:
         try:
             file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -116,6 +119,21 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience) ->
         except OSError:
             pass  # it can be made again
     return found
+
+
+def _clean(run: Drill) -> Clean:
+    report = run.run()
+    if report.wrong:
+        raise ShoalError(f"the clean run did not go well: {report.wrong[0]}: nothing to hold a broken one against")
+    passes = max((math.floor(event.passes) for event in run.evaluated), default=0)
+    if not passes:
+        return Clean(0, None, report.seconds)
+    first = next(event for event in run.evaluated if event.passes >= passes)  # the first that has seen them all
+    return Clean(passes, first.test_loss, first.seconds)
+
+
+def _passes(clean: Clean) -> str:
+    return "1 pass" if clean.passes == 1 else f"{clean.passes:,} passes"
 
 
 class Drill:
@@ -129,6 +147,7 @@ class Drill:
         self.board = Board(job, None if nemesis is None else nemesis.seed, clean_loss=clean.loss)
         self.patients: list[Patient] = []
         self.rollbacks = 0
+        self.evaluated: list[Evaluated] = []
         self._heard: deque[RunEvent] = deque()  # from the coordinator's thread
         self._began = time.monotonic()
         self._next = 0.0
@@ -193,7 +212,7 @@ class Drill:
 
     def _share(self) -> float:
         course = self.stage.course
-        if self.job.stop.steps is None:  # the clock ends it
+        if self.job.stop.epochs is None:  # the clock ends it
             return min(1.0, self.now / self.clean.seconds)
         return course.done / course.limit if course is not None and course.limit else 0.0
 
@@ -308,6 +327,7 @@ class Drill:
                 if seconds > 0:
                     board.throughput.append((self.now, max(0.0, examples / seconds)))
             case Evaluated():
+                self.evaluated.append(event)
                 board.loss = event.test_loss
                 if words.finite(event.test_loss):
                     board.losses.append((self.now, event.test_loss))

@@ -162,7 +162,7 @@ class Stage:
         task = self._kv.pull(TABLE, slice(None))
         task.result(READ_WITHIN)
         # A run that is stopped by the clock ends with whatever was dealt: which slots these were is not told.
-        whole = self.job.stop.steps is not None and course.done >= course.limit
+        whole = self.job.stop.epochs is not None and course.done >= course.limit
         versions, per_pass = (_versions(task, course), course.per_pass) if whole else ({}, 0)
         sent = course.done + course.counts.get("slots dealt again", 0)
         return account.balance(tally.keys, tally.values, course.done, sent, self.probes, versions, per_pass)

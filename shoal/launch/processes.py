@@ -147,7 +147,7 @@ class ProcessCluster(Cluster):
         return "tcp://127.0.0.1:*" if self._over_tcp else f"ipc://{self._folder}/{name}"
 
     def _check_usable(self) -> None:
-        if self._children.gone:
+        if self._children.gone and not self._closed:
             raise StartFailed(f"{self._children.gone}: start another cluster")
         if self._ended:
             raise ClusterError(f"{self._ended}: start another one")

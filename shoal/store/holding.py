@@ -14,50 +14,28 @@ gets no acknowledgement, and counts nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.store.filling import Filling
-from shoal.store.follow import Follow
 from shoal.store.image import Image
-from shoal.store.outcome import Outcome, Work
+from shoal.store.levelling import Levelling
+from shoal.store.outcome import Outcome
 from shoal.store.part import Part
-from shoal.store.replicate import Log
 from shoal.store.segment import Segments
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
 Loader = Callable[[m.Placed, Sequence[int]], list[Image]]
-Key = tuple[str, str, int]  # another survivor, and the former primary through which both have it
 FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.Adopt | m.Adopted
 
 
-@dataclass(slots=True)
-class Other:
-    """Another survivor that holds segments which we are to be primary of."""
-
-    incarnation: int
-    segments: list[int]
-    follow: Follow  # through which we have them
-    level: bool = False  # we have what it has
-    adopted: bool = False  # it has what we have, and follows us
-    theirs: list[int] = field(default_factory=list)
-    again: int = 0
-
-
-class Holding:
+class Holding(Levelling):
     """What one server has of one table."""
 
     def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
-        self.me, self.incarnation, self.placed, self.inline = me, incarnation, placed, inline
-        self.log = Log(placed.number, incarnation)
+        super().__init__(me, incarnation, placed, inline)
         self.own: Segments | None = None
-        self.follows: dict[tuple[str, int], Follow] = {}
-        self.counts: dict[str, int] = {}
-        self._members: dict[str, int] = {}  # servers by name: incarnation
-        self._others: dict[Key, Other] = {}  # to be level with before we open
-        self._promoted: list[int] = []  # segments that are ours now, and not open yet
         self._fillings: dict[str, Filling] = {}
 
     # ------------------------------------------------------------ the beginning
@@ -88,23 +66,6 @@ class Holding:
     def _held(self, segments: Iterable[int]) -> list[tuple[int, KeyRange]]:
         return [(segment, self.range(segment)) for segment in segments]
 
-    def range(self, segment: int) -> KeyRange:
-        starts = self.placed.starts
-        return KeyRange(starts[segment], starts[segment + 1] if segment + 1 < len(starts) else self.placed.spec.span)
-
-    def _following(self, primary: str) -> Follow:
-        key = primary, self._members.get(primary, 0)
-        follow = self.follows.get(key)
-        if follow is None:
-            follow = self.follows[key] = Follow(self.placed.number, self.placed.spec, *key, self.range, self.inline)
-            follow.awaited = self._awaited(primary)
-        return follow
-
-    def _awaited(self, primary: str) -> set[int]:
-        """The segments that this primary is filling us with."""
-        places = enumerate(self.placed.places)
-        return {segment for segment, one in places if one.filling == self.me and one.servers[:1] == [primary]}
-
     def _of_mine(self, which: Callable[[m.Place], bool]) -> list[int]:
         """Those of the segments that we are primary of."""
         return [
@@ -114,15 +75,6 @@ class Holding:
         ]
 
     # ------------------------------------------------------------ a new view
-
-    @property
-    def opening(self) -> bool:
-        """Some of its segments are not open yet."""
-        return bool(self._promoted)
-
-    def waits_for(self) -> str:
-        late = sorted({key[0] for key, other in self._others.items() if not other.adopted})
-        return f"{self.me} is being brought level with {', '.join(late) or 'its copies'}"
 
     def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
         """Put this placement into effect."""
@@ -167,21 +119,6 @@ class Holding:
             if not follow.known and self._members.get(key[0], 0) != key[1]:
                 del self.follows[key]
 
-    def _survivors(self) -> dict[Key, Other]:
-        others: dict[Key, Other] = {}
-        for segment in self._promoted:
-            follow = self._holder(segment)
-            if follow is None:
-                raise AssertionError(f"{self.me} is primary of segment {segment}, of which it has nothing")
-            for name in self.placed.places[segment].servers[1:]:
-                key = name, follow.primary, follow.incarnation
-                other = others.setdefault(key, Other(self._members.get(name, 0), [], follow))
-                other.segments.append(segment)
-        return others
-
-    def _holder(self, segment: int) -> Follow | None:
-        return next((follow for follow in self.follows.values() if segment in follow.segments), None)
-
     def _relink(self, now: int) -> Outcome:
         """Who follows us, and who is being filled, by the view that is in effect."""
         for name, link in list(self.log.links.items()):
@@ -215,26 +152,7 @@ class Holding:
                 outcome.effects += filling.advance(now, self.own, limits.COORDINATOR)
         return outcome
 
-    # ------------------------------------------------------------ level, and open
-
-    def _level(self, now: int) -> Outcome:
-        if all(other.adopted for other in self._others.values()):
-            return self._open(now)
-        outcome = Outcome()
-        for key, other in self._others.items():
-            if now < other.again or other.adopted:
-                continue
-            other.again = now + limits.LEVEL_AGAIN
-            name, table, view = key[0], self.placed.number, self.log.view
-            if not other.level:
-                seqs = other.follow.seqs(other.segments)
-                message = m.Level(table, view, self.incarnation, other.incarnation, other.segments, seqs)
-                outcome.effects.append(Send(name, message))
-            elif all(one.level for one in self._others.values()):
-                changes, arrays = other.follow.lacks(other.segments, other.theirs)
-                adopt = m.Adopt(table, view, self.incarnation, other.incarnation, other.segments, self.log.seq, changes)
-                outcome.effects.append(Send(name, adopt, arrays))
-        return outcome
+    # ------------------------------------------------------------ open
 
     def _open(self, now: int) -> Outcome:
         """We have all that any survivor had, and they have it, too: from here on these segments are served."""
@@ -314,84 +232,6 @@ class Holding:
                 return self._answer_level(sender, message)
             case m.Adopt():
                 return self._adopt(sender, message, arrays)
-        return Outcome()
-
-    def _is_primary(self, sender: str, segments: Iterable[int], view: int) -> bool:
-        """Does our own view name this server as primary of all of these segments?"""
-        places = self.placed.places
-        return all(
-            segment < len(places) and places[segment].servers[:1] == [sender] and view >= places[segment].since
-            for segment in segments
-        )
-
-    def _answer_level(self, sender: str, ask: m.Level) -> Outcome:
-        if not self._is_primary(sender, ask.segments, ask.view):
-            return self._ignored("not from the primary")
-        ours = self.follows.get((sender, ask.incarnation))
-        adopted = set() if ours is None else set(ours.segments)  # by this very primary, in an earlier view
-        left = [segment for segment in ask.segments if segment not in adopted]
-        former = self._holder(left[0]) if left else None
-        if left and (former is None or any(segment not in former.segments for segment in left)):
-            return self._ignored("nothing to level")
-        asked = dict(zip(ask.segments, ask.seqs, strict=False))
-        seqs, changes, arrays = dict(asked), list[m.Change](), tuple[m.Array, ...]()
-        if former is not None:
-            seqs.update(zip(left, former.seqs(left), strict=True))
-            found, rows = former.lacks(left, [asked[segment] for segment in left])
-            changes, arrays = found, tuple(rows)
-        levels = m.Levels(ask.table, ask.view, ask.incarnation, ask.segments, [*seqs.values()], changes)
-        return Outcome([Send(sender, levels, arrays)])
-
-    def _levelled(self, now: int, sender: str, message: m.Levels | m.Adopted, arrays: m.Arrays) -> Outcome:
-        other = next(
-            (one for key, one in self._others.items() if key[0] == sender and one.segments == message.segments),
-            None,
-        )
-        if other is None or message.view != self.log.view or message.incarnation != self.incarnation:
-            return Outcome()
-        outcome = Outcome()
-        if isinstance(message, m.Adopted):
-            other.adopted = other.level
-        elif not other.level:
-            if message.changes:
-                self.counts["levelled"] = self.counts.get("levelled", 0) + 1
-            outcome += other.follow.catch_up(message.changes, arrays)
-            other.level, other.theirs = True, message.seqs
-            for one in self._others.values():
-                one.again = now
-        if outcome.works:
-            outcome.works.append(Work(lambda: None, self._level, None))
-            return outcome
-        return outcome + self._level(now)
-
-    def _adopt(self, sender: str, adopt: m.Adopt, arrays: m.Arrays) -> Outcome:
-        """A new primary has brought us level: follow it from here on."""
-        if not self._is_primary(sender, adopt.segments, adopt.view):
-            return self._ignored("not from the primary")
-        new = self._following(sender)
-        answer = Outcome([Send(sender, m.Adopted(adopt.table, adopt.view, adopt.incarnation, adopt.segments))])
-        moving = [segment for segment in adopt.segments if segment not in new.segments]
-        if not moving:
-            return answer
-        former = self._holder(moving[0])
-        if former is None or any(segment not in former.segments for segment in moving):
-            return self._ignored("nothing to adopt")
-        outcome = former.catch_up(adopt.changes, arrays)
-
-        def move(now: int) -> Outcome:
-            assert former.part is not None
-            new.adopt([former.part.image(segment) for segment in moving], adopt.seq)
-            former.drop(moving)
-            self._drop_follows()
-            return answer
-
-        if outcome.works:
-            outcome.works.append(Work(lambda: None, move, None))
-            return outcome
-        return outcome + move(0)
-
-    def _ignored(self, why: str) -> Outcome:
-        self.counts[why] = self.counts.get(why, 0) + 1
         return Outcome()
 
     # ------------------------------------------------------------ time, and who is here

@@ -9,29 +9,135 @@ from ``incarnation << 32``, so that an answer meant for an earlier life of a nod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
-
 import msgspec
-import numpy.typing as npt
 
 from shoal.tables import Table
-
-Array = npt.NDArray[Any]
-Arrays = Sequence[Array]
-EVERYWHERE = 1 << 30  # above any segment number
-NO_CLOCK = -1
-
-# Numbers in headers are bounded where they are decoded, so that no sum of two of them leaves 64 bits.
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 61)]
-Signed = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]
-
-
-class Message(msgspec.Struct, frozen=True, tag=str.lower, array_like=True, forbid_unknown_fields=True):
-    """Base of every message. The tag on the wire is the class name in lower case."""
-
-    frames: ClassVar[str] = ""  # the arrays behind the header: k for keys, v for values, capital if it may be missing
-
+from shoal.wire.base import (
+    EVERYWHERE as EVERYWHERE,
+)
+from shoal.wire.base import (
+    NO_CLOCK as NO_CLOCK,
+)
+from shoal.wire.base import (
+    Array as Array,
+)
+from shoal.wire.base import (
+    Arrays as Arrays,
+)
+from shoal.wire.base import (
+    Count as Count,
+)
+from shoal.wire.base import (
+    Message as Message,
+)
+from shoal.wire.base import (
+    Signed as Signed,
+)
+from shoal.wire.copies import (
+    Adopt as Adopt,
+)
+from shoal.wire.copies import (
+    Adopted as Adopted,
+)
+from shoal.wire.copies import (
+    Append as Append,
+)
+from shoal.wire.copies import (
+    Appended as Appended,
+)
+from shoal.wire.copies import (
+    Books as Books,
+)
+from shoal.wire.copies import (
+    Change as Change,
+)
+from shoal.wire.copies import (
+    Clocked as Clocked,
+)
+from shoal.wire.copies import (
+    Counts as Counts,
+)
+from shoal.wire.copies import (
+    Fill as Fill,
+)
+from shoal.wire.copies import (
+    Filled as Filled,
+)
+from shoal.wire.copies import (
+    Full as Full,
+)
+from shoal.wire.copies import (
+    Level as Level,
+)
+from shoal.wire.copies import (
+    Levels as Levels,
+)
+from shoal.wire.copies import (
+    Shrink as Shrink,
+)
+from shoal.wire.copies import (
+    Snap as Snap,
+)
+from shoal.wire.copies import (
+    Snapped as Snapped,
+)
+from shoal.wire.copies import (
+    Written as Written,
+)
+from shoal.wire.requests import (
+    Ask as Ask,
+)
+from shoal.wire.requests import (
+    Busy as Busy,
+)
+from shoal.wire.requests import (
+    Counted as Counted,
+)
+from shoal.wire.requests import (
+    Fence as Fence,
+)
+from shoal.wire.requests import (
+    Held as Held,
+)
+from shoal.wire.requests import (
+    Moved as Moved,
+)
+from shoal.wire.requests import (
+    No as No,
+)
+from shoal.wire.requests import (
+    Park as Park,
+)
+from shoal.wire.requests import (
+    Pull as Pull,
+)
+from shoal.wire.requests import (
+    Push as Push,
+)
+from shoal.wire.requests import (
+    Rollback as Rollback,
+)
+from shoal.wire.requests import (
+    Told as Told,
+)
+from shoal.wire.requests import (
+    Values as Values,
+)
+from shoal.wire.training import (
+    Deal as Deal,
+)
+from shoal.wire.training import (
+    Judge as Judge,
+)
+from shoal.wire.training import (
+    Ready as Ready,
+)
+from shoal.wire.training import (
+    Run as Run,
+)
+from shoal.wire.training import (
+    Want as Want,
+)
 
 # ---------------------------------------------------------------- who is here
 
@@ -216,399 +322,6 @@ class Done(Message, frozen=True):
     """Coordinator or server: "it is so"."""
 
     request: int
-
-
-# ---------------------------------------------------------------- training
-
-Run = tuple[Count, Count]  # slots from the first up to, not including, the second, counted over all passes
-
-
-class Want(Message, frozen=True):
-    """Worker to coordinator: "these slots are counted, this is how it goes, and I have room for so many more"."""
-
-    request: int
-    incarnation: Count
-    more: Count
-    counted: list[Run] = []
-    back: list[Run] = []  # I shall not compute these: I am leaving
-    refused: dict[Count, str] = {}  # slots whose gradient cannot be pushed, and why
-    examples: Count = 0  # in the slots counted now
-    loss: float = 0.0  # summed over them, each before its own update
-    sent: Count = 0  # bytes, in this life
-    received: Count = 0
-    leaving: bool = False
-    newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
-
-
-class Deal(Message, frozen=True):
-    """Coordinator: "compute these, in this order"."""
-
-    request: int
-    slots: list[Run]
-    again: list[Run] = []  # were dealt before, and somebody may wait for them: first
-    void: list[Count] = []  # nobody can compute these: push them empty
-    over: str = ""  # nothing will come any more, and why; or you are asked to leave
-
-
-class Ready(Message, frozen=True):
-    """Evaluator to coordinator: "I hold the weights of this evaluation, this is what I found; what next?"."""
-
-    request: int
-    incarnation: Count
-    holds: Signed = -1  # the evaluation whose weights are here
-    found: Signed = -1  # the one whose loss follows
-    loss: float = 0.0
-    metrics: dict[str, float | None] = {}
-    error: str = ""  # it cannot be judged, and why
-
-
-class Judge(Message, frozen=True):
-    """Coordinator: "judge the model now"; or, if the number is negative, "not yet"."""
-
-    request: int
-    number: Signed = -1
-    clock: Signed = NO_CLOCK  # as the model is after so many steps, where the table knows steps
-    over: bool = False  # this was the last one
-
-
-# ---------------------------------------------------------------- copies
-
-
-class Change(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that happened to the segments of a server, in the order of its log: what a backup does after it."""
-
-    seq: Count
-    kind: str  # push, step, tick, enter, park
-    count: Count = 0  # rows, of those that ride behind the message
-    start: int = -1  # they are a range, not a list of keys
-    stop: int = -1
-    only: list[int] = []  # the segments it is for; empty: all that the message covers
-    stream: Signed = 0
-    number: Count = 0
-    floor: Count = 0
-    incarnation: Count = 0
-    step: Count = 0
-    spell: Count = 0
-    entered: Count = 0
-    name: str = ""
-
-
-class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers that are counted: all below the mark, and these."""
-
-    mark: Count
-    ahead: list[Count] = []
-
-
-class Clocked(msgspec.Struct, frozen=True, array_like=True):
-    """A worker, as one segment knows it."""
-
-    name: str
-    spell: Signed
-    parked: bool
-    entered: Count
-    counted: Counts
-
-
-class Books(msgspec.Struct, frozen=True, array_like=True):
-    """All that is known of a segment besides its rows."""
-
-    version: Count
-    ledger: dict[int, Counts] = {}  # by stream
-    clocks: dict[int, Clocked] = {}  # by the workers' incarnations
-
-
-class Append(Message, frozen=True):
-    """Primary to backup: "record these, in this order; all up to ``committed`` are on all copies"."""
-
-    frames: ClassVar[str] = "KV"
-
-    table: Count
-    view: Count
-    incarnation: Count
-    to: Count  # the backup's incarnation
-    covers: list[int]  # the segments that these are for
-    base: Count  # where its following of this log begins
-    committed: Count
-    changes: list[Change]
-
-
-class Appended(Message, frozen=True):
-    """Backup to primary: "I have all of your changes up to this one"."""
-
-    table: Count
-    incarnation: Count  # of the primary
-    seq: Count
-
-
-class Fill(Message, frozen=True):
-    """Primary to a server that is to become a backup: "this is a piece of that segment, as it was after this change"."""
-
-    frames: ClassVar[str] = "KV"
-
-    table: Count
-    view: Count
-    incarnation: Count
-    to: Count
-    segment: Count
-    epoch: Count
-    seq: Count
-    piece: Count
-    pieces: Count
-    books: Books | None = None  # with the first piece
-
-
-class Filled(Message, frozen=True):
-    """Who is filled to the primary: "I have that piece"."""
-
-    table: Count
-    incarnation: Count  # of the primary
-    segment: Count
-    epoch: Count
-    seq: Count
-    piece: Count
-
-
-class Level(Message, frozen=True):
-    """New primary to another survivor: "of the last primary's changes I have these; what have you?"."""
-
-    table: Count
-    view: Count
-    incarnation: Count
-    to: Count
-    segments: list[int]
-    seqs: list[Count]
-
-
-class Levels(Message, frozen=True):
-    """Survivor to new primary: "I have these, and here is what you lack"."""
-
-    frames: ClassVar[str] = "KV"
-
-    table: Count
-    view: Count
-    incarnation: Count  # of the new primary
-    segments: list[int]
-    seqs: list[Count]
-    changes: list[Change]
-
-
-class Adopt(Message, frozen=True):
-    """New primary to survivor: "with these you are level; from here on follow my changes after ``seq``"."""
-
-    frames: ClassVar[str] = "KV"
-
-    table: Count
-    view: Count
-    incarnation: Count
-    to: Count
-    segments: list[int]
-    seq: Count
-    changes: list[Change]
-
-
-class Adopted(Message, frozen=True):
-    """Survivor to new primary: "I follow you now"."""
-
-    table: Count
-    view: Count
-    incarnation: Count  # of the new primary
-    segments: list[int]
-
-
-class Shrink(Message, frozen=True):
-    """Primary to coordinator: "I cannot reach that backup: let me go on without it"."""
-
-    incarnation: Count
-    server: str
-    theirs: Count  # its incarnation
-
-
-class Full(Message, frozen=True):
-    """Primary to coordinator: "that server has all of these segments now: it may be a member of their sets"."""
-
-    incarnation: Count
-    table: Count
-    segments: list[int]
-    epochs: list[Count]  # of these segments, as the primary knows them
-    server: str
-    theirs: Count
-
-
-class Snap(Message, frozen=True):
-    """Coordinator to server: "write your segments of this table to that folder, as they are after so many steps"."""
-
-    number: Count  # of the checkpoint
-    table: Count
-    view: Count
-    folder: str
-    clock: Signed = NO_CLOCK  # where the table knows steps; otherwise: as they are
-
-
-class Written(msgspec.Struct, frozen=True, array_like=True):
-    """A segment on disk."""
-
-    table: Count
-    segment: Count
-    file: str
-    bytes: Count
-    sha256: str
-    books: Books
-
-
-class Snapped(Message, frozen=True):
-    """Server to coordinator: "they are on disk"; or why not."""
-
-    number: Count
-    incarnation: Count
-    written: list[Written]
-    error: str = ""
-
-
-# ---------------------------------------------------------------- data
-
-
-class Push(Message, frozen=True):
-    """Client to server: "count this gradient for your segments from ``first`` to ``last``, once"."""
-
-    frames: ClassVar[str] = "KKV"  # the keys to pull instead, if any; the pushed keys, if they are no range; values
-
-    request: int
-    table: Count
-    view: Count  # the view by which this push was split
-    generation: Count
-    incarnation: Count
-    stream: Signed  # a pass (0 and up), or minus the client's incarnation
-    number: Count  # the slot, or the client's own counter
-    floor: Count  # client streams: all below this is over and never comes again
-    step: Count  # the worker's step that this ends, counted from 1; 0: not part of a step
-    entered: Count  # the clock at which this worker started: it has no steps up to there
-    spell: Count  # how often this worker has come back from parking
-    first: Count
-    last: Count
-    count: Count  # rows of values
-    start: int = -1  # a range of keys instead of a list of them, if not negative
-    stop: int = -1
-    read: list[Count] = []  # the versions its weights were read at, one for all segments or one for each
-    void: bool = False  # an empty push in place of a slot that cannot be computed
-    pull: bool = False  # answer with the new values of the same keys, or of those that follow
-    clock: Signed = NO_CLOCK  # of that pull
-    ahead: Signed = -1  # so many other keys stand before the pushed ones: pull these instead; -1: none are named
-
-
-class Pull(Message, frozen=True):
-    """Client to server: "send me these rows, as new as a worker at this clock may expect"."""
-
-    frames: ClassVar[str] = "K"
-
-    request: int
-    table: Count
-    view: Count
-    generation: Count
-    incarnation: Count
-    clock: Signed
-    entered: Count
-    spell: Count
-    first: Count
-    last: Count
-    count: Count
-    start: int = -1
-    stop: int = -1
-    enter: bool = False  # a worker's first pull, or its first since it was parked
-
-
-class Park(Message, frozen=True):
-    """Worker to server: "I have nothing to do, do not wait for me"."""
-
-    request: int
-    incarnation: Count
-    view: Count
-    spell: Count
-
-
-class Ask(Message, frozen=True):
-    """Client to server: "how is this table doing?"."""
-
-    request: int
-    table: Count
-    view: Count
-    digests: bool = False  # also a hash of every segment that you hold
-
-
-class Values(Message, frozen=True):
-    """Server: "here they are" (and what was pushed with the question is counted)."""
-
-    frames: ClassVar[str] = "KV"
-
-    request: int
-    count: Count
-    versions: list[int]
-    entered: Signed = NO_CLOCK  # the clock at which an entering worker was entered
-    resume: int = -1  # the rest of a long range starts here
-
-
-class Counted(Message, frozen=True):
-    """Server: "counted" (``new``: by this very push, not before)."""
-
-    request: int
-    new: bool
-
-
-class Held(Message, frozen=True):
-    """Server: "I have it, and it waits for this"."""
-
-    request: int
-    waits: str
-
-
-class Told(Message, frozen=True):
-    """Server: "this is how the table is doing"."""
-
-    request: int
-    facts: dict[str, int]
-    staleness: list[int]  # how many pushes were counted that stale, without trailing zeros
-    own: dict[int, Count] = {}  # segments that it is primary of: version
-    copies: dict[int, Count] = {}  # segments that it backs up
-    lag: dict[str, Count] = {}  # changes that a backup has not acknowledged
-    clocks: dict[str, Signed] = {}  # workers' lowest clocks; negative: parked
-    digests: dict[int, str] = {}
-
-
-class Fence(Message, frozen=True):
-    """Anyone: "that incarnation is over"."""
-
-    request: int
-    incarnation: Count
-
-
-class Moved(Message, frozen=True):
-    """Server: "not all of that is mine: look at this view or a newer one, and send it again"."""
-
-    request: int
-    view: Count
-
-
-class Rollback(Message, frozen=True):
-    """Server: "we went back to a checkpoint: this is the generation now"."""
-
-    request: int
-    generation: Count
-
-
-class Busy(Message, frozen=True):
-    """Server: "not now, and this is why: ask again after so many nanoseconds"."""
-
-    request: int
-    retry_after: int
-    why: str = ""
-
-
-class No(Message, frozen=True):
-    """Anyone: "no, and this is why; nothing was changed"."""
-
-    request: int
-    kind: str  # keys, values, table, setting, version, full
-    reason: str
 
 
 AnyMessage = (

@@ -27,6 +27,7 @@ from shoal.wire.messages import Arrays, Message, No
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
 _LINGER = 200  # milliseconds for the last words
+_KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
 
 
 class ZmqTransport:
@@ -73,8 +74,16 @@ class ZmqTransport:
         socket.setsockopt(zmq.SNDHWM, limits.QUEUE)
         socket.setsockopt(zmq.RCVHWM, limits.QUEUE)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES + limits.HEADER_BYTES)  # our own check answers below this
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+        if kind == zmq.DEALER:
+            # Who calls asks for signs of life, and says when it may be given up. A ROUTER must not ask: libzmq (4.3.5) aborts
+            # the process if the timer for that meets a connection that ended while it could not be read, because its
+            # queue was full or its name was taken over. So a caller's queue has no end either: all in it was asked for.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+            socket.setsockopt(zmq.HEARTBEAT_TTL, 10_000)
+            socket.setsockopt(zmq.RCVHWM, 0)
+        for option, value in _KEEPALIVE.items():
+            socket.setsockopt(option, value)
         socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HELLO_WITHIN // limits.MILLISECOND)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         socket.copy_threshold = _COPIED

@@ -203,9 +203,9 @@ def test_the_check_sees_what_it_looks_for(den: Den) -> None:
     assert [line(child), line(child)] == ["up", "working"]
     folders = [name for name in den.left() if name.startswith("shoal-")]
     assert len(folders) == 1
-    assert sorted(os.listdir(den.folder / folders[0])) == ["coordinator", "server-0", "server-1"]
+    assert sorted(os.listdir(den.folder / folders[0])) == ["coordinator", "coordinator.journal", "server-0", "server-1"]
     assert (den.folder / folders[0]).stat().st_mode & 0o777 == 0o700
-    assert len(den.alive()) == 4  # the parent, its nursery, two servers
+    assert len(den.alive()) == 5  # the parent, its nursery, the coordinator, two servers
     child.kill()
     assert den.is_empty(), den.left()
 
@@ -370,12 +370,12 @@ def test_two_processes_with_a_cluster_each_do_not_disturb_each_other(den: Den) -
     first, second = den.start(WORKS, "ipc"), den.start(WORKS, "ipc")
     for child in (first, second):
         assert [line(child), line(child)] == ["up", "working"]
-    assert len(den.alive()) == 8
+    assert len(den.alive()) == 10
     first.kill()
-    assert soon(lambda: len(den.alive()) == 4, GONE_WITHIN)
+    assert soon(lambda: len(den.alive()) == 5, GONE_WITHIN)
     folders = os.listdir(den.folder)
     assert [name.split("-")[1] for name in folders] == [str(second.pid)]
-    assert sorted(os.listdir(den.folder / folders[0])) == ["coordinator", "server-0", "server-1"]
+    assert sorted(os.listdir(den.folder / folders[0])) == ["coordinator", "coordinator.journal", "server-0", "server-1"]
     assert second.poll() is None
     interrupt(second)
     assert den.is_empty(), den.left()

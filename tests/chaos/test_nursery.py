@@ -23,7 +23,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 import shoal
-from shoal.errors import ClusterError, Invalid, SegmentsLost, StartFailed
+from shoal.errors import Closed, ClusterError, Invalid, StartFailed
 from shoal.launch.children import Children
 from shoal.launch.nursery import Setup
 from shoal.launch.processes import ProcessCluster
@@ -215,7 +215,7 @@ def test_nothing_is_left_when_the_parent_ends_while_all_run(den: Den, place: str
     parent = den.start(RUNS, place, "")
     assert parent.stdout is not None
     assert parent.stdout.readline() == "running\n"
-    assert len(den.alive()) == 5
+    assert len(den.alive()) == 6  # the parent, the nursery, the coordinator, three servers
     parent.send_signal(how)
     assert parent.wait(PATIENCE) == -how
     assert den.is_empty(), den.left()
@@ -251,9 +251,9 @@ def test_when_the_nursery_is_killed_everybody_is_told_and_the_servers_end(cluste
     kv.create("w", shoal.Dense(rows=100))
     pids = cluster.pids
     os.kill(nursery_of(cluster), signal.SIGKILL)
-    assert soon(lambda: set(told.endings) == {"server-0", "server-1"})
+    assert soon(lambda: set(told.endings) == {"coordinator", "server-0", "server-1"})
     assert set(told.endings.values()) == {"its process ended with the nursery (killed by signal 9)"}
-    with pytest.raises(SegmentsLost):
+    with pytest.raises(Closed, match=r"nursery ended \(killed by signal 9\): start another"):
         kv.pull("w", slice(0, 100)).result(PATIENCE)
     with pytest.raises(StartFailed, match=r"nursery ended \(killed by signal 9\): start another"):
         cluster.fork("late", "server", {})
@@ -287,7 +287,7 @@ def test_a_nursery_killed_during_the_start_ends_the_start(den: Den) -> None:
     (nursery,) = set(den.alive()) - {parent.pid}
     os.kill(nursery, signal.SIGKILL)
     _, errors = parent.communicate(timeout=PATIENCE)
-    assert "server-0 did not start: its process ended with the nursery (killed by signal 9)" in errors
+    assert "coordinator did not start: its process ended with the nursery (killed by signal 9)" in errors
     assert den.is_empty(), den.left()
 
 
@@ -310,7 +310,7 @@ def test_a_server_that_is_killed_is_reported_and_its_name_can_be_given_again(
     first = cluster.pids["server-0"]
     os.kill(first, signal.SIGKILL)
     assert soon(lambda: told.endings == {"server-0": "its process ended (killed by signal 9)"})
-    assert set(cluster.pids) == {"server-1"}
+    assert set(cluster.pids) == {"coordinator", "server-1"}
     second = cluster.fork("server-0", "server", {})
     assert cluster.pids["server-0"] == second != first
     kv = cluster.client()
@@ -343,7 +343,7 @@ def test_a_server_that_cannot_listen_did_not_start() -> None:
         with pytest.raises(StartFailed, match="ann did not start: cannot listen at"):
             cluster.fork("ann", "server", {})
         in_the_way.rmdir()
-        assert set(cluster.pids) == {"server-0"}
+        assert set(cluster.pids) == {"coordinator", "server-0"}
         assert cluster.fork("ann", "server", {}) == cluster.pids["ann"]
         assert told.endings == {}  # whoever asked was told
 
@@ -361,7 +361,7 @@ def test_who_is_told_of_an_end_may_fail_but_not_fork(
             raise
 
     cluster.on_ended = fork_again
-    for name in list(cluster.pids):
+    for name in ("server-0", "server-1"):
         cluster.signal(name, signal.SIGKILL)
     assert soon(lambda: len(refused) == 2)  # of the second, too
     assert all(isinstance(error, Invalid) and "fork from another" in str(error) for error in refused)
@@ -370,9 +370,7 @@ def test_who_is_told_of_an_end_may_fail_but_not_fork(
 
 
 def _servers(cluster: ProcessCluster) -> set[str]:
-    assert cluster._coordinator is not None
-    view = cluster._coordinator.node.roster.view()  # type: ignore[attr-defined]
-    return {member.name for member in view.members if member.role == "server"}
+    return {member.name for member in cluster.look().members if member.role == "server"}
 
 
 # ---------------------------------------------------------------- what a fork leaves behind, and what it does not inherit
@@ -414,11 +412,14 @@ def test_a_nursery_has_one_thread_and_no_socket_and_its_children_get_nothing_to_
         assert len(os.listdir(f"/proc/{nursery}/task")) == 1
         links = [os.readlink(one) for one in Path(f"/proc/{nursery}/fd").iterdir()]
         assert not [link for link in links if link.startswith("socket:")]
-        for pid in cluster.pids.values():
+        for name, pid in cluster.pids.items():
             assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
             assert os.readlink(f"/proc/{pid}/fd/1") == os.readlink(f"/proc/{pid}/fd/2")
             assert signal.SIGCHLD not in handled(pid)
-            assert len(pipes(pid) & pipes(nursery)) == 2  # the orders, to see a hang-up, and the reports
+            shared = (
+                3 if name == "coordinator" else 2
+            )  # the orders, to see a hang-up, the reports, and what is handed on
+            assert len(pipes(pid) & pipes(nursery)) == shared
 
 
 def handled(pid: int) -> set[int]:
@@ -506,13 +507,13 @@ def test_a_process_that_cannot_be_is_refused_and_the_others_run_on(
         with pytest.raises(Invalid, match=reason):
             cluster.fork(name, kind, work)
         assert cluster.fork("ann", "server", {}) == cluster.pids["ann"]
-        assert set(cluster.pids) == {"server-0", "ann"}
+        assert set(cluster.pids) == {"coordinator", "server-0", "ann"}
 
 
 def test_a_signal_that_cannot_be_is_refused_and_a_closed_cluster_says_so() -> None:
     with start(servers=1) as cluster:
         assert isinstance(cluster, ProcessCluster)
-        with pytest.raises(Invalid, match=r"no process 'ann' here \(processes: server-0\)"):
+        with pytest.raises(Invalid, match=r"no process 'ann' here \(processes: coordinator, server-0\)"):
             cluster.signal("ann", signal.SIGTERM)
         with pytest.raises(Invalid, match="signal=999"):
             cluster.signal("server-0", 999)

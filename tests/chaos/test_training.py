@@ -153,11 +153,11 @@ def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_pa
 @pytest.mark.parametrize("strategy", ["sync", "async", pytest.param("bounded", marks=pytest.mark.soak)])
 def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(strategy: str) -> None:
     def strike(training: Training) -> None:
-        assert soon(lambda: training.dealing.workload.done > 200)
+        assert soon(lambda: training.course.done > 200)
         pid = training.pids["worker-1"]
         os.kill(pid, signal.SIGSTOP)
         try:
-            assert soon(lambda: training.dealing.counts["workers lost"] == 1)
+            assert soon(lambda: training.course.counts["workers lost"] == 1)
             time.sleep(0.6)  # the others go on without it, and are seen to
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -265,7 +265,7 @@ def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, mom
     child = start(den, tmp_path / "run")
     if moment is None:
         assert soon(lambda: is_judged(tmp_path / "run", 2))
-        assert len(den.alive()) == 7  # the parent, its nursery, two servers, three workers
+        assert len(den.alive()) == 8  # the parent, its nursery, the coordinator, two servers, three workers
     else:
         time.sleep(moment)  # it is still starting
     assert child.poll() is None

@@ -1,0 +1,196 @@
+"""How the survivors of a set come level: after that, one of them is primary and the others follow it.
+
+The primary is gone, and its changes may have come to one of them and not to another. Who is to be primary asks each of the
+others what it has (``Level``), takes what it lacks itself (``Levels``), and sends each of them what that one lacks (``Adopt``).
+So nothing that any of them acknowledged is lost, and all agree, whoever was chosen. Asked again, in another view, everybody
+answers the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shoal import limits
+from shoal.keys import KeyRange
+from shoal.store.follow import Follow
+from shoal.store.outcome import Outcome, Work
+from shoal.store.replicate import Log
+from shoal.wire import messages as m
+from shoal.wire.effects import Send
+
+Key = tuple[str, str, int]  # another survivor, and the former primary through which both have it
+
+
+@dataclass(slots=True)
+class Other:
+    """Another survivor that holds segments which we are to be primary of."""
+
+    incarnation: int
+    segments: list[int]
+    follow: Follow  # through which we have them
+    level: bool = False  # we have what it has
+    adopted: bool = False  # it has what we have, and follows us
+    theirs: list[int] = field(default_factory=list)
+    again: int = 0
+
+
+class Levelling:
+    """One server's part in it, for one table: ``Holding`` is what it has."""
+
+    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
+        self.me, self.incarnation, self.placed, self.inline = me, incarnation, placed, inline
+        self.log = Log(placed.number, incarnation)
+        self.follows: dict[tuple[str, int], Follow] = {}
+        self.counts: dict[str, int] = {}
+        self._members: dict[str, int] = {}  # servers by name: incarnation
+        self._others: dict[Key, Other] = {}  # to be level with before we open
+        self._promoted: list[int] = []  # segments that are ours now, and not open yet
+
+    @property
+    def opening(self) -> bool:
+        """Some of its segments are not open yet."""
+        return bool(self._promoted)
+
+    def waits_for(self) -> str:
+        late = sorted({key[0] for key, other in self._others.items() if not other.adopted})
+        return f"{self.me} is being brought level with {', '.join(late) or 'its copies'}"
+
+    def range(self, segment: int) -> KeyRange:
+        starts = self.placed.starts
+        return KeyRange(starts[segment], starts[segment + 1] if segment + 1 < len(starts) else self.placed.spec.span)
+
+    def _following(self, primary: str) -> Follow:
+        key = primary, self._members.get(primary, 0)
+        follow = self.follows.get(key)
+        if follow is None:
+            follow = self.follows[key] = Follow(self.placed.number, self.placed.spec, *key, self.range, self.inline)
+            follow.awaited = self._awaited(primary)
+        return follow
+
+    def _awaited(self, primary: str) -> set[int]:
+        """The segments that this primary is filling us with."""
+        places = enumerate(self.placed.places)
+        return {segment for segment, one in places if one.filling == self.me and one.servers[:1] == [primary]}
+
+    # ------------------------------------------------------------ who is to be primary
+
+    def _open(self, now: int) -> Outcome:
+        raise AssertionError  # ``Holding`` does
+
+    def _drop_follows(self) -> None:
+        raise AssertionError
+
+    def _survivors(self) -> dict[Key, Other]:
+        others: dict[Key, Other] = {}
+        for segment in self._promoted:
+            follow = self._holder(segment)
+            if follow is None:
+                raise AssertionError(f"{self.me} is primary of segment {segment}, of which it has nothing")
+            for name in self.placed.places[segment].servers[1:]:
+                key = name, follow.primary, follow.incarnation
+                other = others.setdefault(key, Other(self._members.get(name, 0), [], follow))
+                other.segments.append(segment)
+        return others
+
+    def _holder(self, segment: int) -> Follow | None:
+        return next((follow for follow in self.follows.values() if segment in follow.segments), None)
+
+    def _level(self, now: int) -> Outcome:
+        if all(other.adopted for other in self._others.values()):
+            return self._open(now)
+        outcome = Outcome()
+        for key, other in self._others.items():
+            if now < other.again or other.adopted:
+                continue
+            other.again = now + limits.LEVEL_AGAIN
+            name, table, view = key[0], self.placed.number, self.log.view
+            if not other.level:
+                seqs = other.follow.seqs(other.segments)
+                message = m.Level(table, view, self.incarnation, other.incarnation, other.segments, seqs)
+                outcome.effects.append(Send(name, message))
+            elif all(one.level for one in self._others.values()):
+                changes, arrays = other.follow.lacks(other.segments, other.theirs)
+                adopt = m.Adopt(table, view, self.incarnation, other.incarnation, other.segments, self.log.seq, changes)
+                outcome.effects.append(Send(name, adopt, arrays))
+        return outcome
+
+    def _levelled(self, now: int, sender: str, message: m.Levels | m.Adopted, arrays: m.Arrays) -> Outcome:
+        other = next(
+            (one for key, one in self._others.items() if key[0] == sender and one.segments == message.segments),
+            None,
+        )
+        if other is None or message.view != self.log.view or message.incarnation != self.incarnation:
+            return Outcome()
+        outcome = Outcome()
+        if isinstance(message, m.Adopted):
+            other.adopted = other.level
+        elif not other.level:
+            if message.changes:
+                self.counts["levelled"] = self.counts.get("levelled", 0) + 1
+            outcome += other.follow.catch_up(message.changes, arrays)
+            other.level, other.theirs = True, message.seqs
+            for one in self._others.values():
+                one.again = now
+        if outcome.works:
+            outcome.works.append(Work(lambda: None, self._level, None))
+            return outcome
+        return outcome + self._level(now)
+
+    # ------------------------------------------------------------ who is to follow
+
+    def _is_primary(self, sender: str, segments: Iterable[int], view: int) -> bool:
+        """Does our own view name this server as primary of all of these segments?"""
+        places = self.placed.places
+        return all(
+            segment < len(places) and places[segment].servers[:1] == [sender] and view >= places[segment].since
+            for segment in segments
+        )
+
+    def _answer_level(self, sender: str, ask: m.Level) -> Outcome:
+        if not self._is_primary(sender, ask.segments, ask.view):
+            return self._ignored("not from the primary")
+        ours = self.follows.get((sender, ask.incarnation))
+        adopted = set() if ours is None else set(ours.segments)  # by this very primary, in an earlier view
+        left = [segment for segment in ask.segments if segment not in adopted]
+        former = self._holder(left[0]) if left else None
+        if left and (former is None or any(segment not in former.segments for segment in left)):
+            return self._ignored("nothing to level")
+        asked = dict(zip(ask.segments, ask.seqs, strict=False))
+        seqs, changes, arrays = dict(asked), list[m.Change](), tuple[m.Array, ...]()
+        if former is not None:
+            seqs.update(zip(left, former.seqs(left), strict=True))
+            found, rows = former.lacks(left, [asked[segment] for segment in left])
+            changes, arrays = found, tuple(rows)
+        levels = m.Levels(ask.table, ask.view, ask.incarnation, ask.segments, [*seqs.values()], changes)
+        return Outcome([Send(sender, levels, arrays)])
+
+    def _adopt(self, sender: str, adopt: m.Adopt, arrays: m.Arrays) -> Outcome:
+        """A new primary has brought us level: follow it from here on."""
+        if not self._is_primary(sender, adopt.segments, adopt.view):
+            return self._ignored("not from the primary")
+        new = self._following(sender)
+        answer = Outcome([Send(sender, m.Adopted(adopt.table, adopt.view, adopt.incarnation, adopt.segments))])
+        moving = [segment for segment in adopt.segments if segment not in new.segments]
+        if not moving:
+            return answer
+        former = self._holder(moving[0])
+        if former is None or any(segment not in former.segments for segment in moving):
+            return self._ignored("nothing to adopt")
+        outcome = former.catch_up(adopt.changes, arrays)
+
+        def move(now: int) -> Outcome:
+            assert former.part is not None
+            new.adopt([former.part.image(segment) for segment in moving], adopt.seq)
+            former.drop(moving)
+            self._drop_follows()
+            return answer
+
+        if outcome.works:
+            outcome.works.append(Work(lambda: None, move, None))
+            return outcome
+        return outcome + move(0)
+
+    def _ignored(self, why: str) -> Outcome:
+        self.counts[why] = self.counts.get(why, 0) + 1
+        return Outcome()

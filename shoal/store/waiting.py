@@ -1,0 +1,168 @@
+"""Who waits at a server, for what, and what they are told: pulls, slots of open steps, pushes that are not on all copies yet.
+
+A pull is answered when the rule of the table allows it; until then, once a second, whoever waits is told for whom. Reading is here,
+too, since a pull that waited is read the moment it may be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal import limits
+from shoal.errors import BadKeys, BadValues, Invalid
+from shoal.keys import KeyRange
+from shoal.store.aggregate import OpenStep
+from shoal.store.ledger import Mask, Numbers
+from shoal.store.outcome import Asker, Outcome, Work
+from shoal.store.part import Part
+from shoal.store.replicate import Log
+from shoal.tables import Step
+from shoal.tables import Table as Spec
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+
+
+class Waiting(Part):
+    """The askers of the segments that a server is primary of."""
+
+    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int, log: Log) -> None:
+        super().__init__(number, spec, held)
+        self.inline, self.log = inline, log
+        self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
+        self.counts: Counter[str] = Counter()
+        self._open: dict[int, OpenStep] = {}  # by step
+        self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
+        self._waiting: dict[tuple[str, int], Asker] = {}  # pulls
+        self._promised: dict[tuple[str, int], Asker] = {}  # what waits until it is on all copies
+
+    def _pull(self, now: int, asker: Asker) -> Outcome:
+        if self._may_pull(asker):
+            return self._read(asker)
+        self.counts["waited"] += asker.id not in self._waiting
+        self._waiting[asker.id] = asker
+        asker.told = now
+        return Outcome([Send(asker.name, m.Held(asker.ask.request, self._waits_for(asker)))])
+
+    def _may_pull(self, asker: Asker) -> bool:
+        ask = asker.ask
+        if ask.clock < 0 or (isinstance(ask, m.Pull) and ask.enter):
+            return True
+        if isinstance(self.spec.apply, Step):
+            delay = self.spec.max_delay
+            return delay is None or bool((self.version[asker.covered] >= ask.clock - delay).all())
+        return self.clocks.may_pull(ask.clock, asker.covered)
+
+    def _read(self, asker: Asker) -> Outcome:
+        """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
+        if self.extent.work(asker.keys) <= self.inline:
+            return Outcome([self._values(asker, *self.extent.read(asker.keys))])
+        found: list[tuple[list[m.Array], int]] = []
+        return Outcome(
+            works=[
+                Work(
+                    lambda: found.append(self.extent.read(asker.keys)),
+                    lambda now: Outcome([self._values(asker, *found[0])]),
+                    lambda: Outcome([Send(asker.name, m.No(asker.ask.request, "full", "no memory for so many rows"))]),
+                )
+            ]
+        )
+
+    def _values(self, asker: Asker, arrays: list[m.Array], resume: int) -> Effect:
+        ask = asker.ask
+        entered = m.NO_CLOCK
+        if isinstance(ask, m.Pull) and ask.enter:
+            entered = self.clocks.entered(ask.incarnation)
+        versions: list[int] = self.version.tolist()
+        if versions.count(versions[0]) == len(versions):
+            del versions[1:]
+        count = len(arrays[-1]) // self.spec.width
+        return Send(asker.name, m.Values(ask.request, count, versions, entered, resume), arrays)
+
+    def _release(self) -> Outcome:
+        """Answer the pulls that may be answered now."""
+        outcome = Outcome()
+        for key in [key for key, asker in self._waiting.items() if self._may_pull(asker)]:
+            outcome += self._read(self._waiting.pop(key))
+        return outcome
+
+    # ------------------------------------------------------------ what they are told
+
+    def notices(self, now: int) -> list[Effect]:
+        """Once a second, who waits is told for what."""
+        effects: list[Effect] = []
+        for asker in self._waiting.values():
+            if now - asker.told >= limits.NOTICE:
+                asker.told = now
+                effects.append(Send(asker.name, m.Held(asker.ask.request, self._waits_for(asker))))
+        for asker in self._promised.values():
+            if now - asker.told >= limits.NOTICE:
+                effects += self._told_promised(now, asker).effects
+        for step, _, asker in self._held.values():
+            if now - asker.told >= limits.NOTICE:
+                effects.append(self._told_held(now, step, asker))
+        return effects
+
+    def facts(self) -> tuple[dict[str, int], list[int]]:
+        facts = {
+            "rows": self.table.rows,
+            "bytes": self.table.memory,
+            "layout": self.table.layout,
+            "segments": len(self.extent),
+            "version": int(self.version.min()),
+            "waiting": len(self._waiting),
+            "held": len(self._held) + len(self._promised),
+            **self.counts,
+        }
+        return facts, np.trim_zeros(self.staleness, "b").tolist()
+
+    def _waits_for(self, asker: Asker) -> str:
+        ask = asker.ask
+        if isinstance(self.spec.apply, Step):
+            wanted = ask.clock - (self.spec.max_delay or 0)
+            return self._missing(int(self.version[asker.covered].min()), f"version {wanted}: ")
+        return ", ".join(self.clocks.laggards(ask.clock)) or "its turn"
+
+    def _told_promised(self, now: int, asker: Asker) -> Outcome:
+        asker.told = now
+        return Outcome([Send(asker.name, m.Held(asker.ask.request, self.log.waits_for()))])
+
+    def _told_held(self, now: int, step: int, asker: Asker) -> Effect:
+        asker.told = now
+        oldest = int(self.version.min())
+        return Send(asker.name, m.Held(asker.ask.request, self._missing(min(step, oldest), "")))
+
+    def _missing(self, step: int, lead: str) -> str:
+        opened = self._open.get(step)
+        if opened is None:
+            return f"{lead}step {step}, of which no slot is here"
+        assert isinstance(self.spec.apply, Step)
+        start = self.spec.apply.first_slot(step)
+        missing = [start + place for place in opened.missing()]
+        names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        return f"{lead}slots {names} of step {step}" if missing else f"{lead}step {step}"
+
+    def _refuse(self, sender: str, request: int, error: Invalid) -> Outcome:
+        self.counts["refused"] += 1
+        kind = "keys" if isinstance(error, BadKeys) else "values" if isinstance(error, BadValues) else "setting"
+        return Outcome([Send(sender, m.No(request, kind, str(error)))])
+
+    def _busy(self, asker: Asker, why: str) -> Outcome:
+        self.counts["busy"] += 1
+        return Outcome([Send(asker.name, m.Busy(asker.ask.request, limits.BUSY_RETRY, why))])
+
+    def _held_bytes(self) -> int:
+        return sum(opened.size for opened in self._open.values())
+
+    def _record_staleness(self, version: Numbers | int, read: list[int], fresh: Mask) -> None:
+        if len(read) == 1 and fresh is self.extent.whole:
+            age = int(version) - read[0] if isinstance(version, int) else int(version.max()) - read[0]
+            self.staleness[min(max(age, 0), len(self.staleness) - 1)] += 1
+            return
+        known = np.asarray(read, np.int64)
+        if len(known) not in (1, len(fresh)):
+            return  # read by another placement
+        age = int((np.asarray(version) - (known if len(known) == 1 else known[fresh])).max())
+        self.staleness[min(max(age, 0), len(self.staleness) - 1)] += 1

@@ -1,0 +1,24 @@
+"""What every message is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Arrays = Sequence[Array]
+EVERYWHERE = 1 << 30  # above any segment number
+NO_CLOCK = -1
+
+# Numbers in headers are bounded where they are decoded, so that no sum of two of them leaves 64 bits.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 61)]
+Signed = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]
+
+
+class Message(msgspec.Struct, frozen=True, tag=str.lower, array_like=True, forbid_unknown_fields=True):
+    """Base of every message. The tag on the wire is the class name in lower case."""
+
+    frames: ClassVar[str] = ""  # the arrays behind the header: k for keys, v for values, capital if it may be missing

@@ -1,0 +1,204 @@
+"""What servers say to each other about copies, and to the coordinator about copies and checkpoints.
+
+A ``Change`` is one entry of a primary's log; ``Books`` are all that is known of a segment besides its rows. Part of the page
+that ``messages`` is.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from shoal.wire.base import NO_CLOCK, Count, Message, Signed
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that happened to the segments of a server, in the order of its log: what a backup does after it."""
+
+    seq: Count
+    kind: str  # push, step, tick, enter, park
+    count: Count = 0  # rows, of those that ride behind the message
+    start: int = -1  # they are a range, not a list of keys
+    stop: int = -1
+    only: list[int] = []  # the segments it is for; empty: all that the message covers
+    stream: Signed = 0
+    number: Count = 0
+    floor: Count = 0
+    incarnation: Count = 0
+    step: Count = 0
+    spell: Count = 0
+    entered: Count = 0
+    name: str = ""
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers that are counted: all below the mark, and these."""
+
+    mark: Count
+    ahead: list[Count] = []
+
+
+class Clocked(msgspec.Struct, frozen=True, array_like=True):
+    """A worker, as one segment knows it."""
+
+    name: str
+    spell: Signed
+    parked: bool
+    entered: Count
+    counted: Counts
+
+
+class Books(msgspec.Struct, frozen=True, array_like=True):
+    """All that is known of a segment besides its rows."""
+
+    version: Count
+    ledger: dict[int, Counts] = {}  # by stream
+    clocks: dict[int, Clocked] = {}  # by the workers' incarnations
+
+
+class Append(Message, frozen=True):
+    """Primary to backup: "record these, in this order; all up to ``committed`` are on all copies"."""
+
+    frames: ClassVar[str] = "KV"
+
+    table: Count
+    view: Count
+    incarnation: Count
+    to: Count  # the backup's incarnation
+    covers: list[int]  # the segments that these are for
+    base: Count  # where its following of this log begins
+    committed: Count
+    changes: list[Change]
+
+
+class Appended(Message, frozen=True):
+    """Backup to primary: "I have all of your changes up to this one"."""
+
+    table: Count
+    incarnation: Count  # of the primary
+    seq: Count
+
+
+class Fill(Message, frozen=True):
+    """Primary to a server that is to become a backup: "this is a piece of that segment, as it was after this change"."""
+
+    frames: ClassVar[str] = "KV"
+
+    table: Count
+    view: Count
+    incarnation: Count
+    to: Count
+    segment: Count
+    epoch: Count
+    seq: Count
+    piece: Count
+    pieces: Count
+    books: Books | None = None  # with the first piece
+
+
+class Filled(Message, frozen=True):
+    """Who is filled to the primary: "I have that piece"."""
+
+    table: Count
+    incarnation: Count  # of the primary
+    segment: Count
+    epoch: Count
+    seq: Count
+    piece: Count
+
+
+class Level(Message, frozen=True):
+    """New primary to another survivor: "of the last primary's changes I have these; what have you?"."""
+
+    table: Count
+    view: Count
+    incarnation: Count
+    to: Count
+    segments: list[int]
+    seqs: list[Count]
+
+
+class Levels(Message, frozen=True):
+    """Survivor to new primary: "I have these, and here is what you lack"."""
+
+    frames: ClassVar[str] = "KV"
+
+    table: Count
+    view: Count
+    incarnation: Count  # of the new primary
+    segments: list[int]
+    seqs: list[Count]
+    changes: list[Change]
+
+
+class Adopt(Message, frozen=True):
+    """New primary to survivor: "with these you are level; from here on follow my changes after ``seq``"."""
+
+    frames: ClassVar[str] = "KV"
+
+    table: Count
+    view: Count
+    incarnation: Count
+    to: Count
+    segments: list[int]
+    seq: Count
+    changes: list[Change]
+
+
+class Adopted(Message, frozen=True):
+    """Survivor to new primary: "I follow you now"."""
+
+    table: Count
+    view: Count
+    incarnation: Count  # of the new primary
+    segments: list[int]
+
+
+class Shrink(Message, frozen=True):
+    """Primary to coordinator: "I cannot reach that backup: let me go on without it"."""
+
+    incarnation: Count
+    server: str
+    theirs: Count  # its incarnation
+
+
+class Full(Message, frozen=True):
+    """Primary to coordinator: "that server has all of these segments now: it may be a member of their sets"."""
+
+    incarnation: Count
+    table: Count
+    segments: list[int]
+    epochs: list[Count]  # of these segments, as the primary knows them
+    server: str
+    theirs: Count
+
+
+class Snap(Message, frozen=True):
+    """Coordinator to server: "write your segments of this table to that folder, as they are after so many steps"."""
+
+    number: Count  # of the checkpoint
+    table: Count
+    view: Count
+    folder: str
+    clock: Signed = NO_CLOCK  # where the table knows steps; otherwise: as they are
+
+
+class Written(msgspec.Struct, frozen=True, array_like=True):
+    """A segment on disk."""
+
+    table: Count
+    segment: Count
+    file: str
+    bytes: Count
+    sha256: str
+    books: Books
+
+
+class Snapped(Message, frozen=True):
+    """Server to coordinator: "they are on disk"; or why not."""
+
+    number: Count
+    incarnation: Count
+    written: list[Written]
+    error: str = ""

@@ -1,0 +1,150 @@
+"""What clients ask of servers, and how they are answered. Part of the page that ``messages`` is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from shoal.wire.base import NO_CLOCK, Count, Message, Signed
+
+
+class Push(Message, frozen=True):
+    """Client to server: "count this gradient for your segments from ``first`` to ``last``, once"."""
+
+    frames: ClassVar[str] = "KKV"  # the keys to pull instead, if any; the pushed keys, if they are no range; values
+
+    request: int
+    table: Count
+    view: Count  # the view by which this push was split
+    generation: Count
+    incarnation: Count
+    stream: Signed  # a pass (0 and up), or minus the client's incarnation
+    number: Count  # the slot, or the client's own counter
+    floor: Count  # client streams: all below this is over and never comes again
+    step: Count  # the worker's step that this ends, counted from 1; 0: not part of a step
+    entered: Count  # the clock at which this worker started: it has no steps up to there
+    spell: Count  # how often this worker has come back from parking
+    first: Count
+    last: Count
+    count: Count  # rows of values
+    start: int = -1  # a range of keys instead of a list of them, if not negative
+    stop: int = -1
+    read: list[Count] = []  # the versions its weights were read at, one for all segments or one for each
+    void: bool = False  # an empty push in place of a slot that cannot be computed
+    pull: bool = False  # answer with the new values of the same keys, or of those that follow
+    clock: Signed = NO_CLOCK  # of that pull
+    ahead: Signed = -1  # so many other keys stand before the pushed ones: pull these instead; -1: none are named
+
+
+class Pull(Message, frozen=True):
+    """Client to server: "send me these rows, as new as a worker at this clock may expect"."""
+
+    frames: ClassVar[str] = "K"
+
+    request: int
+    table: Count
+    view: Count
+    generation: Count
+    incarnation: Count
+    clock: Signed
+    entered: Count
+    spell: Count
+    first: Count
+    last: Count
+    count: Count
+    start: int = -1
+    stop: int = -1
+    enter: bool = False  # a worker's first pull, or its first since it was parked
+
+
+class Park(Message, frozen=True):
+    """Worker to server: "I have nothing to do, do not wait for me"."""
+
+    request: int
+    incarnation: Count
+    view: Count
+    spell: Count
+
+
+class Ask(Message, frozen=True):
+    """Client to server: "how is this table doing?"."""
+
+    request: int
+    table: Count
+    view: Count
+    digests: bool = False  # also a hash of every segment that you hold
+
+
+class Values(Message, frozen=True):
+    """Server: "here they are" (and what was pushed with the question is counted)."""
+
+    frames: ClassVar[str] = "KV"
+
+    request: int
+    count: Count
+    versions: list[int]
+    entered: Signed = NO_CLOCK  # the clock at which an entering worker was entered
+    resume: int = -1  # the rest of a long range starts here
+
+
+class Counted(Message, frozen=True):
+    """Server: "counted" (``new``: by this very push, not before)."""
+
+    request: int
+    new: bool
+
+
+class Held(Message, frozen=True):
+    """Server: "I have it, and it waits for this"."""
+
+    request: int
+    waits: str
+
+
+class Told(Message, frozen=True):
+    """Server: "this is how the table is doing"."""
+
+    request: int
+    facts: dict[str, int]
+    staleness: list[int]  # how many pushes were counted that stale, without trailing zeros
+    own: dict[int, Count] = {}  # segments that it is primary of: version
+    copies: dict[int, Count] = {}  # segments that it backs up
+    lag: dict[str, Count] = {}  # changes that a backup has not acknowledged
+    clocks: dict[str, Signed] = {}  # workers' lowest clocks; negative: parked
+    digests: dict[int, str] = {}
+
+
+class Fence(Message, frozen=True):
+    """Anyone: "that incarnation is over"."""
+
+    request: int
+    incarnation: Count
+
+
+class Moved(Message, frozen=True):
+    """Server: "not all of that is mine: look at this view or a newer one, and send it again"."""
+
+    request: int
+    view: Count
+
+
+class Rollback(Message, frozen=True):
+    """Server: "we went back to a checkpoint: this is the generation now"."""
+
+    request: int
+    generation: Count
+
+
+class Busy(Message, frozen=True):
+    """Server: "not now, and this is why: ask again after so many nanoseconds"."""
+
+    request: int
+    retry_after: int
+    why: str = ""
+
+
+class No(Message, frozen=True):
+    """Anyone: "no, and this is why; nothing was changed"."""
+
+    request: int
+    kind: str  # keys, values, table, setting, version, full
+    reason: str

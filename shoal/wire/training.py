@@ -1,0 +1,55 @@
+"""What workers and the evaluator say to the coordinator while a run goes on. Part of the page that ``messages`` is."""
+
+from __future__ import annotations
+
+from shoal.wire.base import NO_CLOCK, Count, Message, Signed
+
+Run = tuple[Count, Count]  # slots from the first up to, not including, the second, counted over all passes
+
+
+class Want(Message, frozen=True):
+    """Worker to coordinator: "these slots are counted, this is how it goes, and I have room for so many more"."""
+
+    request: int
+    incarnation: Count
+    more: Count
+    counted: list[Run] = []
+    back: list[Run] = []  # I shall not compute these: I am leaving
+    refused: dict[Count, str] = {}  # slots whose gradient cannot be pushed, and why
+    examples: Count = 0  # in the slots counted now
+    loss: float = 0.0  # summed over them, each before its own update
+    sent: Count = 0  # bytes, in this life
+    received: Count = 0
+    leaving: bool = False
+    newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
+
+
+class Deal(Message, frozen=True):
+    """Coordinator: "compute these, in this order"."""
+
+    request: int
+    slots: list[Run]
+    again: list[Run] = []  # were dealt before, and somebody may wait for them: first
+    void: list[Count] = []  # nobody can compute these: push them empty
+    over: str = ""  # nothing will come any more, and why; or you are asked to leave
+
+
+class Ready(Message, frozen=True):
+    """Evaluator to coordinator: "I hold the weights of this evaluation, this is what I found; what next?"."""
+
+    request: int
+    incarnation: Count
+    holds: Signed = -1  # the evaluation whose weights are here
+    found: Signed = -1  # the one whose loss follows
+    loss: float = 0.0
+    metrics: dict[str, float | None] = {}
+    error: str = ""  # it cannot be judged, and why
+
+
+class Judge(Message, frozen=True):
+    """Coordinator: "judge the model now"; or, if the number is negative, "not yet"."""
+
+    request: int
+    number: Signed = -1
+    clock: Signed = NO_CLOCK  # as the model is after so many steps, where the table knows steps
+    over: bool = False  # this was the last one

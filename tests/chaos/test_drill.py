@@ -1,0 +1,90 @@
+"""``shoal chaos`` on real processes: what it finds, and that it finds what is broken on purpose (F1, F3, F14, F44)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.chaos.drill import Audience, Clean, drill
+from shoal.chaos.plan import Settings
+from shoal.chaos.report import Report
+from shoal.cli import main
+from shoal.job import Job
+
+PASSES, SLOTS = 3, 3 * 1_250
+BROKEN = '''"""A server that has forgotten how to remember."""
+
+from shoal.simulation.mutants import MUTANTS
+
+MUTANTS["no ledger"]().start()
+'''
+
+
+def job_of(strategy: str = "async", **changes: Any) -> Job:
+    """One that lasts some seconds, however fast the machine: a nemesis needs time."""
+    settings: dict[str, Any] = {"data": {"source": "clicks", "rows": 20_000, "batch": 16}, "strategy": strategy}
+    return Job.of(settings | {"workers": 3, "servers": 2} | changes)
+
+
+def broken(job: Job, **settings: Any) -> Report:
+    given = {"gap": (0.2, 0.6), "pause": (0.5, 1.5), "weights": {"worker": 1.0}} | settings
+    return drill(job, Settings(**given), 1.0, Audience(), Clean(PASSES, None, 1.0))
+
+
+@pytest.mark.parametrize(("strategy", "gap"), [("async", (0.2, 0.6)), ("sync", (0.8, 1.6))])
+def test_workers_and_the_coordinator_are_killed_and_every_push_counts_once(
+    strategy: str, gap: tuple[float, float]
+) -> None:
+    report = broken(job_of(strategy), weights={"worker": 2.0, "coordinator": 1.0}, gap=gap, seed=1)
+    assert report.faults > 0
+    assert report.ok, report.wrong
+    assert report.lost == report.doubled == 0
+    assert report.acknowledged == report.counted == SLOTS
+    assert report.sent >= report.acknowledged
+    assert report.loss is not None and report.loss < 0.69
+
+
+def test_a_ledger_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account can fail: servers that count again what they have counted are caught by the values they hold."""
+    (tmp_path / "forgetful_ledger.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    report = broken(job_of(launch={"modules": ["forgetful_ledger"]}), pauses=0.0, seed=2)
+    assert any(one.fault.kind == "kill" for one in report.healed)  # else nothing came twice
+    assert report.doubled > 0
+    assert not report.ok
+    assert any("counted" in line for line in report.wrong)
+
+
+def test_the_command_reports_and_leaves_a_folder(tmp_path: Path) -> None:
+    arguments = [
+        "chaos",
+        "clicks",
+        "--copies",
+        "1",
+        "--servers",
+        "1",
+        "--workers",
+        "2",
+        "--seconds",
+        "2",
+        "--seed",
+        "3",
+    ]
+    arguments += ["--set", "data.rows=20000", "--out", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    keys = ("sent", "acknowledged", "counted", "lost", "doubled", "faults", "recoveries", "loss", "clean_loss")
+    assert all(key in report for key in keys)
+    assert report["lost"] == report["doubled"] == 0
+    assert (tmp_path / "out" / "timeline.png").exists()
+
+
+def test_what_cannot_be_is_said_at_once() -> None:
+    result = CliRunner().invoke(main, ["chaos", "--copies", "3", "--servers", "2"])
+    assert result.exit_code == 2
+    assert "copies=3" in result.output

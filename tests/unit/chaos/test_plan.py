@@ -1,0 +1,93 @@
+"""Whom the nemesis may hurt, and that a seed is a schedule."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.chaos.plan import COORDINATOR, Fault, Nemesis, Settings, Situation, role_of
+
+SERVERS = [f"server-{i}" for i in range(4)]
+WORKERS = [f"worker-{i}" for i in range(3)]
+ALL = [COORDINATOR, *SERVERS, *WORKERS]
+PAIRS = [[SERVERS[i], SERVERS[(i + 1) % 4]] for i in range(4)]  # two copies, round a ring
+
+
+def nemesis(**settings: object) -> Nemesis:
+    return Nemesis(Settings(**settings))  # type: ignore[arg-type]
+
+
+def test_a_server_is_hurt_only_while_every_segment_of_it_has_another_that_is_well() -> None:
+    one = nemesis()
+    assert one.may_hurt("server-0", Situation(ALL, PAIRS))
+    assert not one.may_hurt("server-0", Situation([name for name in ALL if name != "server-1"], PAIRS))
+    assert one.may_hurt("server-0", Situation([name for name in ALL if name != "server-2"], PAIRS))  # no neighbour
+
+
+def test_a_set_that_has_shrunk_to_one_is_left_alone() -> None:
+    shrunk = [["server-0"], *PAIRS[1:]]
+    assert not nemesis().may_hurt("server-0", Situation(ALL, shrunk))
+    assert nemesis(beyond=True).may_hurt("server-0", Situation(ALL, shrunk))
+
+
+def test_where_the_sets_are_not_known_no_server_is_hurt() -> None:
+    assert not nemesis().may_hurt("server-0", Situation(ALL))
+    assert not nemesis(beyond=True).may_hurt("server-0", Situation(ALL))
+
+
+def test_the_last_worker_is_left_alone() -> None:
+    assert nemesis().may_hurt("worker-0", Situation(["worker-0", "worker-1"]))
+    assert not nemesis().may_hurt("worker-0", Situation(["worker-0"]))
+
+
+def test_nobody_is_hurt_who_has_not_recovered() -> None:
+    assert not nemesis().may_hurt("worker-9", Situation(ALL, PAIRS))
+    assert nemesis().next(Situation([])) == []
+
+
+def test_a_seed_is_a_schedule() -> None:
+    def drawn(seed: int) -> list[tuple[float, list[Fault]]]:
+        one = nemesis(seed=seed)
+        return [(one.gap(), one.next(Situation(ALL, PAIRS))) for _ in range(30)]
+
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+
+
+def test_who_cannot_be_hurt_changes_nothing_of_what_comes_later() -> None:
+    one, other = nemesis(seed=7, together=0.0), nemesis(seed=7, together=0.0)
+    one.next(Situation([]))
+    other.next(Situation(ALL, PAIRS))
+    assert [one.gap(), one.next(Situation(ALL, PAIRS))] == [other.gap(), other.next(Situation(ALL, PAIRS))]
+
+
+def test_everybody_is_hit_in_the_end_and_in_both_ways() -> None:
+    one = nemesis(seed=1)
+    hit = {(fault.role, fault.kind) for _ in range(300) for fault in one.next(Situation(ALL, PAIRS))}
+    assert hit == {(role, kind) for role in (COORDINATOR, "server", "worker") for kind in ("kill", "pause")}
+
+
+def test_pauses_are_on_both_sides_of_what_counts_as_death() -> None:
+    one = nemesis(seed=1, pauses=1.0)
+    lengths = [fault.seconds for _ in range(200) for fault in one.next(Situation(ALL, PAIRS))]
+    assert 1.0 <= min(lengths) < 2.0 and 6.0 < max(lengths) <= 8.0
+
+
+@given(
+    st.integers(0, 1_000),
+    st.lists(st.lists(st.sampled_from(SERVERS), min_size=1, max_size=3, unique=True), min_size=1, max_size=12),
+    st.sets(st.sampled_from(ALL)),
+)
+def test_after_any_faults_every_segment_has_a_server_that_is_well(
+    seed: int, sets: list[list[str]], hurt: set[str]
+) -> None:
+    """One that had none before is not the nemesis's doing, and stays as it is."""
+    one = nemesis(seed=seed, together=1.0)
+    well = [name for name in ALL if name not in hurt]
+    for _ in range(5):
+        before = [any(name in well for name in holders) for holders in sets]
+        for fault in one.next(Situation(well, sets)):
+            assert fault.name in well
+            well = [name for name in well if name != fault.name]
+        assert [any(name in well for name in holders) for holders in sets] == before
+    assert any(role_of(name) == "worker" for name in well) or all(name in hurt for name in WORKERS)

@@ -1,0 +1,108 @@
+"""The board of a drill: it fits, says all it should, and says nothing by colour alone."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from shoal.chaos.account import Account
+from shoal.chaos.drill import Board
+from shoal.chaos.patients import Healed
+from shoal.chaos.plan import Fault
+from shoal.chaos.report import Report, judged, shown
+from shoal.chaos.show import audience, frame
+from shoal.job import Job
+
+
+def board() -> Board:
+    made = Board(Job(servers=3, workers=4, copies=2), seed=7, clean_loss=0.4398, loss=0.4412)
+    made.seconds, made.share, made.acknowledged, made.faults, made.recoveries = 21.0, 0.64, 81_204, 3, 2
+    made.members = {"coordinator": "up", "server-0": "up", "server-1": "down", "server-2": "filling"}
+    made.members |= {"worker-0": "up", "worker-1": "paused", "worker-10": "suspected"}
+    made.throughput = [(float(i), 100_000.0 + 5_000 * (i % 7)) for i in range(21)]
+    made.log.append((12.1, "fault", "kill -9 server-1, which owns 8 segments of the tally"))
+    made.log.append((12.4, "heal", "server-1 is taken out of the view after 0.3 s"))
+    return made
+
+
+def text(made: Board, width: int = 100, height: int = 30, plain: bool = False) -> str:
+    return "\n".join(line.plain for line in frame(made, width, height, plain=plain))
+
+
+def test_the_board_says_who_is_how_and_what_happened() -> None:
+    seen = text(board())
+    for part in ("seed 7", "2 copies", "64%", "✖ server-1 down", "◐ server-2 filling", "‖ worker-1 paused", "kill -9"):
+        assert part in seen
+    assert "3 faults, 2 healed" in seen and "81,204 pushes" in seen and "0.4412 (clean 0.4398)" in seen
+    assert "▲" in seen  # under the curve, where the fault was
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(("width", "height"), [(200, 50), (80, 24), (40, 12), (20, 6), (1, 1)])
+def test_nothing_is_longer_than_the_terminal_is_wide(width: int, height: int, plain: bool) -> None:
+    lines = frame(board(), width, height, "a note", plain)
+    assert len(lines) <= max(1, height - 1)
+    assert all(line.cell_len < max(2, width) for line in lines)
+    if plain:
+        assert "".join(line.plain for line in lines).isascii()
+
+
+def test_before_anything_runs_there_is_a_note() -> None:
+    assert [line.plain for line in frame(None, 80, 24, "packing clicks")] == ["packing clicks"]
+
+
+def test_where_there_is_no_terminal_happenings_are_lines() -> None:
+    stream = io.StringIO()
+    with audience(stream) as seats:
+        seats.note("starting 3 servers and 4 workers")
+        seats.board(board())
+        seats.said(12.1, "fault", "kill -9 server-1")
+        seats.said(12.4, "heal", "server-1 is a member again")
+    assert stream.getvalue().splitlines() == [
+        "starting 3 servers and 4 workers",
+        "  12.1 s  x kill -9 server-1",
+        "  12.4 s  + server-1 is a member again",
+    ]
+
+
+def report(**changes: object) -> Report:
+    facts: dict[str, object] = dict.fromkeys(("sent", "acknowledged", "counted"), 1_000)
+    facts |= {"lost": 0, "doubled": 0, "faults": 1, "recoveries": 1, "loss": 0.44, "clean_loss": 0.43, "seconds": 30.0}
+    facts |= {"clean_seconds": 20.0, "ok": True, "why": "500 steps done", "wrong": [], "seed": 7, "data": "clicks"}
+    facts |= {"strategy": "async", "workers": 4, "servers": 3, "copies": 2, "steps": 500, "rollbacks": 0}
+    healed = Healed(fault=Fault("kill", "server-1"), at=3.0, detected=0.3, promoted=0.6, full=2.0, back=1.5, well=2.0)
+    facts |= {"healed": [healed], "throughput": [(1.0, 5.0), (2.0, 6.0)], "losses": [(1.0, 0.5)]}
+    return Report(**(facts | changes))  # type: ignore[arg-type]
+
+
+def printed(made: Report) -> str:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(shown(made))
+    return stream.getvalue()
+
+
+def test_the_report_ends_with_a_verdict() -> None:
+    seen = printed(report())
+    assert "kill server" in seen and "0.6  0.6" in seen and "1.50 times as long" in seen
+    assert seen.rstrip().endswith("0 lost, 0 doubled: all 1,000 acknowledged pushes were counted once, through 1 fault")
+    bad = printed(report(lost=2, doubled=1, ok=False, wrong=["slot 7 is acknowledged and not counted"]))
+    assert "✘ 2 lost, 1 doubled of 1,000 acknowledged pushes" in bad and "slot 7 is" in bad
+
+
+def test_a_rollback_is_wrong_unless_it_was_asked_for() -> None:
+    assert judged(Account(), "", 1, beyond=False)
+    assert judged(Account(), "", 1, beyond=True) == []
+    assert judged(Account(), "no worker is left", 0, beyond=True) == ["the run failed: no worker is left"]
+
+
+def test_the_picture_is_drawn(tmp_path: object) -> None:
+    pytest.importorskip("matplotlib")
+    from pathlib import Path
+
+    from shoal.chaos.picture import timeline
+
+    path = timeline(report(), Path(str(tmp_path)) / "timeline.png")
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -52,6 +52,7 @@ HELD_BYTES = 1_024 * MB  # pushes of steps beyond the oldest open one
 LEDGER_WINDOW = 1 << 20  # numbers above a ledger's mark
 STEPS_AHEAD = 64  # steps beyond the oldest open one that may be held
 CLOCK_RANGES = 4_096  # ranges of a table that have a vector clock of their own
+CLOCKS_TOLD = 16_384  # numbers of vector clocks in one message: past that, ranges are told together
 STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 

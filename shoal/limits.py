@@ -41,6 +41,7 @@ RESEND_FIRST = 500 * MILLISECOND
 RESEND_MOST = 4 * SECOND
 RESEND_BUDGET = 0.1  # resends allowed per first send, beyond one a second
 SILENCE = 10 * SECOND  # no answer of any kind for this long is an error
+LOST_WAIT = 30 * SECOND  # a worker waits so long for segments that nobody holds to come back
 NOTICE = 1 * SECOND  # how often a waiting task is told whom it waits for
 CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client

@@ -46,6 +46,8 @@ class Server:
         self._disk = disk or Disk()
         self._snapping = Snapping(self._disk)
         self._stores = 0
+        self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
+        self._later: deque[Work] = deque()  # when nothing else waits
         self.counts: Counter[str] = Counter()
         self._inline = inline
         self._members: dict[int, m.Member] = {}
@@ -79,6 +81,8 @@ class Server:
                 effects = []
         while self._backlog and not self._works:
             effects += self._request(now, self._backlog.popleft())
+        if self._later and not self._works:
+            effects += self._carry_on(Outcome(works=[self._later.popleft()]))
         effects += self.member.tick(now)
         if now >= self._next_notice:
             self._next_notice = now + (limits.LEVEL_AGAIN if self._copies else limits.NOTICE // 4)
@@ -96,6 +100,7 @@ class Server:
             self._members.clear()
             self._backlog.clear()
             self._early.clear()
+            self._later.clear()
             self._snapping = Snapping(self._disk)
             self._works.clear()
             self._view_waits = False
@@ -205,6 +210,8 @@ class Server:
             return Outcome()  # it is asked again
         own, incarnation = holding.own, self.member.incarnation
         cut, effects = self._snapping.ask(sender, incarnation, snap, own.segments)
+        self._copying = {key for key in self._copying if key[0] == snap.number}
+        cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
         outcome = Outcome(effects)
         if not cut:
             return outcome
@@ -220,6 +227,8 @@ class Server:
             images: list[Image] = []
 
             def hand_over(now: int) -> Outcome:
+                if holding.own is not own:
+                    return Outcome()
                 self._stores += 1
                 return Outcome([self._snapping.write(self._stores, sender, snap, holding.placed.name, images)])
 
@@ -229,7 +238,12 @@ class Server:
             return Outcome()  # they have changed hands: this one is given up
         if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
             return Outcome([self._snapping.late(sender, self.member.incarnation, snap, int(own.version.max()))])
-        return Outcome(works=[copy(segment) for segment in cut])
+        works = [copy(segment) for segment in cut]
+        self._copying.update((snap.number, snap.table, segment) for segment in cut)
+        if snap.clock >= 0:  # all of them at this very step
+            return Outcome(works=works)
+        self._later.extend(works)  # each at a moment of its own: between two of them others are served
+        return Outcome()
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""

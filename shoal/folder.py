@@ -172,13 +172,8 @@ class Folder:
 
     def begin_again(self, job: Job, anew: bool) -> None:
         """The run goes on, perhaps with other settings; ``anew``: from the beginning, so nothing of what it did is left."""
-        gone = (
-            "summary.json",
-            "model.safetensors",
-            "loss.png",
-            *(("events.jsonl", "best.safetensors") if anew else ()),
-        )
-        for name in gone:
+        lost = ("model.safetensors", "loss.png", "events.jsonl", "best.safetensors") if anew else ()
+        for name in ("summary.json", *lost):  # a model that was learned stays until there is another
             (self.path / name).unlink(missing_ok=True)
         replace_file(self.path / "job.toml", job.toml().encode())
 

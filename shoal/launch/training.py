@@ -240,7 +240,7 @@ class Training:
     def interrupted(self) -> Outcome:
         """Somebody wants it to end now: judge what the servers have, if they still answer, and say how it stands."""
         self._why = self._why or "interrupted"
-        if self._folder is not None and self._course.done:
+        if self._folder is not None and self.course.done:
             with contextlib.suppress(ShoalError, AttributeError):  # what was saved last will do
                 self._client.save(limits.DRAIN / limits.SECOND)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,16 +172,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     np.testing.assert_array_equal(again.model.table, clean.model.table)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_goes_on_from_where_it_was_interrupted(
-    den: Den, tmp_path: Path, calm: dict[str, Run]
+    den: Den, tmp_path: Path, calm: dict[str, Run], number: int, code: int
 ) -> None:
     """F43: a final checkpoint is made."""
     run = tmp_path / "run"
     process = den.start("-m", "shoal", "train", *flags("sync", checkpoint__every=3600), "--out", str(run))
     assert soon(lambda: sum(isinstance(event, Evaluated) for event in events(run)) >= 3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and f"shoal train --resume {run}" in errors
+    assert process.returncode == code, errors
+    assert code != 130 or f"shoal train --resume {run}" in errors
     assert soon(den.is_empty)
     interrupted = json.loads((run / "summary.json").read_text())
     assert interrupted["failed"] and saved(run) == 1
@@ -200,9 +201,6 @@ def test_the_best_weights_survive(den: Den, tmp_path: Path) -> None:
     run = tmp_path / "run"
     killed(den, run, 2, *flags("sync", stop__patience=50), "--out", str(run))
     assert (run / "best.safetensors").exists()
-    kept = shoal.Trained.load(run / "best.safetensors")
-    copy = tmp_path / "copy"
-    shutil.copytree(run, copy)
     resumed(den, run)
     again = Run.load(run)
     losses = [event.test_loss for event in again.events if isinstance(event, Evaluated)]
@@ -210,4 +208,3 @@ def test_the_best_weights_survive(den: Den, tmp_path: Path) -> None:
     best = shoal.Trained.load(run / "best.safetensors")
     assert again.model is not None
     np.testing.assert_array_equal(again.model.table, best.table)
-    assert kept.table.shape == best.table.shape

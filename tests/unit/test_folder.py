@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,9 +14,10 @@ from shoal.errors import Invalid, RunFailed
 from shoal.events import Joined, RunEvent, Stopped, read_run
 from shoal.files import replace_file
 from shoal.folder import Folder, Log
-from shoal.job import Job
+from shoal.job import Job, changed
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
+from shoal.resuming import differences
 from shoal.run import Run, _staleness, train
 
 EVENTS: list[RunEvent] = [Joined(seconds=0.0, name="worker-0", role="worker"), Stopped(seconds=1.5, why="done")]
@@ -140,6 +142,72 @@ def test_a_run_whose_files_are_damaged_is_refused(tmp_path: Path) -> None:
     (saved / "summary.json").write_text("{")
     with pytest.raises(Invalid, match="cannot be read"):
         Run.load(saved)
+
+
+# ---------------------------------------------------------------- again
+
+
+def test_a_folder_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:
+    first = Folder(tmp_path / "run", Job())
+    for _ in range(2):
+        with pytest.raises(
+            Invalid, match=rf"goes on right now \(process {os.getpid()}\): choose another folder, or wait"
+        ):
+            Folder.again(tmp_path / "run")
+    first.release()
+    second = Folder.again(tmp_path / "run")
+    with pytest.raises(Invalid, match="goes on right now"):
+        Folder.again(tmp_path / "run")
+    second.release()
+    assert names(tmp_path / "run") == ["job.toml"]
+
+
+def test_a_run_that_is_taken_up_and_does_not_begin_is_left_as_it_was(tmp_path: Path) -> None:
+    Folder(tmp_path / "run", Job()).append("events.jsonl", b"{}\n")
+    Folder.again(tmp_path / "run").discard()
+    assert names(tmp_path / "run") == ["events.jsonl", "job.toml"]
+
+
+def test_a_line_that_was_cut_short_is_gone_when_the_next_is_written(tmp_path: Path) -> None:
+    log = Log(Folder(tmp_path / "run", Job()), None)
+    log(EVENTS[0])
+    with open(tmp_path / "run" / "events.jsonl", "ab") as file:
+        file.write(b'{"event":"stop')
+    del log
+    folder = Folder.again(tmp_path / "run")
+    again = Log(folder, None, folder.events())
+    again(EVENTS[1])
+    assert again.events == EVENTS == read_run(tmp_path / "run" / "events.jsonl")
+    assert again.new == EVENTS[1:]
+
+
+def test_what_was_learned_stays_until_there_is_more_unless_it_begins_anew(tmp_path: Path) -> None:
+    for anew in (False, True):
+        saved = Folder(tmp_path / f"run-{anew}", finished().job)
+        saved.save(finished())
+        saved.begin_again(Job(workers=5), anew)
+        left = {"job.toml", "lock"} if anew else {"job.toml", "lock", "events.jsonl", "model.safetensors", "loss.png"}
+        assert set(names(saved.path)) | {"loss.png"} == left | {"loss.png"}
+        assert Job.load(saved.path / "job.toml").workers == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"workers": 9, "servers": 3, "copies": 2, "stop.epochs": 9, "evaluate.every": 2.0, "checkpoint.every": 1.0},
+            [],
+        ),
+        ({"launch.how": "threads"}, []),
+        ({"data.batch": 7, "workers": 9}, ["data.batch was 256, not 7"]),
+        ({"seed": 3}, ["seed was 0, not 3"]),
+        ({"strategy": "sync"}, ["strategy.name was 'async', not 'sync'"]),
+    ],
+)
+def test_what_makes_it_another_run_is_named(changes: dict[str, Any], named: list[str]) -> None:
+    was = Job()
+    found = differences(was, Job.of(changed(msgspec.to_builtins(was), changes)))
+    assert found[: len(named)] == named and bool(found) == bool(named)
 
 
 # ---------------------------------------------------------------- events

@@ -18,9 +18,11 @@ from shoal.job import Job
 from shoal.limits import SECOND
 from shoal.nodes.dealing import Dealing, Marked, State, Whole
 from shoal.nodes.dealt import about_dealing, counted_everywhere, folded, joined, without
+from shoal.nodes.evaluator import Judged
 from shoal.testing.desk import PER_PASS, Desk, dealing
 from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
+from shoal.wire.effects import Ended
 
 BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
 STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
@@ -232,6 +234,37 @@ def test_nothing_hangs_when_a_worker_dies_with_slots_that_nobody_knows_it_has(
         ship.home()
         assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
         assert [event.name for event in ship.all(Gone)] == ["worker-1"]
+
+
+@STRATEGIES
+def test_an_evaluator_that_was_declared_dead_comes_back_and_judges_on(rows: Dataset, strategy: str) -> None:
+    calm = Ship(rows, strategy=strategy, evaluate__every=0.5).home()
+    for seed in range(3):
+        ship = Ship(rows, seed=seed, strategy=strategy, evaluate__every=0.5)
+        ship.until(lambda ship=ship, seed=seed: ship.slots_done() >= 10 * seed + 1)  # type: ignore[misc]
+        before = ship.evaluator.worker.client.incarnation
+        ship.feed("coordinator", Ended("evaluator", "it was asleep"))
+        ship.home()
+        assert ship.evaluator.worker.client.incarnation > before
+        assert ship.all(Stopped)[-1].why == "3 epochs done" and ship.ends["evaluator"].error is None
+        numbers = [event.number for event in ship.all(Evaluated)]
+        assert numbers == list(range(len(numbers)))
+        if strategy == "sync":
+            losses = [event.test_loss for event in calm.all(Evaluated)]
+            assert [event.test_loss for event in ship.all(Evaluated)] == losses
+
+
+def test_every_better_model_is_kept_and_one_of_a_former_life_if_it_is_better(rows: Dataset) -> None:
+    kept: list[Judged] = []
+    ship = Ship(rows, strategy="sync", evaluate__every=0.5)
+    ship.evaluator._keep_it = kept.append
+    ship.home()
+    assert ship.evaluator.best is kept[-1]
+    assert [one.loss for one in kept] == sorted((one.loss for one in kept), reverse=True)
+    former = Judged(2, kept[0].weights, 0.0, {})
+    other = Ship(rows, strategy="sync")
+    other.evaluator.best = former
+    assert other.home().evaluator.best is former
 
 
 # ---------------------------------------------------------------- a run is taken up from a checkpoint

@@ -77,7 +77,9 @@ class Coordinator:
             self.roster.term += 1
             self.roster.changed()
         if self.dealing is not None and others:
-            self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others])
+            members = (person.member for person in self.roster.people.values())
+            workers = [member.incarnation for member in members if member.role == "worker"]
+            self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others], workers)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []

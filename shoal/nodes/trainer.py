@@ -263,6 +263,7 @@ class Trainer:
         counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
         newer, self.newer = self.newer, 0
+        holds = runs(sorted(self._mine))  # now: what is counted a moment later is told with the next report
         sent, received = self._traffic()
 
         def want(request: int) -> m.Message:
@@ -278,6 +279,7 @@ class Trainer:
                 sent=sent,
                 received=received,
                 leaving=leaving,
+                holds=holds,
                 newer=newer,
             )
 

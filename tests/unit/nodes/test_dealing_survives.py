@@ -414,3 +414,16 @@ def test_a_state_survives_as_json(tmp_path: Path) -> None:
     desk: Dealing = Desk(dealing(slots=3)).begin(loss=0.5).run().dealing
     for state in (desk.state(), State(), dealing().state()):
         assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
+
+
+@BOTH
+def test_what_a_worker_was_dealt_and_never_got_is_dealt_again(slots: int) -> None:
+    """Two lives of the coordinator answered one question, and the worker took the other's answer."""
+    desk = Desk(dealing(slots=slots)).begin()
+    lost = desk.want(1, more=4)
+    desk.hands[1] = []
+    again = desk.want(1, holds=[])  # who asks gets them: somebody may wait for them
+    assert desk.dealing.counts["slots that never came"] == len(spread(lost.slots, 99)) > 0
+    assert spread(again.again, 99) == sorted(spread(lost.slots, 99))
+    desk.run()
+    assert desk.dealing.workload.done == 2 * PER_PASS

@@ -242,6 +242,45 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
 
 
 @main.command()
+@click.argument("where", metavar="RUN|ADDRESS")
+@click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
+@click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
+    """Look at a cluster that runs: a run's folder, or the address of its coordinator.
+
+    Exit code 1 if nobody is there.
+    """
+    from shoal.errors import Invalid, ShoalError, Unanswered
+    from shoal.launch.looking import address_of, look_at
+    from shoal.views.status import facts, page
+
+    try:
+        address = address_of(where)
+        looking = look_at(address)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    try:
+        found = looking.status()
+    except Unanswered:
+        why = f"nobody answers at {address}: it has ended, or is just being started again; look again in a moment"
+        raise click.ClickException(why) from None
+    finally:
+        looking.close()
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(facts(found))))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(page(found, where, console.width, show_ring=ring, everything=segments), soft_wrap=False)
+
+
+@main.command()
 def limits() -> None:
     """Print every bound and default."""
     import inspect

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from shoal.chaos.report import Report
 
-ROWS = 1_000_000  # of the made-up set: more than are learned by heart in a minute
+ROWS = 500_000  # of the made-up set: more than are learned by heart in a minute
 EVALUATE_EVERY = 0.25  # passes
 
 

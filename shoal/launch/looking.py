@@ -11,16 +11,42 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.errors import Unanswered
+from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.wire import Transport
 from shoal.wire import messages as m
 
+ADDRESS = "address"  # the file of a run's folder that says where its coordinator is reached
 PATIENCE = 2.0  # seconds: who does not answer by then is said not to
 _AGAIN = 0.25  # seconds until a question is asked again
 
 Answer = TypeVar("Answer", bound=m.Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One of the servers that hold a segment."""
+
+    server: str
+    role: str  # primary, backup, filling
+    version: int | None  # None: it did not say
+    lag: int | None  # versions behind the primary
+    unacknowledged: int | None = None  # of the primary's changes, by all segments together
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment, and who holds it."""
+
+    table: str
+    number: int
+    start: int
+    stop: int
+    epoch: int
+    copies: list[Copy]  # the primary first
+    last: str  # who held it last, if nobody does
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +55,46 @@ class Status:
 
     standing: m.Standing
     view: m.View
-    told: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)  # by server and table's number
+    told: dict[tuple[str, int], m.Told] = field(default_factory=dict)  # by server and table's number
     silent: list[str] = field(default_factory=list)  # servers that did not answer
 
-    def version(self, server: str, table: int, segment: int) -> int | None:
-        """Of a copy of a segment; where a server does not say it for each, the oldest that it has."""
-        facts = self.told.get((server, table), {})
-        return facts.get(f"version {segment}", facts.get("version"))
+    def segments(self) -> list[Segment]:
+        return [
+            Segment(
+                table.name,
+                number,
+                start,
+                stop,
+                place.epoch,
+                self._copies(table.number, number, place),
+                place.last if not place.servers else "",
+            )
+            for table in self.view.tables
+            for number, (start, stop, place) in enumerate(
+                zip(table.starts, [*table.starts[1:], table.spec.span], table.places, strict=True)
+            )
+        ]
 
     def clocks(self) -> dict[str, int]:
-        """Of the workers, as the servers know them: the lowest."""
+        """Of the workers, as the servers know them: the lowest; negative: parked."""
         found: dict[str, int] = {}
-        for facts in self.told.values():
-            for name, value in facts.items():
-                if name.startswith("clock "):
-                    worker = name.removeprefix("clock ")
-                    found[worker] = min(value, found.get(worker, value))
-        return found
+        for told in self.told.values():
+            for worker, clock in told.clocks.items():
+                found[worker] = min(clock, found.get(worker, clock))
+        return dict(sorted(found.items()))
+
+    def _copies(self, table: int, segment: int, place: m.Place) -> list[Copy]:
+        holders = [(name, "backup" if i else "primary") for i, name in enumerate(place.servers)]
+        holders += [(place.filling, "filling")] if place.filling else []
+        first = self.told.get((place.servers[0], table)) if place.servers else None
+        newest = None if first is None else first.own.get(segment)
+        copies = []
+        for name, role in holders:
+            told = self.told.get((name, table))
+            version = newest if role == "primary" else None if told is None else told.copies.get(segment)
+            lag = None if version is None or newest is None else max(0, newest - version)
+            copies.append(Copy(name, role, version, lag, None if first is None else first.lag.get(name)))
+        return copies
 
 
 class Looking:
@@ -75,7 +124,7 @@ class Looking:
             tables = [table for table in view.tables if any(_holds(place, member.name) for place in table.places)]
             for table in tables:
                 try:
-                    told = self._facts(member, table.number, seconds)
+                    told = self._told(member, table.number, seconds)
                 except Unanswered:
                     status.silent.append(member.name)
                     break
@@ -89,12 +138,12 @@ class Looking:
                 self._transport.close()
                 self._transport = None
 
-    def _facts(self, server: m.Member, table: int, seconds: float) -> dict[str, int] | None:
+    def _told(self, server: m.Member, table: int, seconds: float) -> m.Told | None:
         def ask(request: int) -> m.Ask:
             return m.Ask(request, table, 0)
 
         answer = self._ask(f"ask about table {table}", server.name, ask, m.Message, seconds, server.address)
-        return answer.facts if isinstance(answer, m.Told) else None
+        return answer if isinstance(answer, m.Told) else None
 
     def _ask(
         self, what: str, to: str, make: Callable[[int], m.Message], kind: type[Answer], seconds: float, at: str = ""
@@ -124,6 +173,26 @@ class Looking:
                     return answer
             now = time.monotonic()
         raise Unanswered(what, to, seconds)
+
+
+def address_of(where: str) -> str:
+    """Of the coordinator of a run, by its folder; an address is what it is."""
+    if "://" in where:
+        return where
+    folder = Path(where)
+    try:
+        return (folder / ADDRESS).read_text().strip()
+    except FileNotFoundError:
+        if (folder / "summary.json").exists():
+            raise ClusterError(f"the run in {where} has ended: its figures are in {folder / 'summary.json'}") from None
+        if (folder / "job.toml").exists():
+            raise ClusterError(
+                f"no run is under way in {where} (or it runs as threads, which nobody can look at): go on with it: "
+                f"shoal train --resume {where}"
+            ) from None
+        raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...)") from None
+    except OSError as error:
+        raise Invalid(f"cannot read {folder / ADDRESS}: {error.strerror}") from None
 
 
 def look_at(address: str) -> Looking:

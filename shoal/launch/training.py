@@ -36,7 +36,7 @@ from shoal.job import Job
 from shoal.launch import coordination, work
 from shoal.launch.best import Best
 from shoal.launch.local import Cluster, ThreadCluster
-from shoal.launch.looking import Status
+from shoal.launch.looking import ADDRESS, PATIENCE, Status
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.dealing import Dealing, State, Whole
 from shoal.nodes.evaluator import Evaluator, Judged
@@ -48,7 +48,6 @@ from shoal.store.checkpoint import Manifest
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
 
-ADDRESS = "address"  # the file of a run folder that says where its coordinator is reached
 NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
 _CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
@@ -154,7 +153,7 @@ class Training:
         """How far it is: now, or when the coordinator was last heard."""
         if not self._cluster._ended:
             with contextlib.suppress(ShoalError):
-                self.look()
+                self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)  # the last figures are worth a wait
         return self._course
 
     def status(self) -> Status:

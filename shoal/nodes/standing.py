@@ -16,9 +16,11 @@ _VOIDS = 100  # that are told: one answer has an end
 
 def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
     roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
+    known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
     members = [
         m.Seen(name, one.member.role, one.member.incarnation, one.view, max(0, now - (one.heard or now)), one.suspected)
         for name, one in roster.people.items()
+        if one.member.incarnation in known
     ]
     counts = {**coordinator.counts, **coordinator.also()}
     return m.Standing(

@@ -81,8 +81,12 @@ class Client(Dispatch):
         clock: int | None = None,
         slot: Slot | None = None,
         after: Task | Sequence[Task] = (),
+        clocks: bool = False,
     ) -> Task:
-        """The rows of these keys. ``clock`` or ``slot`` say when they will be used, which decides what to wait for."""
+        """The rows of these keys. ``clock`` or ``slot`` say when they will be used, which decides what to wait for.
+
+        With ``clocks`` the task has the vector clocks of these keys, too: who has pushed to them, and how often (S1-18).
+        """
         layout = self.layout(table)
         clock = None if clock is None else whole("clock", clock)
         if slot is not None:
@@ -90,6 +94,7 @@ class Client(Dispatch):
                 raise Invalid(f"table {table!r} has no steps: name a clock, not a slot")
             clock = layout.spec.apply.step_of(_slot(slot))
         op = self._pulling(layout, keys, clock, _tasks(after))
+        op.clocks = clocks
         self._new.append(op)
         return op.task
 

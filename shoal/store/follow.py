@@ -129,7 +129,7 @@ class Follow:
         everywhere = mask is part.extent.whole
 
         def note(now: int) -> Outcome:
-            part.note(change, mask, everywhere)
+            part.note(change, mask, everywhere, one.given)
             return Outcome()
 
         if given is None or part.extent.work(given.keys) <= self.inline:

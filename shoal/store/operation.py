@@ -18,6 +18,7 @@ from shoal.store.flight import Letter
 from shoal.store.hashed import unmixed
 from shoal.store.split import Share
 from shoal.store.task import Task
+from shoal.store.vector import VectorClock
 from shoal.wire import messages as m
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class _Rows(Operation):
         self._found: list[tuple[Keys, Values]] = []
 
     def restart(self) -> None:
+        self.task.clocks = []
         self._shares.clear()
         self._found.clear()
         self._rows = None
@@ -313,6 +315,7 @@ class Pulling(_Rows):
         self.clock: int | None = None
         self.own_clock = False  # a worker's pull that names no clock is for now
         self.enter = False
+        self.clocks = False  # the vector clocks of these keys are wanted, too
         self._entered = 0
         self.size = 0 if isinstance(keys, KeyRange) else 4 * width * len(keys)
 
@@ -352,6 +355,7 @@ class Pulling(_Rows):
             start=start,
             stop=stop,
             enter=self.enter,
+            clocks=self.clocks,
         )
         self._shares[pull.request] = share
         return share.server, pull, arrays
@@ -361,6 +365,9 @@ class Pulling(_Rows):
         share = self._shares[letter.request]
         self.task.versions[letter.to] = answer.versions
         self._entered = max(self._entered, answer.entered)
+        if answer.clocks:
+            found = [(KeyRange(start, stop), VectorClock(dict(counts))) for start, stop, counts in answer.clocks]
+            self.task.clocks = sorted([*self.task.clocks, *found], key=lambda one: one[0].start)
         self.put(letter.request, answer, arrays)
         return [self._letter(client, share, answer.resume)] if answer.resume >= 0 else []
 

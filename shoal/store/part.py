@@ -17,8 +17,12 @@ from shoal.store.clock import Clocks
 from shoal.store.extent import Extent
 from shoal.store.image import Image
 from shoal.store.ledger import Marks, Mask, Numbers
+from shoal.store.vector import GONE, RangeClocks, VectorClock
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
+from shoal.wire.base import Events
+
+STEPS = GONE  # a step is nobody's own push: all of them stand together
 
 
 class Part:
@@ -31,6 +35,7 @@ class Part:
         self.version: Numbers = np.zeros(len(held), np.int64)
         self.ledger = Marks(len(held))
         self.clocks = Clocks(len(held), spec.max_delay)
+        self.events = RangeClocks(spec.span)  # vector clocks: returned by pulls and shown, they decide nothing
 
     def load(self, images: Sequence[Image]) -> None:
         """Take over what these were: one for each segment, in order; nothing was done to this part yet."""
@@ -39,6 +44,9 @@ class Part:
         self.version[:] = [image.books.version for image in images]
         self.ledger = Marks.of([image.books.ledger for image in images])
         self.clocks = Clocks.of([image.books.clocks for image in images], self.spec.max_delay)
+        for image in images:
+            for start, stop, counts in image.books.events:
+                self.events.write(KeyRange(start, stop), VectorClock(dict(counts)))
 
     @property
     def segments(self) -> list[int]:
@@ -47,7 +55,12 @@ class Part:
 
     def books(self, segment: int) -> m.Books:
         at = self.extent.place[segment]
-        return m.Books(int(self.version[at]), self.ledger.counted(at), self.clocks.clocked(at))
+        events = self.happened(self.extent.ranges[at])
+        return m.Books(int(self.version[at]), self.ledger.counted(at), self.clocks.clocked(at), events)
+
+    def happened(self, keys: KeyRange) -> Events:
+        """The vector clocks of these keys, as they travel."""
+        return [(part.start, part.stop, dict(clock.counts)) for part, clock in self.events.read(keys)]
 
     def image(self, segment: int, copy: bool = True) -> Image:
         """One segment as it is now: copied, or, for whoever reads it before anything changes, as it lies there."""
@@ -73,6 +86,9 @@ class Part:
         for stream in self.ledger.streams():
             if stream < 0 and -stream not in clients:
                 self.ledger.drop(stream)
+        for node in self.events.nodes():
+            if node not in clients:
+                self.events.retire(node)
         return self.clocks.live(workers)
 
     def write(self, given: KeyValues | None) -> None:
@@ -80,10 +96,11 @@ class Part:
         if given is not None and len(given.values):
             self.table.push(given.keys, given.values)
 
-    def note(self, change: m.Change, segments: Mask, everywhere: bool = False) -> None:
+    def note(self, change: m.Change, segments: Mask, everywhere: bool = False, given: KeyValues | None = None) -> None:
         """Enter a change, whose rows are written, into the books of these segments (``everywhere``: they are all)."""
         match change.kind:
             case "push":
+                self._happens(change.incarnation, segments, everywhere, given)
                 stream = self.ledger.stream(change.stream)
                 if change.stream < 0:
                     stream.raise_to(change.floor)
@@ -91,6 +108,7 @@ class Part:
                 self._tick(change, segments, everywhere)
                 self._raise(segments, everywhere)
             case "step":
+                self._happens(STEPS, segments, everywhere, given)
                 self._raise(segments, everywhere)
             case "tick":
                 self._tick(change, segments, everywhere)
@@ -98,6 +116,16 @@ class Part:
                 self.clocks.enter(change.incarnation, change.name, change.spell, change.entered)
             case "park":
                 self.clocks.park(change.incarnation, change.spell)
+
+    def _happens(self, node: int, segments: Mask, everywhere: bool, given: KeyValues | None) -> None:
+        """Something was pushed: a range to its keys, anything else to all of these segments."""
+        if given is not None and isinstance(given.keys, KeyRange):
+            self.events.tick(node, given.keys)
+        elif everywhere:
+            self.events.tick(node)
+        else:
+            for at in np.flatnonzero(segments).tolist():
+                self.events.tick(node, self.extent.ranges[at])
 
     def _tick(self, change: m.Change, segments: Mask, everywhere: bool) -> None:
         self.clocks.heard(change.incarnation, change.spell, change.entered)

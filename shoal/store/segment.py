@@ -184,7 +184,7 @@ class Segments(Waiting):
                 known = self.version if everywhere else self.version[segments]
                 self._record_staleness(known, asker.ask.read, segments)
             self.counts["counted"] += 1
-        self.note(change, segments, everywhere)
+        self.note(change, segments, everywhere, entry.given)
         if change.seq:
             self.log.made(entry)
         else:

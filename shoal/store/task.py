@@ -22,7 +22,19 @@ class Waiter(Protocol):
 class Task:
     """What becomes of a request."""
 
-    __slots__ = ("_then", "_waiter", "after", "asked", "done", "error", "value", "versions", "waits_for", "what")
+    __slots__ = (
+        "_then",
+        "_waiter",
+        "after",
+        "asked",
+        "clocks",
+        "done",
+        "error",
+        "value",
+        "versions",
+        "waits_for",
+        "what",
+    )
 
     def __init__(self, what: str, after: tuple[Task, ...] = ()) -> None:
         self.what = what
@@ -32,6 +44,7 @@ class Task:
         self.value: Any = None
         self.error: Exception | None = None
         self.versions: dict[str, list[int]] = {}  # of a pull: what each server's segments were at
+        self.clocks: list[Any] = []  # of a pull that asked for them: (range, vector clock), in key order
         self.waits_for = ""  # the last thing that was heard about it
         self._then: list[Callable[[Task], None]] = []
         self._waiter: Waiter | None = None

@@ -30,7 +30,7 @@ from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.limits import CLOCK_RANGES
 
-Node = int | str
+Node = int
 GONE: Node = 0  # what retired nodes did stands here, all together: no incarnation has this number
 
 
@@ -158,6 +158,10 @@ class RangeClocks:
             row if widened == self.widened else np.maximum(part, row)
         )  # never less than what happened next to them
         self._join_all()
+
+    def nodes(self) -> list[int]:
+        """Those that have pushed here and are not retired."""
+        return [node for node in self._nodes if node != GONE]
 
     def retire(self, node: Node) -> None:
         """This node is over: what it did is kept, but no longer under its name."""

@@ -22,6 +22,7 @@ from shoal.store.replicate import Log
 from shoal.tables import Step
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
+from shoal.wire.base import Events
 from shoal.wire.effects import Effect, Send
 
 
@@ -79,7 +80,18 @@ class Waiting(Part):
         if versions.count(versions[0]) == len(versions):
             del versions[1:]
         count = len(arrays[-1]) // self.spec.width
-        return Send(asker.name, m.Values(ask.request, count, versions, entered, resume), arrays)
+        clocks = self._clocks(asker) if isinstance(ask, m.Pull) and ask.clocks else []
+        return Send(asker.name, m.Values(ask.request, count, versions, entered, resume, clocks), arrays)
+
+    def _clocks(self, asker: Asker) -> Events:
+        """The vector clocks of the keys that were asked for: of a range its own, of a list those of the segments covered."""
+        covered = [keys for keys, on in zip(self.extent.ranges, asker.covered, strict=True) if on]
+        if isinstance(asker.keys, KeyRange):
+            low, high = asker.keys.start, asker.keys.stop
+            covered = [
+                KeyRange(max(k.start, low), min(k.stop, high)) for k in covered if k.start < high and k.stop > low
+            ]
+        return [found for keys in covered for found in self.happened(keys)]
 
     def _release(self) -> Outcome:
         """Answer the pulls that may be answered now."""

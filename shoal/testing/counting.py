@@ -28,7 +28,6 @@ from typing import Any
 import msgspec
 
 from shoal.events import Begin, End, Event, Note
-from shoal.limits import INLINE_ELEMENTS
 from shoal.nodes.blocking import KV
 from shoal.nodes.loop import Loop
 from shoal.nodes.worker import Worker
@@ -75,8 +74,6 @@ class Diary(Scribe):
         super().__init__(orders.plan, time.monotonic_ns)
         self.history = Lines(orders.history)
         self._calls = orders.life * _CALLS
-        self.broken: set[str] = set()  # whose push failed for good
-        self.on_broken = lambda worker: self.broken.add(worker.name)
 
 
 class Hand(Dealer):
@@ -95,7 +92,6 @@ def plan_of(kind: Any, workers: int, slots: int, servers: int = 2, **settings: A
         "slots_per_step": workers,
         "slots_per_pass": None,
         "dense": True,
-        "inline": INLINE_ELEMENTS,
         "think": 4,
         **settings,
     }
@@ -117,14 +113,15 @@ def live(orders: Orders) -> None:
         worker = Worker(name, "client" if plan.kind == "clients" else "worker", secrets.token_hex(8), seed=orders.life)
         transport = ZmqTransport(name)
         transport.connect("coordinator", orders.address)
-        loop = Loop(worker, transport)
+        loop, broken = Loop(worker, transport), list[Worker]()
+        diary.on_broken = broken.append
         whole = worker.start(
             client_life(worker, diary, orders.column, done, random)
             if plan.kind == "clients"
             else worker_life(worker, diary, dealer, random)
         )
         try:
-            while not whole.done and name not in diary.broken:
+            while not whole.done and not broken:
                 loop.turn()
                 if time.monotonic() > deadline:
                     tasks = [repr(op.task) for op in dict.fromkeys(worker.client._running.values())]
@@ -140,7 +137,6 @@ def live(orders: Orders) -> None:
             loop.close()
         if over:
             return
-        diary.broken.discard(name)
         dealer.give_back(name)
 
 
@@ -173,11 +169,11 @@ class Crowd:
     def signal(self, column: int, number: signal.Signals) -> None:
         self.processes[column].send_signal(number)
 
-    def note(self, what: Any, column: int) -> None:
-        """Something that changes what may be expected of this one."""
+    def note(self, what: Any, column: int, at: int = 0) -> None:
+        """Something that changes what may be expected of this one; ``at``: it was not before that."""
         last = [one for one in self.history(column) if not isinstance(one, End)]
         incarnation = last[-1].incarnation if last else 0
-        self._notes.append(Note(time.monotonic_ns(), what, client_name(column), incarnation))
+        self._notes.append(Note(at or time.monotonic_ns(), what, client_name(column), incarnation))
 
     def history(self, column: int | None = None) -> list[Event]:
         """What all have written so far, or one of them, in the order of time."""

@@ -29,7 +29,9 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.errors import WireError
+from shoal.launch.child import Orders
 from shoal.launch.processes import ProcessCluster
+from shoal.nodes.storage import Journal
 from shoal.testing.links import Connection, Link
 from shoal.testing.zmtp import Frames, head, written
 from shoal.wire import coding
@@ -95,6 +97,10 @@ class Held:
     def discard(self) -> None:
         """Throw them away, and keep nothing back any more."""
         self._end(lambda link, up, passing: None)
+
+    def replace(self, data: bytes) -> None:
+        """These bytes go instead of each."""
+        self._end(lambda link, up, passing: link.schedule(up, data, 0.0))
 
     def _end(self, each: Callable[[Link, bool, Passing], None]) -> None:
         def end() -> None:
@@ -338,13 +344,19 @@ class Proxy:
 
 
 class ProxiedCluster(ProcessCluster):
-    """A cluster whose nodes meet each other through a proxy, all of them."""
+    """A cluster whose nodes meet each other through a proxy, all of them; close both."""
 
-    proxy: Proxy
+    def __init__(self, proxy: Proxy, servers: int, copies: int = 1) -> None:
+        super().__init__(servers, "tcp", (), Journal(None), copies, restart=copies > 1)
+        self.proxy = proxy
 
     @property
     def address(self) -> str:
-        return self.proxy.through(super().address)
+        return self.proxy.through(self._address)
+
+    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> Orders:
+        orders = super()._orders(name, kind, work)
+        return orders if kind == "coordinator" else msgspec.structs.replace(orders, coordinator=self.address)
 
 
 def _kind(frames: Frames) -> str:

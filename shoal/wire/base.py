@@ -17,6 +17,9 @@ NO_CLOCK = -1
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 61)]
 Signed = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]
 
+# Vector clocks: keys from the first up to, not including, the second, and how often each node has pushed to them.
+Events = list[tuple[int, int, dict[int, Count]]]
+
 
 class Message(msgspec.Struct, frozen=True, tag=str.lower, array_like=True, forbid_unknown_fields=True):
     """Base of every message. The tag on the wire is the class name in lower case."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from shoal.wire.base import NO_CLOCK, Count, Message, Signed
+from shoal.wire.base import NO_CLOCK, Count, Events, Message, Signed
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +55,7 @@ class Books(msgspec.Struct, frozen=True, array_like=True):
     version: Count
     ledger: dict[int, Counts] = {}  # by stream
     clocks: dict[int, Clocked] = {}  # by the workers' incarnations
+    events: Events = []  # the vector clocks of its keys
 
 
 class Append(Message, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from shoal.wire.base import NO_CLOCK, Count, Message, Signed
+from shoal.wire.base import NO_CLOCK, Count, Events, Message, Signed
 
 
 class Push(Message, frozen=True):
@@ -54,6 +54,7 @@ class Pull(Message, frozen=True):
     start: int = -1
     stop: int = -1
     enter: bool = False  # a worker's first pull, or its first since it was parked
+    clocks: bool = False  # also the vector clocks of these keys
 
 
 class Park(Message, frozen=True):
@@ -84,6 +85,7 @@ class Values(Message, frozen=True):
     versions: list[int]
     entered: Signed = NO_CLOCK  # the clock at which an entering worker was entered
     resume: int = -1  # the rest of a long range starts here
+    clocks: Events = []
 
 
 class Counted(Message, frozen=True):

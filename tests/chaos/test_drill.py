@@ -15,7 +15,7 @@ from shoal.chaos.report import Report
 from shoal.cli import main
 from shoal.job import Job
 
-PASSES, SLOTS = 3, 3 * 1_250
+PASSES, SLOTS = 2, 2 * 1_250
 BROKEN = '''"""A server that has forgotten how to remember."""
 
 from shoal.simulation.mutants import MUTANTS
@@ -46,6 +46,17 @@ def test_workers_and_the_coordinator_are_killed_and_every_push_counts_once(
     assert report.acknowledged == report.counted == SLOTS
     assert report.sent >= report.acknowledged
     assert report.loss is not None and report.loss < 0.69
+
+
+def test_servers_are_killed_and_paused_as_long_as_a_copy_is_left() -> None:
+    """F5, F7, F9, F15: primaries and backups, sometimes with the coordinator."""
+    weights = {"server": 3.0, "coordinator": 1.0}
+    report = broken(job_of(servers=3, copies=2), weights=weights, gap=(0.5, 1.0), seed=5)
+    assert any(one.fault.role == "server" for one in report.healed)
+    assert report.ok, report.wrong
+    assert report.lost == report.doubled == report.rollbacks == 0
+    hit = [one for one in report.healed if one.fault.role == "server" and one.well is not None]
+    assert all(one.full is not None for one in hit)
 
 
 def test_a_ledger_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

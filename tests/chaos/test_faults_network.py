@@ -10,12 +10,14 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 import shoal
 from shoal import limits
+from shoal.errors import Unanswered
 from shoal.launch.processes import ProcessCluster
 from shoal.testing import zmtp
 from shoal.testing.counting import TABLE, Crowd, create, plan_of
@@ -117,9 +119,11 @@ def test_damaged_messages_are_dropped_and_told_and_what_they_said_is_counted_onc
     where: Where, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
 ) -> None:
     """F24. A bit that leaves a message whole is for TCP's checksum to find: the proxy does not flip those."""
-    most = 2 if where == "framing" else 10  # what follows a wrong length is swallowed, until silence ends the wait
-    crowd, stats = counted_under(Weather(flip=0.05, where=(where,), most=most), "clients", cluster, kv, proxy, den)
-    assert proxy.counts[f"flipped in {where}"] == most
+    weather = Weather(flip=0.05, where=(where,), most=10)
+    if where == "framing":  # what follows a wrong length is swallowed until silence ends the wait; one way: see below
+        weather = replace(weather, most=2, only=lambda one: one.sender.startswith("worker"))
+    crowd, stats = counted_under(weather, "clients", cluster, kv, proxy, den)
+    assert proxy.counts[f"flipped in {where}"] == weather.most
     told = [(sender, to) for (sender, to, kind) in proxy.seen if kind == "no" and sender.startswith("server")]
     if where == "framing":  # libzmq itself ends the connection, or what follows is none of ours
         return
@@ -152,6 +156,27 @@ def test_a_damaged_push_is_answered_to_its_sender(cluster: ProcessCluster, kv: s
     assert list(kv.pull("w", [0]).result(PATIENCE)) == [1.0]
 
 
+@pytest.mark.soak
+@pytest.mark.xfail(
+    reason="libzmq gives a caller's connection up for good at a length that cannot be", raises=Unanswered
+)
+def test_a_caller_that_was_sent_a_length_that_cannot_be_connects_again(
+    cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy
+) -> None:
+    """F24, in an answer. Who was called closes such a connection, and all is well; who calls never makes another."""
+    kv.create("w", shoal.Dense(rows=100))
+    too_long = zmtp.head(limits.FRAME_BYTES * 2, False)
+    with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
+        ann.pull("w", [0]).result(PATIENCE)
+        held = proxy.hold("values", to="ann")
+        pull = ann.pull("w", [0])
+        held.wait(1)
+        held.replace(too_long)
+        with pytest.raises(Unanswered):
+            pull.result(PATIENCE)
+        ann.pull("w", [0]).result(PATIENCE)
+
+
 # ---------------------------------------------------------------- without an end
 
 
@@ -159,8 +184,7 @@ class Raw:
     """A connection that says what it likes, byte by byte."""
 
     def __init__(self, cluster: ProcessCluster, name: str = "") -> None:
-        assert cluster._coordinator is not None
-        members = cluster._coordinator.node.roster.view().members  # type: ignore[attr-defined]
+        members = cluster.status().view.members
         address = next(member.address for member in members if member.name == "server-0")
         host, port = address.removeprefix("tcp://").split(":")
         self.socket = socket.create_connection((host, int(port)), PATIENCE)
@@ -220,13 +244,21 @@ def test_frames_that_are_announced_and_never_sent_take_no_memory(cluster: Proces
     assert soon(lambda: server.num_fds() <= fds + 5)
 
 
-@pytest.mark.soak
-def test_a_frame_that_drips_is_ended_by_the_heartbeat(cluster: ProcessCluster, kv: shoal.KV) -> None:
-    """F25: its bytes are no sign of life; only whole frames are."""
-    raw = Raw(cluster, "drips")
-    raw.socket.sendall(zmtp.head(limits.FRAME_BYTES, False))
-    assert raw.ends_while_dripping(b"", 0.5, 40.0)
-    raw.socket.close()
+def test_who_takes_a_name_twice_brings_nobody_down(cluster: ProcessCluster, kv: shoal.KV) -> None:
+    """F25, F37. The older connection speaks, then ends: libzmq aborts if it asks such a one for a sign of life."""
+    kv.create("w", shoal.Dense(rows=1))
+    pids = cluster.pids
+    older, newer = Raw(cluster, "twin"), Raw(cluster, "twin")
+    newer.socket.sendall(zmtp.written([b"ping"]))
+    assert newer.socket.recv(4_096)  # it was heard, so the name is the newer one's
+    older.socket.sendall(zmtp.written([b"junk"]))
+    older.socket.close()
+    newer.socket.settimeout(6.0)  # longer than it would take
+    with contextlib.suppress(TimeoutError):
+        assert newer.socket.recv(4_096), "the server is gone"
+    newer.socket.close()
+    kv.push("w", [0], [1.0]).result(PATIENCE)
+    assert cluster.pids == pids
 
 
 def test_a_frame_larger_than_any_may_be_ends_its_connection_at_once(cluster: ProcessCluster, kv: shoal.KV) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -139,9 +140,15 @@ def test_a_worker_asleep_for_too_long_is_fenced_when_it_wakes_and_joins_again(
     crowd.until(VICTIM, 3)
     before = members(kv)[sleeper]
     crowd.signal(VICTIM, signal.SIGSTOP)
+    looks = [time.monotonic_ns()]
+
+    def is_gone() -> bool:
+        looks.append(time.monotonic_ns())
+        return sleeper not in members(kv)
+
     try:
-        assert soon(lambda: sleeper not in members(kv))
-        crowd.note("removed", VICTIM)
+        assert soon(is_gone)
+        crowd.note("removed", VICTIM, at=looks[-2])  # it was still there when that look began
         for column in set(MINE) - {VICTIM}:  # they go on without it
             crowd.until(column, len(MINE[column]))
     finally:

@@ -1,0 +1,224 @@
+"""How a cluster stands, on a page: who is here, who holds what, how new it is, how far the run is.
+
+``page`` is for people, ``facts`` for programs. A server has a letter and a colour of its own, the same in every part of the
+page; nothing is said by colour alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal import limits
+from shoal.cluster.stopping import ENDLESS
+from shoal.launch.looking import Copy, Segment, Status
+from shoal.views import words
+from shoal.views.ring import band, ring, style_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_ROLES = ("server", "worker", "evaluator", "client")
+SEGMENTS = 24  # shown one by one; more are summed up, unless all are asked for
+
+
+def facts(status: Status) -> dict[str, Any]:
+    """All of it as plain data."""
+    standing = status.standing
+    course = standing.course
+    return {
+        "term": standing.term,
+        "view": standing.view,
+        "generation": standing.generation,
+        "copies": standing.copies,
+        "checkpoint": standing.checkpoint or None,
+        "members": [
+            {
+                "name": one.name,
+                "role": one.role,
+                "incarnation": one.incarnation,
+                "view": one.view,
+                "silence": round(one.silence / limits.SECOND, 3),
+                "suspected": one.suspected,
+                "clock": status.clocks().get(one.name),
+            }
+            for one in standing.members
+        ],
+        "lost": standing.lost,
+        "silent": status.silent,
+        "segments": [msgspec.to_builtins(one) for one in status.segments()],
+        "run": None if course is None else msgspec.structs.asdict(course),
+    }
+
+
+def page(
+    status: Status, where: str, width: int, *, show_ring: bool = False, everything: bool = False
+) -> RenderableType:
+    """For a terminal so many columns wide."""
+    from rich.console import Group
+    from rich.text import Text
+
+    letters = letters_of(status)
+    segments = status.segments()
+    parts: list[RenderableType] = [_head(status, where)]
+    if status.standing.course is not None:
+        parts.append(_course(status, width))
+    parts += [Text(""), _members(status, letters)]
+    for name in dict.fromkeys(one.table for one in segments):
+        mine = [one for one in segments if one.table == name]
+        parts += [Text(""), _table_line(name, mine, status.standing.copies)]
+        if show_ring:
+            parts.append(ring(mine, letters, width))
+        parts += [Text.assemble("  ", line) for line in band(mine, letters, width - 4)]
+        if everything or len(segments) <= SEGMENTS:
+            parts.append(_segments(mine, letters))
+    if not segments:
+        parts += [Text(""), Text("no tables yet", "dim")]
+    if len(segments) > SEGMENTS and not everything:
+        parts.append(Text(f"  {len(segments):,} segments: --segments shows them one by one", "dim"))
+    parts += [Text(f"{name} does not answer", "red") for name in status.silent]
+    return Group(*parts)
+
+
+def letters_of(status: Status) -> dict[str, str]:
+    """A letter for every server there is, or was."""
+    names = {one.name for one in status.standing.members if one.role == "server"}
+    names |= {copy.server for one in status.segments() for copy in one.copies}
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    return {name: alphabet[i % len(alphabet)] for i, name in enumerate(sorted(names, key=_by_number))}
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    head, _, tail = name.rpartition("-")
+    return (head, int(tail)) if tail.isdigit() else (name, 0)
+
+
+def _head(status: Status, where: str) -> Text:
+    from rich.text import Text
+
+    standing = status.standing
+    parts = [f"term {standing.term:,}", f"view {standing.view:,}", f"generation {standing.generation:,}"]
+    parts.append("1 copy" if standing.copies == 1 else f"{standing.copies} copies")
+    parts.append(f"checkpoint {words.clean(standing.checkpoint)}" if standing.checkpoint else "no checkpoint yet")
+    return Text.assemble((words.clean(where), "bold"), ("  ", ""), (" · ".join(parts), "dim"))
+
+
+def _course(status: Status, width: int) -> Text:
+    from rich.text import Text
+
+    course = status.standing.course
+    assert course is not None
+    said = f"pass {words.passes(course.done / course.per_pass)}"
+    if course.limit < ENDLESS:
+        said += f" of {words.passes(course.limit / course.per_pass)}"
+    said += f"   {course.steps:,} steps   {words.duration(course.seconds)}"
+    if course.over:
+        said += f"   {words.clean(course.over)}"
+    cells = min(width, 100) - len(said) - 3
+    if course.limit >= ENDLESS or cells < 8:
+        return Text(said)
+    done = round(cells * min(1.0, course.done / max(1, course.limit)))
+    return Text.assemble(("━" * done, "green"), ("╌" * (cells - done), "dim"), "  ", said)
+
+
+def _members(status: Status, letters: dict[str, str]) -> Table:
+    table = _plain_table("", "member", "role", "incarnation", "heard", "view", "clock")
+    clocks = status.clocks()
+    members = sorted(status.standing.members, key=lambda one: (_ROLES.index(one.role), _by_number(one.name)))
+    for one in members:
+        silence = one.silence / limits.SECOND
+        heard = f"{silence:.1f} s ago" + (", suspected" if one.suspected else "")
+        clock = clocks.get(one.name)
+        said = "" if clock is None else "parked" if clock < 0 else f"{clock:,}"
+        behind = one.view < status.standing.view
+        table.add_row(
+            _letter(one.name, letters),
+            words.clean(one.name),
+            one.role,
+            f"{one.incarnation:,}",
+            _styled(heard, "red" if one.suspected else ""),
+            _styled(f"{one.view:,}", "yellow" if behind else ""),
+            said,
+        )
+    here = {one.name for one in members}
+    for name, why in status.standing.lost.items():
+        if name not in here:
+            table.add_row("", words.clean(name), "gone", "", _styled(words.clean(why), "red"), "", "")
+    return table
+
+
+def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
+    from rich.text import Text
+
+    versions = [copy.version for one in mine for copy in one.copies[:1] if copy.version is not None]
+    whole = sum(sum(copy.role != "filling" for copy in one.copies) >= copies for one in mine)
+    said = [f"{len(mine):,} segments"]
+    if versions:
+        low, high = min(versions), max(versions)
+        said.append(f"version {low:,}" if low == high else f"versions {low:,} to {high:,}")
+    text = Text.assemble((f"table {words.clean(name)}", "bold"), ("  " + ", ".join(said), ""))
+    if whole == len(mine):
+        return text.append(f", all with {copies} of {copies} copies" if copies > 1 else "", "green")
+    lost = sum(not one.copies for one in mine)
+    text.append(f", {whole:,} of {len(mine):,} with all their copies", "yellow")
+    return text.append(f", {lost:,} LOST", "bold red") if lost else text
+
+
+def _segments(mine: list[Segment], letters: dict[str, str]) -> Table:
+    table = _plain_table("segment", "keys", "epoch", "primary", "version", "copies and how far they are behind")
+    for one in mine:
+        first = one.copies[0] if one.copies and one.copies[0].role == "primary" else None
+        version = "-" if first is None or first.version is None else f"{first.version:,}"
+        table.add_row(
+            f"{one.number:,}",
+            f"{one.start:,} .. {one.stop - 1:,}",
+            f"{one.epoch:,}",
+            _holder(first, letters) if first is not None else _styled(f"nobody (last: {words.clean(one.last)})", "red"),
+            version,
+            _others(one, letters),
+        )
+    return table
+
+
+def _others(one: Segment, letters: dict[str, str]) -> Text:
+    from rich.text import Text
+
+    text = Text()
+    for copy in one.copies:
+        if copy.role == "primary":
+            continue
+        text.append("   " if text else "").append_text(_holder(copy, letters))
+        if copy.role == "filling":
+            text.append(" (filling)", "yellow")
+        elif copy.lag is None:
+            text.append(" ?", "yellow")
+        else:
+            text.append(f" -{copy.lag:,}" if copy.lag else " =", "yellow" if copy.lag else "dim")
+    return text
+
+
+def _holder(copy: Copy, letters: dict[str, str]) -> Text:
+    return _letter(copy.server, letters).append(f" {words.clean(copy.server)}", "")
+
+
+def _letter(server: str, letters: dict[str, str]) -> Text:
+    return _styled(letters.get(server, ""), f"bold {style_of(server, letters)}")
+
+
+def _styled(text: str, style: str) -> Text:
+    from rich.text import Text
+
+    return Text(text, style)
+
+
+def _plain_table(*heads: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for head in heads:
+        right = head in ("incarnation", "view", "clock", "segment", "epoch", "version")
+        table.add_column(head, justify="right" if right else "left", no_wrap=True)
+    return table

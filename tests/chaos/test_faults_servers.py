@@ -1,0 +1,182 @@
+"""Servers and coordinators that are killed or put to sleep, as real processes with two copies of everything (F5-F9, F14, F15).
+
+Three servers, three workers in the counting model, all of them met through the proxy, which is the failpoint: it keeps a
+message back at the very edge where the server is killed. Every server is the primary of some segments and backs others up, so
+one that is killed is both (F5, F7). At the end: the checker's rules (I1-I6), one owner of every segment (I7), and all
+copies of a segment equal in rows, versions, ledgers and clocks (I8).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shoal.testing.counting import TABLE, Crowd, create, plan_of
+from shoal.testing.den import Den, soon
+from shoal.testing.proxy import ProxiedCluster, Proxy
+from shoal.testing.watch import PATIENCE
+from shoal.wire import messages as m
+
+SERVERS, COPIES, WORKERS, SLOTS = 3, 2, 3, 60
+VICTIM = "server-1"
+
+
+class Scene:
+    """A cluster behind a proxy, and workers at it."""
+
+    def __init__(self, proxy: Proxy, den: Den) -> None:
+        self.proxy, self._den = proxy, den
+        self.cluster = ProxiedCluster(proxy, SERVERS, COPIES)
+        self.cluster.start()
+        self.kv = self.cluster.client("operator")
+        self.before = self.cluster.look()
+
+    def gather(self, kind: str) -> Crowd:
+        slots = SLOTS if kind != "clients" else SLOTS // WORKERS
+        plan = plan_of(kind, WORKERS, slots, servers=SERVERS, copies=COPIES, think=10)
+        create(self.kv, plan)
+        self.crowd = Crowd(plan, self.cluster.address, self._den)
+        for column in range(WORKERS):
+            self.crowd.start(column, range(column, slots, WORKERS))
+        for column in range(WORKERS):
+            self.crowd.until(column, 3)
+        return self.crowd
+
+    def kill(self, name: str = VICTIM) -> int:
+        pid = self.cluster.pids[name]
+        self.cluster.signal(name, signal.SIGKILL)
+        return pid
+
+    def told(self) -> dict[str, m.Told]:
+        """What each server says of the table, with a hash of every segment that it has."""
+        view = self.cluster.status().view
+        number = next(table.number for table in view.tables if table.name == TABLE)
+
+        def ask(request: int) -> m.Ask:
+            return m.Ask(request, number, 0, digests=True)
+
+        looking = self.cluster._looking
+        answers = {
+            one.name: looking._ask("ask for digests", one.name, ask, m.Message, PATIENCE, one.address)
+            for one in view.members
+            if one.role == "server"
+        }
+        return {name: answer for name, answer in answers.items() if isinstance(answer, m.Told)}
+
+    def places(self) -> list[m.Place]:
+        return next(table.places for table in self.cluster.status().view.tables if table.name == TABLE)
+
+    def is_whole(self) -> bool:
+        """Every segment has all its copies again, and they are equal."""
+        places, told = self.places(), self.told()
+        return all(
+            len(place.servers) == COPIES
+            and not place.filling
+            and all(server in told and segment in told[server].digests for server in place.servers)
+            and len({told[server].digests[segment] for server in place.servers}) == 1
+            for segment, place in enumerate(places)
+        )
+
+    def check(self) -> None:
+        """All is counted once, and in all copies."""
+        self.crowd.finish()
+        assert self.crowd.violations(self.kv) == []
+        assert soon(self.is_whole), (self.places(), self.told())
+        own = [segment for one in self.told().values() for segment in one.own]
+        assert sorted(own) == list(range(len(self.places())))  # I7
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with Den() as den, Proxy(seed=1) as proxy:
+        scene = Scene(proxy, den)
+        try:
+            yield scene
+        finally:
+            scene.cluster.close()
+
+
+# ---------------------------------------------------------------- one server
+
+
+@pytest.mark.parametrize("kind", ["clients", "each", "step"])
+def test_a_server_killed_in_steady_state_is_made_up_for(kind: str, scene: Scene) -> None:
+    """F5, F7."""
+    scene.gather(kind)
+    pid = scene.kill()
+    assert soon(lambda: scene.cluster.pids.get(VICTIM, pid) != pid)  # another in its place
+    scene.check()
+    assert scene.cluster.look().generation == scene.before.generation  # nothing was gone back to
+
+
+EDGES: dict[str, Callable[[Proxy], object]] = {
+    "the push has not come": lambda proxy: proxy.hold("push", to=VICTIM),
+    "its record is not sent": lambda proxy: proxy.hold("append", sender=VICTIM),
+    "its record is on the copies and they say so": lambda proxy: proxy.hold("appended", to=VICTIM),
+    "it is counted and the answer is on its way": lambda proxy: proxy.hold("counted", sender=VICTIM),
+}
+
+
+@pytest.mark.parametrize("kind", ["clients", pytest.param("step", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])
+@pytest.mark.parametrize("edge", EDGES)
+def test_a_server_killed_at_any_edge_of_a_push_neither_loses_nor_doubles_it(
+    edge: str, late: bool, kind: str, scene: Scene
+) -> None:
+    """F6. What was on its way is lost with it, or comes when others have taken over."""
+    scene.gather(kind)
+    held = EDGES[edge](scene.proxy)
+    held.wait(1)  # type: ignore[attr-defined]
+    pid = scene.kill()
+    assert soon(lambda: scene.cluster.pids.get(VICTIM, pid) != pid)
+    (held.release if late else held.discard)()  # type: ignore[attr-defined]
+    scene.check()
+
+
+def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(scene: Scene) -> None:
+    """F9: it is removed, others take over, and what it still has to say is refused; it comes back as a new one."""
+    crowd = scene.gather("clients")
+    incarnation = {one.name: one.incarnation for one in scene.cluster.status().view.members}[VICTIM]
+    scene.cluster.signal(VICTIM, signal.SIGSTOP)
+    try:
+        assert soon(lambda: VICTIM not in {one.name for one in scene.cluster.status().view.members})
+        for column in range(WORKERS):
+            crowd.until(column, 6)  # they go on without it
+    finally:
+        scene.cluster.signal(VICTIM, signal.SIGCONT)
+    crowd.finish()
+
+    def is_back() -> bool:
+        here = {one.name: one.incarnation for one in scene.cluster.status().view.members}
+        return here.get(VICTIM, 0) > incarnation
+
+    assert soon(is_back)
+    scene.check()
+
+
+# ---------------------------------------------------------------- the coordinator
+
+
+def test_pushes_and_pulls_go_on_while_the_coordinator_is_started_again(scene: Scene) -> None:
+    """F14."""
+    crowd = scene.gather("each")
+    places, pid = scene.places(), scene.kill("coordinator")
+    for column in range(WORKERS):
+        crowd.until(column, 6)
+    assert soon(lambda: scene.cluster.pids.get("coordinator", pid) != pid)
+    after = scene.cluster.look(PATIENCE)
+    assert after.term > scene.before.term
+    scene.check()
+    assert scene.places() == places
+    assert crowd.ended == []
+
+
+def test_a_coordinator_and_a_server_that_die_together_are_made_up_for_one_after_the_other(scene: Scene) -> None:
+    """F15."""
+    scene.gather("clients")
+    before = [scene.kill(), scene.kill("coordinator")]
+    assert soon(lambda: not set(before) & {scene.cluster.pids.get(name, before[0]) for name in (VICTIM, "coordinator")})
+    scene.check()
+    assert scene.cluster.look(PATIENCE).term > scene.before.term

@@ -165,7 +165,7 @@ class Kept:
         told = RolledBack(
             seconds=self.seconds,
             checkpoint=checkpoint,
-            steps_before=work.steps,
+            steps_before=max(work.steps, self.workload.steps),  # the last reports may not have come yet
             steps_after=self.workload.steps,
             slots=again,
             why=why,

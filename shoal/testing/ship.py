@@ -21,7 +21,22 @@ from shoal.nodes.worker import Worker
 from shoal.store.task import Task
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
-from shoal.wire.effects import Compute, Computed, Durable, Ended, Event, Node, Persist, Received, Send, Tell, Tick, Wake
+from shoal.wire.effects import (
+    Compute,
+    Computed,
+    Durable,
+    Ended,
+    Event,
+    Node,
+    Persist,
+    Received,
+    Send,
+    Store,
+    Stored,
+    Tell,
+    Tick,
+    Wake,
+)
 
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 400, "features": 1_000, "batch": 16},  # a pass has 25 slots
@@ -97,6 +112,8 @@ class Ship:
                     self.wakes[name] = at
                 case Compute(token, function):
                     self.roads.setdefault((name, name), deque()).append(Computed(token, function()))
+                case Store(token, function):
+                    self.roads.setdefault((name, name), deque()).append(Stored(token, function()))
                 case Persist(token, record):
                     self.journal.append(record)
                     self.roads.setdefault((name, name), deque()).append(Durable(token))

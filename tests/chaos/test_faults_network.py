@@ -27,7 +27,7 @@ from shoal.testing.watch import PATIENCE
 from shoal.wire import coding
 from shoal.wire import messages as m
 
-KINDS = ["clients", "each", "step"]
+KINDS = [pytest.param("clients", marks=pytest.mark.soak), "each", "step"]
 WORKERS, SLOTS = 3, 60
 
 

@@ -2,7 +2,7 @@
 
 Three servers, three workers in the counting model, all of them met through the proxy, which is the failpoint: it keeps a
 message back at the very edge where the server is killed. Every server is the primary of some segments and backs others up, so
-one that is killed is both (F5, F7). At the end: the checker's rules (I1-I6), one owner of every segment (I7), and all
+one that is killed is both (F5, F7). The cluster outlives all tests; the victims take turns. At the end: the checker's rules (I1-I6), one owner of every segment (I7), and all
 copies of a segment equal in rows, versions, ledgers and clocks (I8).
 """
 
@@ -10,28 +10,32 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from itertools import cycle
 
 import pytest
 
+from shoal.errors import SegmentsLost
 from shoal.testing.counting import TABLE, Crowd, create, plan_of
 from shoal.testing.den import Den, soon
-from shoal.testing.proxy import ProxiedCluster, Proxy
+from shoal.testing.proxy import Held, ProxiedCluster, Proxy
 from shoal.testing.watch import PATIENCE
 from shoal.wire import messages as m
 
 SERVERS, COPIES, WORKERS, SLOTS = 3, 2, 3, 60
-VICTIM = "server-1"
 
 
 class Scene:
     """A cluster behind a proxy, and workers at it."""
 
-    def __init__(self, proxy: Proxy, den: Den) -> None:
-        self.proxy, self._den = proxy, den
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
         self.cluster = ProxiedCluster(proxy, SERVERS, COPIES)
         self.cluster.start()
         self.kv = self.cluster.client("operator")
-        self.before = self.cluster.look()
+        self._turns = cycle(f"server-{i}" for i in range(SERVERS))
+
+    def begin(self, den: Den) -> None:
+        self._den, self.victim, self.before = den, next(self._turns), self.cluster.look()
 
     def gather(self, kind: str) -> Crowd:
         slots = SLOTS if kind != "clients" else SLOTS // WORKERS
@@ -44,10 +48,18 @@ class Scene:
             self.crowd.until(column, 3)
         return self.crowd
 
-    def kill(self, name: str = VICTIM) -> int:
-        pid = self.cluster.pids[name]
-        self.cluster.signal(name, signal.SIGKILL)
-        return pid
+    def kill(self, *names: str) -> dict[str, int]:
+        """All of them, in the middle of the work."""
+        assert any(process.poll() is None for process in self.crowd.processes.values()), "all is done"
+        pids = {name: self.cluster.pids[name] for name in names}
+        for name in names:
+            self.cluster.signal(name, signal.SIGKILL)
+        return pids
+
+    def is_replaced(self, pids: dict[str, int]) -> bool:
+        """Others run in their places."""
+        now = self.cluster.pids
+        return all(now.get(name, pid) != pid for name, pid in pids.items())
 
     def told(self) -> dict[str, m.Told]:
         """What each server says of the table, with a hash of every segment that it has."""
@@ -88,71 +100,102 @@ class Scene:
         assert sorted(own) == list(range(len(self.places())))  # I7
 
 
-@pytest.fixture
-def scene() -> Iterator[Scene]:
-    with Den() as den, Proxy(seed=1) as proxy:
-        scene = Scene(proxy, den)
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Scene]:
+    with Proxy(seed=1) as proxy:
+        scene = Scene(proxy)
         try:
             yield scene
         finally:
             scene.cluster.close()
 
 
+@pytest.fixture
+def scene(stage: Scene) -> Iterator[Scene]:
+    with Den() as den:
+        stage.begin(den)
+        yield stage
+        for held in list(stage.proxy.holds):
+            held.discard()
+    for table in stage.kv.tables():
+        stage.kv.drop(table)
+    assert stage.proxy.error is None
+
+
 # ---------------------------------------------------------------- one server
 
 
-@pytest.mark.parametrize("kind", ["clients", "each", "step"])
+@pytest.mark.parametrize("kind", [pytest.param("clients", marks=pytest.mark.soak), "each", "step"])
 def test_a_server_killed_in_steady_state_is_made_up_for(kind: str, scene: Scene) -> None:
     """F5, F7."""
     scene.gather(kind)
-    pid = scene.kill()
-    assert soon(lambda: scene.cluster.pids.get(VICTIM, pid) != pid)  # another in its place
+    killed = scene.kill(scene.victim)
+    assert soon(lambda: scene.is_replaced(killed))
     scene.check()
     assert scene.cluster.look().generation == scene.before.generation  # nothing was gone back to
 
 
-EDGES: dict[str, Callable[[Proxy], object]] = {
-    "the push has not come": lambda proxy: proxy.hold("push", to=VICTIM),
-    "its record is not sent": lambda proxy: proxy.hold("append", sender=VICTIM),
-    "its record is on the copies and they say so": lambda proxy: proxy.hold("appended", to=VICTIM),
-    "it is counted and the answer is on its way": lambda proxy: proxy.hold("counted", sender=VICTIM),
+EDGES: dict[str, Callable[[Proxy, str], Held]] = {
+    "the push has not come": lambda proxy, victim: proxy.hold("push", to=victim),
+    "its record is not sent": lambda proxy, victim: proxy.hold("append", sender=victim),
+    "the copies have it and say so": lambda proxy, victim: proxy.hold("appended", to=victim),
+    "it is counted and the answer is on its way": lambda proxy, victim: proxy.hold("counted", sender=victim),
 }
 
 
 @pytest.mark.parametrize("kind", ["clients", pytest.param("step", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.soak), True], ids=["lost", "late"])
 @pytest.mark.parametrize("edge", EDGES)
 def test_a_server_killed_at_any_edge_of_a_push_neither_loses_nor_doubles_it(
     edge: str, late: bool, kind: str, scene: Scene
 ) -> None:
     """F6. What was on its way is lost with it, or comes when others have taken over."""
     scene.gather(kind)
-    held = EDGES[edge](scene.proxy)
-    held.wait(1)  # type: ignore[attr-defined]
-    pid = scene.kill()
-    assert soon(lambda: scene.cluster.pids.get(VICTIM, pid) != pid)
-    (held.release if late else held.discard)()  # type: ignore[attr-defined]
+    held = EDGES[edge](scene.proxy, scene.victim)
+    held.wait(1)
+    killed = scene.kill(scene.victim)
+    assert soon(lambda: scene.is_replaced(killed))
+    (held.release if late else held.discard)()
     scene.check()
 
 
 def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(scene: Scene) -> None:
     """F9: it is removed, others take over, and what it still has to say is refused; it comes back as a new one."""
-    crowd = scene.gather("clients")
-    incarnation = {one.name: one.incarnation for one in scene.cluster.status().view.members}[VICTIM]
-    scene.cluster.signal(VICTIM, signal.SIGSTOP)
+    crowd, victim = scene.gather("clients"), scene.victim
+    incarnation = {one.name: one.incarnation for one in scene.cluster.status().view.members}[victim]
+    scene.cluster.signal(victim, signal.SIGSTOP)
     try:
-        assert soon(lambda: VICTIM not in {one.name for one in scene.cluster.status().view.members})
+        assert soon(lambda: victim not in {one.name for one in scene.cluster.status().view.members})
         for column in range(WORKERS):
             crowd.until(column, 6)  # they go on without it
     finally:
-        scene.cluster.signal(VICTIM, signal.SIGCONT)
+        scene.cluster.signal(victim, signal.SIGCONT)
     crowd.finish()
 
     def is_back() -> bool:
         here = {one.name: one.incarnation for one in scene.cluster.status().view.members}
-        return here.get(VICTIM, 0) > incarnation
+        return here.get(victim, 0) > incarnation
 
     assert soon(is_back)
+    scene.check()
+
+
+def test_segments_of_which_every_copy_is_lost_are_named_and_the_table_can_be_made_again(scene: Scene) -> None:
+    """F8, where there is no run and no checkpoint: nobody makes up what is gone."""
+    crowd = scene.gather("clients")
+    others = [f"server-{i}" for i in range(SERVERS) if f"server-{i}" != scene.victim]
+    lost = [place for place in scene.places() if set(place.servers) == set(others)]
+    assert lost, "no segment is held by these two"
+    for column in range(WORKERS):
+        crowd.signal(column, signal.SIGSTOP)
+    killed = scene.kill(*others)
+    assert soon(lambda: scene.is_replaced(killed))
+    with pytest.raises(SegmentsLost, match="create it again"):
+        scene.kv.stats(TABLE)
+    for column in range(WORKERS):
+        crowd.kill(column)
+    scene.kv.drop(TABLE)
+    crowd = scene.gather("clients")
     scene.check()
 
 
@@ -162,10 +205,10 @@ def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(scene: Scen
 def test_pushes_and_pulls_go_on_while_the_coordinator_is_started_again(scene: Scene) -> None:
     """F14."""
     crowd = scene.gather("each")
-    places, pid = scene.places(), scene.kill("coordinator")
+    places, killed = scene.places(), scene.kill("coordinator")
     for column in range(WORKERS):
         crowd.until(column, 6)
-    assert soon(lambda: scene.cluster.pids.get("coordinator", pid) != pid)
+    assert soon(lambda: scene.is_replaced(killed))
     after = scene.cluster.look(PATIENCE)
     assert after.term > scene.before.term
     scene.check()
@@ -176,7 +219,7 @@ def test_pushes_and_pulls_go_on_while_the_coordinator_is_started_again(scene: Sc
 def test_a_coordinator_and_a_server_that_die_together_are_made_up_for_one_after_the_other(scene: Scene) -> None:
     """F15."""
     scene.gather("clients")
-    before = [scene.kill(), scene.kill("coordinator")]
-    assert soon(lambda: not set(before) & {scene.cluster.pids.get(name, before[0]) for name in (VICTIM, "coordinator")})
+    killed = scene.kill(scene.victim, "coordinator")
+    assert soon(lambda: scene.is_replaced(killed))
     scene.check()
     assert scene.cluster.look(PATIENCE).term > scene.before.term

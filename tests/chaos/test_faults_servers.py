@@ -9,15 +9,18 @@ copies of a segment equal in rows, versions, ledgers and clocks (I8).
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import cycle
+from random import Random
 
 import pytest
 
 from shoal.errors import SegmentsLost
 from shoal.testing.counting import TABLE, Crowd, create, plan_of
 from shoal.testing.den import Den, soon
-from shoal.testing.proxy import Held, ProxiedCluster, Proxy
+from shoal.testing.proxy import Held, ProxiedCluster, Proxy, Weather
 from shoal.testing.watch import PATIENCE
 from shoal.wire import messages as m
 
@@ -115,6 +118,7 @@ def scene(stage: Scene) -> Iterator[Scene]:
     with Den() as den:
         stage.begin(den)
         yield stage
+        stage.proxy.weather = Weather()
         for held in list(stage.proxy.holds):
             held.discard()
     for table in stage.kv.tables():
@@ -223,3 +227,42 @@ def test_a_coordinator_and_a_server_that_die_together_are_made_up_for_one_after_
     assert soon(lambda: scene.is_replaced(killed))
     scene.check()
     assert scene.cluster.look(PATIENCE).term > scene.before.term
+
+
+# ---------------------------------------------------------------- at once
+
+
+WEATHERS = {
+    "repeats": Weather(repeat=0.2, late=0.4, later=2.0),
+    "cuts": Weather(cut=0.01, later=0.8, most=15),
+    "losses": Weather(drop=0.03, most=25),
+    "delays": Weather(delay=0.03),
+    "damage": Weather(flip=0.01, where=("prefix", "header"), most=15),
+    "all": Weather(repeat=0.1, late=0.5, later=3.0, drop=0.01, cut=0.004, delay=0.01, most=60),
+}
+STRIKES = ["nothing", "kill", "kill the coordinator", "kill both", "nap", "sleep"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(40))
+def test_bad_weather_between_all_nodes_and_a_loss_in_it(seed: int, scene: Scene) -> None:
+    """F21, F22, F24 between servers too, with F5, F9, F14 or F15 in the middle of it: a part of F44."""
+    draw = Random(seed)
+    kind, weather, strike = draw.choice(["clients", "each", "step"]), draw.choice(list(WEATHERS)), draw.choice(STRIKES)
+    print(f"{kind}, {weather}, {strike} ({scene.victim})")
+    crowd = scene.gather(kind)
+    scene.proxy.weather = replace(WEATHERS[weather], most=scene.proxy.befallen + WEATHERS[weather].most)
+    crowd.until(0, draw.randrange(4, 8))
+    if strike in ("nap", "sleep"):  # the sets shrink without it; it is removed
+        scene.cluster.signal(scene.victim, signal.SIGSTOP)
+        time.sleep(draw.uniform(2.2, 3.5) if strike == "nap" else draw.uniform(5.5, 7.0))
+        scene.cluster.signal(scene.victim, signal.SIGCONT)
+    elif strike != "nothing":
+        names = {"kill": [scene.victim], "kill both": [scene.victim, "coordinator"]}.get(strike, ["coordinator"])
+        killed = {name: scene.cluster.pids[name] for name in names}
+        for name in names:
+            scene.cluster.signal(name, signal.SIGKILL)
+        assert soon(lambda: scene.is_replaced(killed))
+    crowd.finish()
+    scene.proxy.weather = Weather()
+    scene.check()

@@ -8,6 +8,7 @@ copies of a segment equal in rows, versions, ledgers and clocks (I8).
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -24,25 +25,26 @@ from shoal.testing.proxy import Held, ProxiedCluster, Proxy, Weather
 from shoal.testing.watch import PATIENCE
 from shoal.wire import messages as m
 
-SERVERS, COPIES, WORKERS, SLOTS = 3, 2, 3, 60
+WORKERS, SLOTS = 3, 60
 
 
 class Scene:
     """A cluster behind a proxy, and workers at it."""
 
-    def __init__(self, proxy: Proxy) -> None:
-        self.proxy = proxy
-        self.cluster = ProxiedCluster(proxy, SERVERS, COPIES)
+    def __init__(self, proxy: Proxy, servers: int, copies: int) -> None:
+        self.proxy, self.copies = proxy, copies
+        self.servers = [f"server-{i}" for i in range(servers)]
+        self.cluster = ProxiedCluster(proxy, servers, copies)
         self.cluster.start()
         self.kv = self.cluster.client("operator")
-        self._turns = cycle(f"server-{i}" for i in range(SERVERS))
+        self._turns = cycle(self.servers)
 
     def begin(self, den: Den) -> None:
         self._den, self.victim, self.before = den, next(self._turns), self.cluster.look()
 
     def gather(self, kind: str) -> Crowd:
         slots = SLOTS if kind != "clients" else SLOTS // WORKERS
-        plan = plan_of(kind, WORKERS, slots, servers=SERVERS, copies=COPIES, think=10)
+        plan = plan_of(kind, WORKERS, slots, servers=len(self.servers), copies=self.copies, think=10)
         create(self.kv, plan)
         self.crowd = Crowd(plan, self.cluster.address, self._den)
         for column in range(WORKERS):
@@ -87,7 +89,7 @@ class Scene:
         """Every segment has all its copies again, and they are equal."""
         places, told = self.places(), self.told()
         return all(
-            len(place.servers) == COPIES
+            len(place.servers) == self.copies
             and not place.filling
             and all(server in told and segment in told[server].digests for server in place.servers)
             and len({told[server].digests[segment] for server in place.servers}) == 1
@@ -103,18 +105,18 @@ class Scene:
         assert sorted(own) == list(range(len(self.places())))  # I7
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Scene]:
+@contextlib.contextmanager
+def staged(servers: int, copies: int) -> Iterator[Scene]:
     with Proxy(seed=1) as proxy:
-        scene = Scene(proxy)
+        scene = Scene(proxy, servers, copies)
         try:
             yield scene
         finally:
             scene.cluster.close()
 
 
-@pytest.fixture
-def scene(stage: Scene) -> Iterator[Scene]:
+@contextlib.contextmanager
+def one_act(stage: Scene) -> Iterator[Scene]:
     with Den() as den:
         stage.begin(den)
         yield stage
@@ -124,6 +126,30 @@ def scene(stage: Scene) -> Iterator[Scene]:
     for table in stage.kv.tables():
         stage.kv.drop(table)
     assert stage.proxy.error is None
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Scene]:
+    with staged(servers=3, copies=2) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def large_stage() -> Iterator[Scene]:
+    with staged(servers=4, copies=3) as stage:
+        yield stage
+
+
+@pytest.fixture
+def scene(stage: Scene) -> Iterator[Scene]:
+    with one_act(stage) as scene:
+        yield scene
+
+
+@pytest.fixture
+def large(large_stage: Scene) -> Iterator[Scene]:
+    with one_act(large_stage) as scene:
+        yield scene
 
 
 # ---------------------------------------------------------------- one server
@@ -187,7 +213,7 @@ def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(scene: Scen
 def test_segments_of_which_every_copy_is_lost_are_named_and_the_table_can_be_made_again(scene: Scene) -> None:
     """F8, where there is no run and no checkpoint: nobody makes up what is gone."""
     crowd = scene.gather("clients")
-    others = [f"server-{i}" for i in range(SERVERS) if f"server-{i}" != scene.victim]
+    others = [name for name in scene.servers if name != scene.victim]
     lost = [place for place in scene.places() if set(place.servers) == set(others)]
     assert lost, "no segment is held by these two"
     for column in range(WORKERS):
@@ -227,6 +253,31 @@ def test_a_coordinator_and_a_server_that_die_together_are_made_up_for_one_after_
     assert soon(lambda: scene.is_replaced(killed))
     scene.check()
     assert scene.cluster.look(PATIENCE).term > scene.before.term
+
+
+# ---------------------------------------------------------------- two, one after the other
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])
+@pytest.mark.parametrize("end", ["sender", "to"])
+@pytest.mark.parametrize("edge", ["level", "levels", "adopt", "adopted", "fill", "filled"])
+def test_a_second_server_killed_while_the_others_come_level_costs_nothing(
+    edge: str, end: str, late: bool, large: Scene
+) -> None:
+    """F6, with three copies: whoever says, or is about to hear, what brings the survivors level is killed, too."""
+    large.gather(Random(f"{edge} {end} {late}").choice(["clients", "each", "step"]))
+    with large.proxy.hold(edge) as held:
+        killed = large.kill(large.victim)
+        second = getattr(held.wait(1)[0], end)
+        if second == large.victim:  # the one who came in its place
+            assert soon(lambda: large.is_replaced(killed))
+        killed |= {second: large.cluster.pids[second]}
+        large.cluster.signal(second, signal.SIGKILL)
+        assert soon(lambda: large.is_replaced(killed))
+        if not late:
+            held.discard()
+    large.check()
 
 
 # ---------------------------------------------------------------- at once

@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -123,7 +122,8 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
     if not 1 < settings.copies < settings.servers:
         raise Invalid("nobody takes over without copies, nobody is filled without one more server: copies=2, servers=3")
     began, chance = time.perf_counter(), random.Random(settings.seed)
-    todo: list[Kind] = [*repeat("killed", settings.kills), *repeat("stopped", settings.stops)]
+    counts: list[tuple[Kind, int]] = [("killed", settings.kills), ("stopped", settings.stops)]
+    todo = [kind for kind, count in counts for _ in range(count)]
     faults: list[Fault] = []
     pushes = segments = 0
     for first in range(0, len(todo), settings.faults):

@@ -8,7 +8,7 @@ comes meanwhile waits its turn, so that a table is touched by one thread only.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shoal import limits
@@ -49,6 +49,7 @@ class Server:
         self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
         self._later: deque[Work] = deque()  # when nothing else waits
         self.counts: Counter[str] = Counter()
+        self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
         self._members: dict[int, m.Member] = {}
         self._backlog: deque[Received] = deque()
@@ -192,7 +193,9 @@ class Server:
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
         if isinstance(request, m.Ask):
-            return [Send(event.sender, holding.told(request))]
+            told = holding.told(request)
+            told.facts.update(self.also())
+            return [Send(event.sender, told)]
         assert holding.own is not None
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))

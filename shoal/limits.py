@@ -41,6 +41,7 @@ RESEND_FIRST = 500 * MILLISECOND
 RESEND_MOST = 4 * SECOND
 RESEND_BUDGET = 0.1  # resends allowed per first send, beyond one a second
 SILENCE = 10 * SECOND  # no answer of any kind for this long is an error
+LOST_WAIT = 30 * SECOND  # a worker waits so long for segments that nobody holds to come back
 NOTICE = 1 * SECOND  # how often a waiting task is told whom it waits for
 CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
@@ -52,6 +53,7 @@ HELD_BYTES = 1_024 * MB  # pushes of steps beyond the oldest open one
 LEDGER_WINDOW = 1 << 20  # numbers above a ledger's mark
 STEPS_AHEAD = 64  # steps beyond the oldest open one that may be held
 CLOCK_RANGES = 4_096  # ranges of a table that have a vector clock of their own
+CLOCKS_TOLD = 16_384  # numbers of vector clocks in one message: past that, ranges are told together
 STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 

@@ -179,7 +179,7 @@ class Drill:
             if outcome.failed and stopped is None:
                 self._failed = outcome.why
             try:
-                account = self.stage.balance()
+                account = self.stage.balance(self.rollbacks > 0)
             except ShoalError as error:
                 self._failed = self._failed or f"the account cannot be read: {error}"
         report = self._report(account, outcome, "interrupted" if stopped else "")

@@ -92,9 +92,7 @@ def look(patient: Patient, now: float, view: m.View, copies: int, asked: float) 
 
 
 def is_full(view: m.View, copies: int) -> bool:
-    servers = sum(one.role == "server" for one in view.members)
-    wanted = min(copies, servers)
-    return all(len(place.servers) >= wanted and not place.filling for one in view.tables for place in one.places)
+    return all(len(place.servers) >= copies and not place.filling for one in view.tables for place in one.places)
 
 
 def states(view: m.View, standing: m.Standing, hurt: Mapping[str, Patient]) -> dict[str, str]:

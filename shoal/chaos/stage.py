@@ -154,9 +154,14 @@ class Stage:
 
         self._kv.push(TALLY, keys, np.ones(len(keys), np.float32)).then(ended)
 
-    def balance(self) -> Account:
-        """Read what the servers hold. Raises what is in the way."""
+    def balance(self, rolled_back: bool = False) -> Account:
+        """Read what the servers hold. Raises what is in the way.
+
+        After a rollback every slot must be there all the same; what our own client had been told is void, as it was told, too.
+        """
         assert self._kv is not None
+        if rolled_back:
+            self.probes.acknowledged[:] = 0
         course = self.training.course
         tally: Any = self._kv.pull(TALLY, slice(None)).result(READ_WITHIN)
         task = self._kv.pull(TABLE, slice(None))

@@ -51,6 +51,7 @@ class Roster:
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
     _view: View | None = None
+    _short: tuple[int, bool, bool] | None = None  # of that view: is a segment lost, have all their copies
 
     def view(self) -> View:
         if self._view is None:
@@ -221,6 +222,8 @@ class Roster:
 
         Only one that has shown the view by which it is no member: so it has let go of what it had.
         """
+        if self._shortage()[1]:
+            return False
         servers = [name for name in self.servers() if not self.people[name].suspected]
         changed = False
         for table in list(self.tables.values()):
@@ -252,12 +255,19 @@ class Roster:
 
     def has_lost(self) -> bool:
         """Whether some segment is held by nobody."""
-        return any(not place.servers for table in self.tables.values() for place in table.places)
+        return self._shortage()[0]
 
     def full_copies(self) -> bool:
         """Whether every segment has all its copies."""
-        most = min(self.copies, len(self.servers()))
-        return all(len(place.servers) >= most for table in self.tables.values() for place in table.places)
+        return self._shortage()[1]
+
+    def _shortage(self) -> tuple[bool, bool]:
+        """Both, looked at once for each view."""
+        if self._short is None or self._short[0] != self.number:
+            most = min(self.copies, len(self.servers()))
+            sets = [len(place.servers) for table in self.tables.values() for place in table.places]
+            self._short = (self.number, 0 in sets, all(size >= most for size in sets))
+        return self._short[1:]
 
     def _without(self, server: str) -> None:
         """A server is gone: the survivors of its sets go on, the first of them as primary."""

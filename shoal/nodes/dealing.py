@@ -42,14 +42,12 @@ class Dealing(Kept):
         self._new.add(name)
         return [] if role in ("client", "evaluator") else [Tell(Joined(seconds=self.seconds, name=name, role=role))]
 
-    def gone(self, now: int, member: m.Member, why: str, died: bool, only_copy: bool = False) -> list[Effect]:
-        """A member was removed; of a server, whether it had the only copy of anything (and nobody rolls back)."""
+    def gone(self, now: int, member: m.Member, why: str, died: bool) -> list[Effect]:
+        """A member was removed. What a server had, others have; or the run goes back to a checkpoint."""
         self._it_is(now)
         if self.ended or (self._done and not died) or member.role == "client":
             return []
         if member.role == "server":
-            if only_copy:
-                return self.fail(f"{member.name} is gone ({why}), and with it the only copy of its part of the model")
             self.counts["servers lost"] += died
             return [Tell(Gone(seconds=self.seconds, name=member.name, role=member.role, why=why))]
         if member.role == "evaluator":  # it may only have been asleep, and come back

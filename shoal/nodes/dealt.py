@@ -173,7 +173,7 @@ def counted_everywhere(books: Iterable[m.Books], per_pass: int) -> Runs:
             counts = one.ledger[number]
             here = np.zeros(per_pass, np.bool_)
             here[: counts.mark] = True
-            here[[ahead for ahead in counts.ahead if ahead < per_pass]] = True
+            here[counts.ahead[counts.ahead < per_pass]] = True
             counted &= here
         out += runs((number * per_pass + np.flatnonzero(counted)).tolist())
     return joined(out)

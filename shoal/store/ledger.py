@@ -21,6 +21,7 @@ from shoal.wire.messages import Counts
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 NOTHING = Counts(0)
+_LOOK = 256  # segments that differ are looked at after so many numbers, whether they agree again
 
 
 class Stream:
@@ -29,10 +30,11 @@ class Stream:
     While all segments agree, which is nearly always, ``even`` is the one mark, ``_ahead`` the one ring, and no array is touched.
     """
 
-    __slots__ = ("_ahead", "_mark", "_segments", "bits", "even")
+    __slots__ = ("_ahead", "_apart", "_mark", "_segments", "bits", "even")
 
     def __init__(self, segments: int) -> None:
         self._segments = segments
+        self._apart = 0  # numbers added while they differed
         self.even = 0  # the mark of all segments; -1: they differ
         self._ahead = bytearray(64)  # while they agree: which numbers above the mark are counted
         self._mark: Numbers = np.zeros(segments, np.int64)
@@ -83,6 +85,9 @@ class Stream:
             self._widen()
         self.bits[segments & (mark <= number), number % self.bits.shape[1]] = True
         self._advance()
+        self._apart += 1
+        if self._apart % _LOOK == 0:
+            self._agree()
 
     def _add_to_all(self, number: int) -> None:
         while number - self.even >= len(self._ahead):
@@ -155,26 +160,33 @@ class Stream:
     def counted(self, segment: int) -> Counts:
         """What one segment knows, as it travels."""
         if self.even >= 0:
-            return Counts(self.even, sorted(self._numbers_ahead()))
+            return Counts.of(self.even, self._numbers_ahead())
         mark, width = int(self._mark[segment]), self.bits.shape[1]
-        places = np.flatnonzero(self.bits[segment])
-        return Counts(mark, sorted(mark + (int(place) - mark) % width for place in places))
+        return Counts.of(mark, mark + (np.flatnonzero(self.bits[segment]) - mark) % width)
 
     @classmethod
     def of(cls, counted: Sequence[Counts]) -> Stream:
         """From what each segment knows."""
         stream = cls(len(counted))
-        if all(one == counted[0] for one in counted):
-            stream.even = counted[0].mark
-            for number in counted[0].ahead:
-                stream._add_to_all(number)
-            return stream
         stream._part()
         stream._mark[:] = [one.mark for one in counted]
-        for number in sorted({number for one in counted for number in one.ahead}):
-            stream.add(number, np.array([number in one.ahead for one in counted], np.bool_))
+        ahead = [one.ahead for one in counted]
+        least = int(stream._mark.min())
+        while max((int(one[-1]) for one in ahead if len(one)), default=least) - least >= stream.bits.shape[1]:
+            stream._widen()
+        for segment, numbers in enumerate(ahead):
+            stream.bits[segment, numbers % stream.bits.shape[1]] = True
         stream._advance()
+        stream._agree()
         return stream
+
+    def _agree(self) -> None:
+        """Where all segments know the same by now, one ring is enough for all of them."""
+        if self.even < 0 and (self._mark == self._mark[0]).all() and (self.bits == self.bits[0]).all():
+            self.even, width = int(self._mark[0]), self.bits.shape[1]
+            self._ahead = bytearray(self.bits[0].tobytes())
+            assert len(self._ahead) == width
+            self.bits[:] = False
 
     def _widen(self) -> None:
         old = self.bits.shape[1]

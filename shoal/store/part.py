@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.keys import KeyRange, KeyValues
+from shoal.limits import CLOCKS_TOLD
 from shoal.store.clock import Clocks
 from shoal.store.extent import Extent
 from shoal.store.image import Image
@@ -59,8 +60,9 @@ class Part:
         return m.Books(int(self.version[at]), self.ledger.counted(at), self.clocks.clocked(at), events)
 
     def happened(self, keys: KeyRange) -> Events:
-        """The vector clocks of these keys, as they travel."""
-        return [(part.start, part.stop, dict(clock.counts)) for part, clock in self.events.read(keys)]
+        """The vector clocks of these keys, as they travel: all segments of a part fit one header."""
+        most = max(1, CLOCKS_TOLD // (len(self.extent) * (1 + len(self.events.nodes()))))
+        return [(part.start, part.stop, dict(clock.counts)) for part, clock in self.events.read(keys, most)]
 
     def image(self, segment: int, copy: bool = True) -> Image:
         """One segment as it is now: copied, or, for whoever reads it before anything changes, as it lies there."""
@@ -119,13 +121,16 @@ class Part:
 
     def _happens(self, node: int, segments: Mask, everywhere: bool, given: KeyValues | None) -> None:
         """Something was pushed: a range to its keys, anything else to all of these segments."""
-        if given is not None and isinstance(given.keys, KeyRange):
-            self.events.tick(node, given.keys)
-        elif everywhere:
-            self.events.tick(node)
+        pushed = given.keys if given is not None and isinstance(given.keys, KeyRange) else None
+        if everywhere:
+            self.events.tick(node, pushed)
         else:
-            for at in np.flatnonzero(segments).tolist():
-                self.events.tick(node, self.extent.ranges[at])
+            for at in np.flatnonzero(segments).tolist():  # others that the range lies in have had it before
+                keys = self.extent.ranges[at]
+                low, high = (0, keys.stop) if pushed is None else (pushed.start, pushed.stop)
+                start, stop = max(keys.start, low), min(keys.stop, high)
+                if start < stop:
+                    self.events.tick(node, KeyRange(start, stop))
 
     def _tick(self, change: m.Change, segments: Mask, everywhere: bool) -> None:
         self.clocks.heard(change.incarnation, change.spell, change.entered)

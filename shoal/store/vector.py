@@ -131,14 +131,17 @@ class RangeClocks:
         self._join(beyond)
         self._join(first)
 
-    def read(self, keys: KeyRange | None = None) -> list[tuple[KeyRange, VectorClock]]:
-        """The clocks of these keys, in order; neighbours that share one are one."""
+    def read(self, keys: KeyRange | None = None, most: int | None = None) -> list[tuple[KeyRange, VectorClock]]:
+        """The clocks of these keys, in order; neighbours that share one are one. More than ``most`` are joined to one."""
         start, stop = (0, self.span) if keys is None else (keys.start, min(keys.stop, self.span))
         if start >= stop:
             return []
         first, beyond = bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)
         edges = [start, *self._starts[first + 1 : beyond], stop]
-        found = self._counts[first:beyond, : len(self._nodes)].tolist()
+        part = self._counts[first:beyond, : len(self._nodes)]
+        if most is not None and len(part) > most:
+            part, edges = part.max(axis=0, keepdims=True), [start, stop]
+        found = part.tolist()
         return [
             (KeyRange(edges[i], edges[i + 1]), VectorClock(dict(zip(self._nodes, counts, strict=True))))
             for i, counts in enumerate(found)

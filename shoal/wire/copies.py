@@ -6,10 +6,14 @@ that ``messages`` is.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import Annotated, ClassVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from shoal.limits import LEDGER_WINDOW
 from shoal.wire.base import NO_CLOCK, Count, Events, Message, Signed
 
 
@@ -33,10 +37,23 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers that are counted: all below the mark, and these."""
+    """Numbers that are counted: all below the mark, and those whose bit is set, from the mark on."""
 
     mark: Count
-    ahead: list[Count] = []
+    bits: Annotated[bytes, msgspec.Meta(max_length=LEDGER_WINDOW // 8 + 8)] = b""  # as many as it takes
+
+    @classmethod
+    def of(cls, mark: int, numbers: Iterable[int]) -> Counts:
+        """All below the mark, and these."""
+        ahead = np.fromiter(numbers, np.int64) - mark
+        bits = np.zeros(int(ahead.max()) + 1 if len(ahead) else 0, np.bool_)
+        bits[ahead] = True
+        return cls(mark, np.packbits(bits, bitorder="little").tobytes())
+
+    @property
+    def ahead(self) -> npt.NDArray[np.int64]:
+        """Those above the mark, in order."""
+        return self.mark + np.flatnonzero(np.unpackbits(np.frombuffer(self.bits, np.uint8), bitorder="little"))
 
 
 class Clocked(msgspec.Struct, frozen=True, array_like=True):

@@ -29,7 +29,7 @@ S = Tabled(2, "s", Sparse(keys=100), [0])
 def saved() -> tuple[SimulatedDisk, Manifest]:
     disk = SimulatedDisk()
     prepare(disk, ROOT)
-    books = Books(4, {0: Counts(3, [5])}, {7: Clocked("ann", 1, True, 0, Counts(2))})
+    books = Books(4, {0: Counts.of(3, [5])}, {7: Clocked("ann", 1, True, 0, Counts(2))})
     images = [Image(i, D.keys(i), books, np.ones((3, 2), np.float32)) for i in range(2)]
     sparse = Image(0, S.keys(0), books, np.ones((2, 1), np.float32), np.array([4, 9], np.uint64))
     written = [write_segment(disk, FOLDER, "d", 1, image) for image in images]

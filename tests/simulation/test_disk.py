@@ -42,7 +42,7 @@ def images(number: int) -> dict[tuple[int, int], Image]:
         for segment in range(len(table.starts)):
             keys = table.keys(segment)
             books = Books(
-                10 * number, {0: Counts(20 * number), -3: Counts(number, [number + segment + 2])}, {4: clock(number)}
+                10 * number, {0: Counts(20 * number), -3: Counts.of(number, [number + segment + 2])}, {4: clock(number)}
             )
             if isinstance(table.spec, Dense):
                 rows, names = random.normal(size=(len(keys), 4)).astype(np.float32), None

@@ -276,14 +276,15 @@ def test_an_answer_that_was_lost_is_given_again_without_writing_again() -> None:
 
 def test_books_too_long_for_one_message_come_in_several_and_far_too_long_ones_are_told() -> None:
     snapping, snap = Snapping(SimulatedDisk()), m.Snap(3, 9, 5, "/f", 4)
-    books = [m.Books(1, {0: m.Counts(0, list(range(1 << 20, (1 << 20) + 40_000)))}) for _ in range(6)]
+    far = m.Counts.of(0, [(1 << 19) - 1])  # a ring of bits as long as 64 KB
+    books = [m.Books(1, dict.fromkeys(range(3), far)) for _ in range(6)]
     written = [m.Written(9, i, f"w-{i}.safetensors", 8, "0" * 64, one) for i, one in enumerate(books)]
     snapping.ask("c", 1, snap, range(6))
     snapping.write(1, "c", snap, "w", [])
     said = [one.message for one in snapping.stored(1, Stored(1, written)) if isinstance(one, Send)]
     assert len(said) == 3 and all(len(coding.encode(one)) < limits.HEADER_BYTES for one in said)
     assert [w for one in said if isinstance(one, m.Snapped) for w in one.written] == written
-    endless = m.Books(1, {0: m.Counts(0, list(range(1 << 20, (1 << 20) + 500_000)))})
+    endless = m.Books(1, dict.fromkeys(range(40), far))
     snapping.write(2, "c", snap, "w", [])
     (said_no,) = snapping.stored(1, Stored(2, [msgspec.structs.replace(written[0], books=endless)]))
     assert isinstance(said_no, Send) and isinstance(said_no.message, m.Snapped)

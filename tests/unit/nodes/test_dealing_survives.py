@@ -335,9 +335,9 @@ def test_nothing_is_cut_before_the_first_weights_are_read() -> None:
 def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
     """In each mode every segment is cut at a moment of its own."""
     books = [
-        m.Books(9, {0: m.Counts(8), 1: m.Counts(2, [5]), -7: m.Counts(40)}),
-        m.Books(9, {0: m.Counts(8), 1: m.Counts(3, [6])}),
-        m.Books(9, {0: m.Counts(7, []), 1: m.Counts(0, [0, 1, 5, 6])}),
+        m.Books(9, {0: m.Counts(8), 1: m.Counts.of(2, [5]), -7: m.Counts(40)}),
+        m.Books(9, {0: m.Counts(8), 1: m.Counts.of(3, [6])}),
+        m.Books(9, {0: m.Counts.of(7, []), 1: m.Counts.of(0, [0, 1, 5, 6])}),
     ]
     counted = counted_everywhere(books, PER_PASS)
     assert counted == [(0, 7), (8, 10)]
@@ -401,14 +401,6 @@ def test_a_journal_in_which_the_run_went_back_says_what_holds_now() -> None:
 def test_a_rollback_after_the_end_is_none() -> None:
     desk = Desk(dealing(Stop(epochs=1))).begin().run()
     assert desk.dealing.rollback(desk.now, None, [], "too late") == []
-
-
-def test_a_server_that_had_no_only_copy_is_no_end() -> None:
-    desk = Desk(dealing()).begin()
-    member = m.Member("server-1", 5, "server", "")
-    desk.feed(desk.dealing.gone(desk.now, member, "killed", died=True, only_copy=False))
-    assert [event.name for event in desk.all(Gone)] == ["server-1"] and not desk.dealing.ended
-    assert desk.run().why == "2 epochs done"
 
 
 def test_runs_are_joined_and_taken_away() -> None:

@@ -236,11 +236,3 @@ def test_an_evaluator_that_cannot_judge_says_so_and_the_run_fails(rows: Dataset,
     assert "the model cannot be judged" in ship.all(Stopped)[0].why
     ship.until(lambda: ship.ends["evaluator"].done)
     assert ship.ends["evaluator"].error is not None
-
-
-def test_a_server_that_is_lost_ends_the_run_and_those_who_take_part(rows: Dataset) -> None:
-    ship = Ship(rows, strategy="async")
-    ship.until(lambda: ship.slots_done() >= 5)
-    ship.kill("server-0")
-    ship.until(lambda: all(task.done for task in ship.ends.values()))
-    assert "server-0 is gone" in ship.all(Stopped)[0].why

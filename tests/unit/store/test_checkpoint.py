@@ -55,7 +55,7 @@ def image_of(table: Tabled, segment: int, number: int = 1) -> Image:
     random = np.random.default_rng([table.number, segment, number])
     keys = table.keys(segment)
     books = Books(
-        8 * number, {-9: Counts(3, [5, 7]), 1: Counts(number)}, {9: Clocked("ann", 2, False, 1, Counts(4, [6]))}
+        8 * number, {-9: Counts.of(3, [5, 7]), 1: Counts(number)}, {9: Clocked("ann", 2, False, 1, Counts.of(4, [6]))}
     )
     if isinstance(table.spec, Dense):
         return Image(segment, keys, books, random.normal(size=(len(keys), 9)).astype(np.float32))

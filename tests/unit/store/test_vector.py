@@ -9,7 +9,7 @@ from shoal.keys import KeyRange
 from shoal.limits import KEY_LIMIT
 from shoal.store.vector import GONE, RangeClocks, VectorClock
 
-P, Q, R = "p", "q", "r"
+P, Q, R = 1, 2, 3
 
 
 def test_the_example_with_three_processes() -> None:
@@ -75,9 +75,9 @@ def test_the_whole_span_in_pieces_is_one_clock_again() -> None:
 def test_many_tasks_on_the_same_ranges_need_no_more_clocks() -> None:
     clocks = RangeClocks(1 << 40)
     for round in range(100):
-        clocks.tick(f"worker-{round % 7}", KeyRange(1_000, 2_000))
-        clocks.tick(f"worker-{round % 5}", KeyRange(5_000, 1 << 39))
-        clocks.tick("worker-0")
+        clocks.tick(1 + round % 7, KeyRange(1_000, 2_000))
+        clocks.tick(1 + round % 5, KeyRange(5_000, 1 << 39))
+        clocks.tick(1)
     assert len(clocks) == 5  # two ranges, and what lies around them
 
 
@@ -89,6 +89,15 @@ def test_a_read_is_cut_to_the_keys_that_were_asked_for() -> None:
         (KeyRange(10, 15), VectorClock({P: 1})),
     ]
     assert clocks.read(KeyRange(12, 12)) == []
+
+
+def test_very_many_clocks_are_read_as_one_that_knows_them_all() -> None:
+    clocks = RangeClocks(100)
+    for start in range(0, 100, 20):
+        clocks.tick(P, KeyRange(start, start + 10))
+    clocks.tick(Q, KeyRange(90, 100))
+    assert len(clocks.read(most=11)) == 10
+    assert clocks.read(KeyRange(5, 95), most=4) == [(KeyRange(5, 95), VectorClock({P: 1, Q: 1}))]
 
 
 def test_all_keys_there_can_be_have_a_clock() -> None:

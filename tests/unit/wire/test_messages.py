@@ -30,7 +30,7 @@ VIEW = m.View(
 )
 PUSH = m.Push(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 0, m.EVERYWHERE, 12)
 PULL = m.Pull(1, 2, 3, 4, 5, -1, 7, 8, 9, 10, 11)
-BOOKS = m.Books(9, {0: m.Counts(4, [6]), -3: m.Counts(2)}, {5: m.Clocked("ann", 1, False, 3, m.Counts(4))})
+BOOKS = m.Books(9, {0: m.Counts.of(4, [6]), -3: m.Counts(2)}, {5: m.Clocked("ann", 1, False, 3, m.Counts(4))})
 CHANGES = [
     m.Change(7, "push", 3, stream=-5, number=2, floor=1, incarnation=5, step=4, spell=1, entered=2, name="ann"),
     m.Change(8, "step", 2, 0, 8, [1, 3]),

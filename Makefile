@@ -31,9 +31,10 @@ bench: $(VENV)/.dev ## measure the store, reading and training, with the rivals 
 	$(BIN)/shoal bench reading
 	$(BIN)/shoal bench training
 
-soak: $(VENV)/.dev ## run the long tests, then 20,000 simulated clusters
+soak: $(VENV)/.dev ## run the long tests, 20,000 simulated clusters, then about ten minutes of chaos (F44)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/shoal simulate --seeds 20000
+	$(BIN)/shoal chaos --seconds 300
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -165,7 +165,9 @@ class Coordinator:
         effects: list[Effect] = []
         here = {member.name: member.incarnation for member in self.view.members}
         for name, hello in list(self._welcomes.items()):
-            if name in here and here[name] == self.roster.people[name].member.incarnation:
+            if name not in self.roster.people:  # everybody had to go, back to a checkpoint: it says hello again
+                del self._welcomes[name]
+            elif name in here and here[name] == self.roster.people[name].member.incarnation:
                 del self._welcomes[name]
                 if self.dealing is not None:
                     effects += self.dealing.joined(now, name, hello.role)

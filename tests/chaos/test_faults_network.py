@@ -93,7 +93,9 @@ def test_messages_that_come_twice_some_much_later_are_counted_once(
     assert stats["repeated"] + stats.get("held again", 0) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.soak) for kind in ("clients", "each")), "step"]
+)
 def test_messages_that_overtake_each_other_across_connections_are_counted_once(
     kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_worker_killed_between_pushes_is_made_up_for(kind: str, gather: Callab
     assert kv.stats(TABLE)["repeated"] > 0
 
 
+@pytest.mark.soak
 def test_who_was_killed_is_not_waited_for_longer_than_it_takes_to_notice(
     gather: Callable[..., Crowd], kv: shoal.KV
 ) -> None:

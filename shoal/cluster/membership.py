@@ -49,6 +49,7 @@ class Roster:
     people: dict[str, Person] = field(default_factory=dict)  # by name
     tables: dict[str, Placed] = field(default_factory=dict)  # by name
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
+    replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
     _view: View | None = None
     _short: tuple[int, bool, bool] | None = None  # of that view: is a segment lost, have all their copies
@@ -81,6 +82,10 @@ class Roster:
             and not holder.suspected
         ):
             return f"the name {name!r} is taken by a {holder.member.role} that is alive: choose another"
+        if holder is not None and not holder.suspected and _process(token) in self.replaced.get(name, ()):
+            return (
+                f"another process has taken the name {name!r}, and is alive: choose another name, or end one of the two"
+            )
         if name not in self.people and len(self.people) >= limits.MEMBERS:
             return f"the cluster is full: {limits.MEMBERS} members"
         return ""
@@ -96,12 +101,21 @@ class Roster:
 
     def join(self, now: int, name: str, role: str, token: str, address: str, incarnation: int) -> Person:
         if name in self.people:
+            self.displace(name, token)
             self.remove(name, "another process took its name")
         self.lost.pop(name, None)
         person = self.people[name] = Person(Member(name, incarnation, role, address), token, now)
         self.changed()
         person.since = self.number
         return person
+
+    def displace(self, name: str, token: str) -> None:
+        """Another process takes this name over: the one that has it may not take it back while that one lives."""
+        before = _process(self.people[name].token)
+        if before != _process(token):
+            past = self.replaced.setdefault(name, [])
+            past.append(before)
+            del past[:-16]
 
     def remove(self, name: str, reason: str) -> None:
         person = self.people.pop(name)
@@ -299,6 +313,11 @@ class Roster:
             return False
         self.tables[table.name] = replace(table, places=places)
         return True
+
+
+def _process(token: str) -> str:
+    """A token is a process and which of its lives it is."""
+    return token.rpartition(".")[0] or token
 
 
 def _check_starts(starts: Sequence[int], spec: Table) -> None:

@@ -249,6 +249,7 @@ class Coordinator:
             return [Send(sender, m.Over(hello.token))] if self._told else []
         effects: list[Effect] = []
         if hello.name in self.roster.people:
+            self.roster.displace(hello.name, hello.token)
             effects += self._remove(now, hello.name, "another process took its name", died=True)
         self.roster.incarnations += 1
         self.roster.join(now, hello.name, hello.role, hello.token, hello.address, self.roster.incarnations)

@@ -81,14 +81,21 @@ def bench_reading(quick: bool, json_file: Path | None) -> None:
 @click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On which disk.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_checkpoint(quick: bool, folder: Path | None, json_file: Path | None) -> None:
-    """A model's segments to disk and back, against plain files of the same bytes and the safetensors library."""
+    """A model's segments to disk and back, against plain files and the safetensors library; and while it is pushed to."""
+    from rich.console import Group
+
+    from shoal.benchmarks import saving
     from shoal.benchmarks.checkpoint import FULL, QUICK, measure, table
+    from shoal.errors import ShoalError
 
     try:
         results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True), folder)
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"{error.strerror}: choose another --folder, or --quick") from None
-    _show_bench(table(results), results, json_file)
+    live = [] if results.live is None else [saving.table(results.live)]
+    _show_bench(Group(table(results), *live), results, json_file)
 
 
 @bench.command("clocks")
@@ -99,6 +106,49 @@ def bench_clocks(quick: bool, json_file: Path | None) -> None:
     from shoal.benchmarks.clocks import FULL, QUICK, measure, table
 
     results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
+    _show_bench(table(results), results, json_file)
+
+
+@bench.command("copies")
+@click.option("--quick", is_flag=True, help="Smaller pushes, fewer of them.")
+@click.option("--repeat", type=click.IntRange(1), help="Batches of each contestant in each case.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_copies(quick: bool, repeat: int | None, json_file: Path | None) -> None:
+    """Pushes to servers that keep one, two or three copies: how many a second, and the bytes between servers."""
+    import msgspec
+
+    from shoal.benchmarks.copies import FULL, QUICK, measure, table
+    from shoal.errors import ShoalError
+
+    settings = QUICK if quick else FULL
+    settings = settings if repeat is None else msgspec.structs.replace(settings, repeat=repeat)
+    try:
+        results = measure(settings, lambda line: click.echo(line, err=True))
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    _show_bench(table(results), results, json_file)
+
+
+@bench.command("failover")
+@click.option("--quick", is_flag=True, help="20 MB instead of 100, and fewer faults.")
+@click.option("--kills", type=click.IntRange(0), help="Servers that are killed.")
+@click.option("--stops", type=click.IntRange(0), help="Servers that are stopped, which nobody sees.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_failover(quick: bool, kills: int | None, stops: int | None, json_file: Path | None) -> None:
+    """A server dies: the time until all its segments are pushed to again, and until all copies are there."""
+    import msgspec
+
+    from shoal.benchmarks.failover import FULL, QUICK, measure, table
+    from shoal.errors import ShoalError
+
+    changes = {"kills": kills, "stops": stops}
+    settings = msgspec.structs.replace(
+        QUICK if quick else FULL, **{name: value for name, value in changes.items() if value is not None}
+    )
+    try:
+        results = measure(settings, lambda line: click.echo(line, err=True))
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
     _show_bench(table(results), results, json_file)
 
 

@@ -288,7 +288,7 @@ class Roster:
             places = []
             for place in table.places:
                 new = change(place)
-                if new.servers != place.servers:
+                if new is not place:
                     new = replace(new, epoch=self.number + 1, filling="")
                 places.append(new)
             changed |= self._put(table, places)

@@ -16,13 +16,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.cluster.passes import Pass
 from shoal.tables import Step
 
 AHEAD = 48  # steps: servers hold a few more than that
@@ -43,33 +43,6 @@ class Order(Protocol):
     def contents(self, of_pass: int) -> npt.NDArray[np.int64]: ...
     def content(self, of_pass: int, number: int) -> int: ...
     def span(self, content: int) -> tuple[int, int]: ...
-
-
-@dataclass(slots=True)
-class Pass:
-    """One pass that is open: what of it is dealt and what is counted."""
-
-    first: int  # slot
-    group: npt.NDArray[np.int64]  # of rows, by place
-    counted: npt.NDArray[np.bool_]
-    left: int  # to be counted
-    free: deque[int] = field(default_factory=deque)  # places that nobody had before
-    kept: dict[str, deque[int]] = field(default_factory=dict)  # places by who had their rows before
-    undealt: int = 0
-
-    def take(self, worker: str, most: int) -> list[int]:
-        """Places for this worker, at most so many."""
-        taken: list[int] = []
-        while len(taken) < most and self.undealt:
-            mine = self.kept.get(worker)
-            if mine:
-                taken.append(mine.popleft())
-            elif self.free:
-                taken.append(self.free.popleft())
-            else:
-                taken.append(max(self.kept.values(), key=len).pop())
-            self.undealt -= 1
-        return taken
 
 
 class Workload:
@@ -198,6 +171,16 @@ class Workload:
         out = self._out.get(worker, {})
         self._return([slot for slot in slots if out.pop(slot, 0) is None])
 
+    def keep_only(self, worker: int, found: Iterable[tuple[int, int]]) -> int:
+        """It has these, and no others: what else was dealt to it is dealt again. How many slots that is."""
+        out = self._out.get(worker, {})
+        if not out:
+            return 0
+        here = set(self.among(worker, found))
+        missing = [slot for slot in out if slot not in here]
+        self.give_back(worker, missing)
+        return len(missing)
+
     def refuse(self, worker: int, slot: int, why: str) -> None:
         """The gradient of this slot cannot be pushed."""
         if self._out.get(worker, {}).pop(slot, 0) is None:
@@ -310,11 +293,25 @@ class Workload:
         """
         end = self.limit if self.step is not None else -(-self.limit // self.per_pass) * self.per_pass
         new = [slot for slot in spread(found, CLAIMED) if slot < end and self._mark(slot, self._names[worker])]
-        if self.step is not None and new and max(new) >= self.next:
-            first, self.next = self.next, max(new) + 1
-            self._return(list(range(first, self.next)))
+        self._was_dealt(new)
         self._move_up()
         return new
+
+    def adopt(self, worker: int, found: Iterable[tuple[int, int]]) -> None:
+        """A former life dealt these to a worker, which has them: it goes on with them, and nobody else is dealt them."""
+        slots = [slot for slot in spread(found, CLAIMED) if slot < self.limit and not self.is_counted(slot)]
+        self._was_dealt(slots)
+        here = set(slots)
+        self._again = deque(slot for slot in self._again if slot not in here)
+        self._out[worker].update(dict.fromkeys(slots))
+
+    def _was_dealt(self, slots: list[int]) -> None:
+        """In step mode what lies before these was dealt, too: it comes again, unless somebody has it."""
+        if self.step is not None and slots and max(slots) >= self.next:
+            first, self.next = self.next, max(slots) + 1
+            for number in range(first // self.per_pass, (self.next - 1) // self.per_pass + 1):
+                self._open(number)
+            self._return(list(range(first, self.next)))
 
     def resume(
         self,

@@ -18,13 +18,16 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from shoal.errors import Invalid, ShoalError
 from shoal.events import RunEvent
+
+if TYPE_CHECKING:
+    from shoal.wire import Transport
 
 LOOK = 1_000  # milliseconds between two looks at who our parent is
 _PIECE = 3_000  # characters of an event in one line, which is shorter than PIPE_BUF
@@ -90,6 +93,11 @@ def prepare(modules: Sequence[str]) -> None:
             raise Invalid(f"cannot import {module!r}, which was named in modules=: {error}") from None
 
 
+def moved_by(transport: Transport) -> Callable[[], dict[str, int]]:
+    """What a server tells of its transport, beside what it knows itself: bytes, of all its tables and of all else."""
+    return lambda: dict(zip(("sent", "received"), transport.traffic, strict=True))
+
+
 def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1) -> int:
     """Do what was ordered, to the end; returns the exit code.
 
@@ -126,7 +134,9 @@ def _serve(orders: Orders, reports: int) -> None:
 
     transport = ZmqTransport(orders.name, orders.bind)
     transport.connect("coordinator", orders.coordinator)
-    loop = Loop(Server(orders.name, orders.token, transport.address), transport)
+    server = Server(orders.name, orders.token, transport.address)
+    server.also = moved_by(transport)
+    loop = Loop(server, transport)
     say(reports, Running(orders.name, transport.address))
     loop.run()
 

@@ -252,14 +252,16 @@ class ThreadCluster(Cluster):
         self._coordinator: Loop | None = None
 
     def start(self) -> None:
-        from shoal.launch.child import prepare
+        from shoal.launch.child import moved_by, prepare
         from shoal.nodes.server import Server
 
         prepare(self._modules)
         self._coordinate()
         for name in self._servers:
             transport = self._hub.open(name)
-            loop = Loop(Server(name, secrets.token_hex(8), transport.address), transport)
+            server = Server(name, secrets.token_hex(8), transport.address)
+            server.also = moved_by(transport)
+            loop = Loop(server, transport)
             transport.answer_with(loop.take)
             self._run(loop)
         self._wait_for_servers(self._servers)

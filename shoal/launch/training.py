@@ -94,6 +94,7 @@ class Training:
         self._broken = ""  # what went wrong outside the coordinator's sight
         self._folder = folder
         self._course = NOTHING  # how far it is, as far as we know
+        self._unheard = False  # the coordinator does not answer, and there is no time to ask again
         self._cluster = _cluster_of(job, Journal(folder / "coordinator.journal" if folder is not None else None))
         self._cluster.train(coordination.Facts.of(job, dataset, folder), self._heard)
         if resume is not None:
@@ -151,7 +152,7 @@ class Training:
     @property
     def course(self) -> m.Course:
         """How far it is: now, or when the coordinator was last heard."""
-        if not self._cluster._ended:
+        if not self._cluster._ended and not self._unheard:
             with contextlib.suppress(ShoalError):
                 self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)  # the last figures are worth a wait
         return self._course

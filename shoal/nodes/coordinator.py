@@ -77,7 +77,9 @@ class Coordinator:
             self.roster.term += 1
             self.roster.changed()
         if self.dealing is not None and others:
-            self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others])
+            members = (person.member for person in self.roster.people.values())
+            workers = [member.incarnation for member in members if member.role == "worker"]
+            self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others], workers)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
@@ -163,7 +165,9 @@ class Coordinator:
         effects: list[Effect] = []
         here = {member.name: member.incarnation for member in self.view.members}
         for name, hello in list(self._welcomes.items()):
-            if name in here and here[name] == self.roster.people[name].member.incarnation:
+            if name not in self.roster.people:  # everybody had to go, back to a checkpoint: it says hello again
+                del self._welcomes[name]
+            elif name in here and here[name] == self.roster.people[name].member.incarnation:
                 del self._welcomes[name]
                 if self.dealing is not None:
                     effects += self.dealing.joined(now, name, hello.role)

@@ -15,7 +15,7 @@ import math
 import msgspec
 
 from shoal import limits
-from shoal.cluster.workload import runs
+from shoal.cluster.workload import Runs, runs
 from shoal.events import Evaluated, Gone, Joined, Progress, Stopped, Voided, Warned
 from shoal.nodes.dealt import Line as Line
 from shoal.nodes.dealt import Marked as Marked
@@ -53,6 +53,7 @@ class Dealing(Kept):
         if member.role == "evaluator":  # it may only have been asleep, and come back
             self._judge_gone = (now, why)
             return []
+        self._unheard.pop(member.incarnation, None)
         slots = self.workload.leave(member.incarnation, died)
         self._seen.pop(member.incarnation, None)
         self._answers.pop(member.incarnation, None)
@@ -83,6 +84,10 @@ class Dealing(Kept):
     def tick(self, now: int) -> list[Effect]:
         self._it_is(now)
         effects: list[Effect] = []
+        if self._unheard:
+            self._listens_until = self._listens_until or now + limits.DEAD_AFTER
+            if now >= self._listens_until:
+                self._unheard.clear()
         if not self._begun and not self.ended and self._seen and now - self._first_seen > _LATE:
             missing = self._awaited - len(self._seen)
             effects += self.warn(f"{missing} of the workers did not ask for work in time: it begins without them")
@@ -123,6 +128,7 @@ class Dealing(Kept):
         work.give_back(who, work.among(who, want.back))
         for slot, why in want.refused.items():
             work.refuse(who, slot, why)
+        self._hold(who, want.holds)
         effects += self._tell_voids()
         if want.newer:
             self.counts["slots with newer weights"] += want.newer
@@ -136,6 +142,13 @@ class Dealing(Kept):
         deal = m.Deal(want.request, runs(fresh), runs(again), void, over)
         self._answers[who] = deal
         return self._journalled([*effects, Send(sender, deal)])
+
+    def _hold(self, who: int, holds: Runs | None) -> None:
+        if holds is not None and who in self._unheard and who in self._seen:
+            self.workload.adopt(who, holds)
+        elif holds is not None:  # one answer of a former life of ours and one of this: it took the other
+            self.counts["slots that never came"] += self.workload.keep_only(who, holds)
+        self._unheard.pop(who, None)
 
     def _count(self, who: int, sender: str, want: m.Want) -> None:
         work = self.workload
@@ -158,6 +171,8 @@ class Dealing(Kept):
         return bool(self.failed) or (bool(self._begun) and self.workload.finished)
 
     def _may_deal(self, want: m.Want) -> bool:
+        if self._unheard:
+            return False
         return bool(self._begun) and not want.leaving and not self._done and want.incarnation in self._seen
 
     def _begin(self, now: int) -> list[Effect]:

@@ -25,6 +25,7 @@ from shoal.data.packed import Packed
 from shoal.errors import Fenced, ShoalError, Unanswered
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.models.linear import Linear
+from shoal.nodes.going_back import goes_back
 from shoal.nodes.worker import Worker
 from shoal.store.task import Task
 from shoal.strategies import TABLE
@@ -122,6 +123,9 @@ class Evaluator:
             except Fenced:
                 raise
             except ShoalError as error:
+                if await goes_back(self.worker, asked.generation):
+                    await self.worker.sleep(_ASK)
+                    continue
                 await self._ready(error=str(error))
                 raise
             if client.view.generation == asked.generation:

@@ -67,6 +67,8 @@ class Kept:
         self._seen: dict[int, str] = {}  # workers that have asked for work, by incarnation
         self._answers: dict[int, m.Deal] = {}
         self._former = False  # workers may hold what a former life of the coordinator dealt them
+        self._unheard: dict[int, None] = {}  # of the workers that a former life dealt to: what they hold is not known
+        self._listens_until = 0  # for them: who says nothing holds nothing that is waited for
         self._new: set[str] = set()  # those that joined in this life, and hold nothing of the kind
         self._last_loss: float | None = None
         self._progress, self._between = Tally(), Tally()
@@ -110,11 +112,12 @@ class Kept:
         counted = work.counted() if cut < 0 else [(0, work.slots_until(cut))] if cut else []
         return State(counted, dict(work.voids), refusals, deaths, self._account())
 
-    def resume(self, lines: Iterable[Line]) -> None:
+    def resume(self, lines: Iterable[Line], workers: Iterable[int] = ()) -> None:
         """Take up a run that a former life of the coordinator dealt, by its journal: all others are as they were.
 
         Workers hold slots that nobody knows of. What they say is counted of these is counted; all else is dealt again, and if
-        two compute it the ledgers count one.
+        two compute it the ledgers count one. In step mode two would not read the same weights: there nothing is dealt before
+        all ``workers`` that were here (by incarnation) have said what they hold, or are gone.
         """
         state = folded(lines)
         self._take(state, state.counted, state.account.dealt)
@@ -124,6 +127,7 @@ class Kept:
         if not self._begun:  # from a checkpoint, if anything is counted: what it says of examples is of another moment
             self.examples = self.workload.rows_counted
         self._former = True
+        self._unheard = dict.fromkeys(workers) if self.workload.step is not None else {}
         self._set_barrier()
         self._noted = self._milestone
 
@@ -161,7 +165,7 @@ class Kept:
         told = RolledBack(
             seconds=self.seconds,
             checkpoint=checkpoint,
-            steps_before=work.steps,
+            steps_before=max(work.steps, self.workload.steps),  # the last reports may not have come yet
             steps_after=self.workload.steps,
             slots=again,
             why=why,
@@ -176,7 +180,7 @@ class Kept:
         work.resume(spread(counted, 1 << 40), dealt, state.refusals, state.deaths)
         self._known_voids = set(work.voids)
         self._counted, self._voided = [], {}
-        self._seen, self._answers, self._new = {}, {}, set()
+        self._seen, self._answers, self._new, self._unheard = {}, {}, set(), {}
         self._alone_since, self._judge_gone = 0, (0, "")
         self.generation = max(self.generation, account.generation)
         self.over, self._finished, self._computed = account.over, False, account.computing

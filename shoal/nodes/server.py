@@ -8,7 +8,7 @@ comes meanwhile waits its turn, so that a table is touched by one thread only.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shoal import limits
@@ -46,7 +46,10 @@ class Server:
         self._disk = disk or Disk()
         self._snapping = Snapping(self._disk)
         self._stores = 0
+        self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
+        self._later: deque[Work] = deque()  # when nothing else waits
         self.counts: Counter[str] = Counter()
+        self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
         self._members: dict[int, m.Member] = {}
         self._backlog: deque[Received] = deque()
@@ -79,6 +82,8 @@ class Server:
                 effects = []
         while self._backlog and not self._works:
             effects += self._request(now, self._backlog.popleft())
+        if self._later and not self._works:
+            effects += self._carry_on(Outcome(works=[self._later.popleft()]))
         effects += self.member.tick(now)
         if now >= self._next_notice:
             self._next_notice = now + (limits.LEVEL_AGAIN if self._copies else limits.NOTICE // 4)
@@ -96,6 +101,7 @@ class Server:
             self._members.clear()
             self._backlog.clear()
             self._early.clear()
+            self._later.clear()
             self._snapping = Snapping(self._disk)
             self._works.clear()
             self._view_waits = False
@@ -187,7 +193,9 @@ class Server:
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
         if isinstance(request, m.Ask):
-            return [Send(event.sender, holding.told(request))]
+            told = holding.told(request)
+            told.facts.update(self.also())
+            return [Send(event.sender, told)]
         assert holding.own is not None
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
@@ -205,6 +213,8 @@ class Server:
             return Outcome()  # it is asked again
         own, incarnation = holding.own, self.member.incarnation
         cut, effects = self._snapping.ask(sender, incarnation, snap, own.segments)
+        self._copying = {key for key in self._copying if key[0] == snap.number}
+        cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
         outcome = Outcome(effects)
         if not cut:
             return outcome
@@ -220,6 +230,8 @@ class Server:
             images: list[Image] = []
 
             def hand_over(now: int) -> Outcome:
+                if holding.own is not own:
+                    return Outcome()
                 self._stores += 1
                 return Outcome([self._snapping.write(self._stores, sender, snap, holding.placed.name, images)])
 
@@ -229,7 +241,12 @@ class Server:
             return Outcome()  # they have changed hands: this one is given up
         if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
             return Outcome([self._snapping.late(sender, self.member.incarnation, snap, int(own.version.max()))])
-        return Outcome(works=[copy(segment) for segment in cut])
+        works = [copy(segment) for segment in cut]
+        self._copying.update((snap.number, snap.table, segment) for segment in cut)
+        if snap.clock >= 0:  # all of them at this very step
+            return Outcome(works=works)
+        self._later.extend(works)  # each at a moment of its own: between two of them others are served
+        return Outcome()
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""

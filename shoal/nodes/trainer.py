@@ -19,8 +19,9 @@ from shoal.cluster.workload import MOST, runs, spread
 from shoal.data.batch import Local
 from shoal.data.packed import Packed
 from shoal.data.slots import Slots
-from shoal.errors import Fenced
+from shoal.errors import Fenced, ShoalError
 from shoal.models.linear import Linear
+from shoal.nodes.going_back import goes_back
 from shoal.nodes.rows import Rows
 from shoal.nodes.worker import Worker
 from shoal.store.client import Client
@@ -133,6 +134,7 @@ class Trainer:
         self.refused: dict[int, str] = {}
         self.newer = 0  # slots whose weights were newer than their step, in part
         self._life = 0  # the incarnation that the slots here were dealt to
+        self._generation = 0  # when it began
         worker.on_fenced = self._fenced
         worker.client.patient = True  # who is silent may be back: if not, the view says so
         self._traffic = traffic
@@ -223,12 +225,23 @@ class Trainer:
                 return
             except Fenced:
                 self._forget()
+            except ShoalError:
+                self._fenced()  # whatever else is under way ends with it
+                try:
+                    if not await goes_back(self.worker, self._generation):
+                        raise
+                    while not self.over:  # nothing is asked for: we are fenced when it has gone back
+                        await self._report(idle=True)
+                        await self.worker.sleep(_REPORT)
+                    return
+                except Fenced:
+                    self._forget()
 
     async def _live(self) -> None:
         while TABLE not in self.worker.client.layouts or not self.worker.client.incarnation:
             await self.worker.client.refresh()
             await self.worker.sleep(20 * limits.MILLISECOND)
-        self._life = self.worker.client.incarnation
+        self._life, self._generation = self.worker.client.incarnation, self.worker.client.view.generation
         self._run(self._lane)
         while self._lanes:
             await self._report()
@@ -245,8 +258,8 @@ class Trainer:
     def _run(self, lane: Lane) -> None:
         self._lanes[lane] = self.worker.start(self.strategy.run(lane))
 
-    async def _report(self) -> None:
-        """Say what is counted, ask for more."""
+    async def _report(self, idle: bool = False) -> None:
+        """Say what is counted, ask for more; unless there is nothing to do it with."""
         back: list[int] = []
         client, leaving = self.worker.client, self.leaving
         if client.incarnation != self._life:  # what would be dealt now is for the next life
@@ -259,10 +272,11 @@ class Trainer:
         slots = self._rate * _AHEAD / limits.SECOND if self._rate else _FIRST_ROWS / self.slots.batch
         ahead = max(_FEWEST, min(MOST, int(slots)))
         self.low = ahead // 2
-        more = 0 if leaving or self.over else max(0, ahead - len(self._lane.queue))
+        more = 0 if leaving or self.over or idle else max(0, ahead - len(self._lane.queue))
         counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
         newer, self.newer = self.newer, 0
+        holds = runs(sorted(self._mine))  # now: what is counted a moment later is told with the next report
         sent, received = self._traffic()
 
         def want(request: int) -> m.Message:
@@ -278,6 +292,7 @@ class Trainer:
                 sent=sent,
                 received=received,
                 leaving=leaving,
+                holds=holds,
                 newer=newer,
             )
 

@@ -50,13 +50,22 @@ class Worker:
     gone: int = NEVER
 
 
-def check(plan: Plan, history: list[Event], void: set[int]) -> list[Violation]:
+@dataclass(slots=True)
+class Past:
+    """What is given up when a run goes back to a checkpoint, and what stays."""
+
+    generations: dict[int, int] = field(default_factory=dict)  # by call: when it was made
+    restored: dict[int, set[int]] = field(default_factory=dict)  # by generation: the slots that its checkpoint has
+
+
+def check(plan: Plan, history: list[Event], void: set[int], past: Past | None = None) -> list[Violation]:
     """What pulls saw that they should not have, or should have and did not."""
+    past = past or Past()
     begins = {record.call: record for record in history if isinstance(record, Begin)}
     ends = {record.call: record for record in history if isinstance(record, End)}
     pulls = [Pull(begins[c], end) for c, end in ends.items() if begins[c].kind == "pull" and end.outcome == "ok"]
     found = list(_monotone(pulls))
-    found += _account(plan, begins, ends, pulls, void)
+    found += _account(plan, past, begins, ends, pulls, void)
     if plan.kind == "each":
         found += _staleness(plan, history, begins, pulls, void)
     elif plan.kind == "step":
@@ -106,33 +115,43 @@ def _monotone(pulls: list[Pull]) -> Iterator[Violation]:
 
 
 def _account(
-    plan: Plan, begins: dict[int, Begin], ends: dict[int, End], pulls: list[Pull], void: set[int]
+    plan: Plan, past: Past, begins: dict[int, Begin], ends: dict[int, End], pulls: list[Pull], void: set[int]
 ) -> Iterator[Violation]:
-    """I2: nothing is seen before it was sent. I3: what was acknowledged before a pull began is in it."""
+    """I2: nothing is seen before it was sent. I3: what was acknowledged before a pull began is in it.
+
+    After a rollback what was acknowledged before it is in a pull if the checkpoint has it.
+    """
+    slots = plan.kind != "clients"
+    pushes = [one for one in begins.values() if one.kind == "push" and not (slots and one.number in void)]
+    if not pushes:
+        return
+    columns = np.array([one.number if slots else int(one.client.rpartition("-")[2]) for one in pushes])
+    sent_at = np.array([one.time for one in pushes])
+    over = [ends.get(one.call) for one in pushes]
+    acked_at = np.array([NEVER if end is None or end.outcome != "ok" else end.time for end in over])
+    generations = np.array([past.generations.get(one.call, 0) for one in pushes])
     for pull in pulls:
-        columns = range(len(pull.end.seen[0]) if pull.end.seen else 0)
-        sent, acked = [0 for _ in columns], [0 for _ in columns]
-        for call, begin in begins.items():
-            if begin.kind != "push" or (plan.kind != "clients" and begin.number in void):
-                continue
-            column = int(begin.client.rpartition("-")[2]) if plan.kind == "clients" else begin.number
-            if begin.time <= pull.end.time:
-                sent[column] += 1
-            end = ends.get(call)
-            if end is not None and end.outcome == "ok" and end.time < pull.begin.time:
-                acked[column] += 1
-        if plan.kind != "clients":  # a slot counts once, whoever sends it
-            sent, acked = [min(1, n) for n in sent], [min(1, n) for n in acked]
-        for segment, row in enumerate(pull.end.seen):
-            for column in columns:
-                if row[column] > sent[column]:
-                    what = f"{pull} saw {row[column]} of column {column} in segment {segment}, sent were {sent[column]}"
-                    yield Violation("I2 no ghosts", what)
-                    return
-                if row[column] < acked[column]:
-                    what = f"{pull} misses column {column} in segment {segment}, acknowledged before it began"
-                    yield Violation("I3 real time", what)
-                    return
+        seen = np.array(pull.end.seen)
+        if not seen.size:
+            continue
+        count, generation = seen.shape[1], past.generations.get(pull.begin.call, 0)
+        sent = np.bincount(columns[sent_at <= pull.end.time], minlength=count)
+        acked = np.bincount(columns[(acked_at < pull.begin.time) & (generations == generation)], minlength=count)
+        if slots:  # a slot counts once, whoever sends it
+            sent, acked = np.minimum(sent, 1), np.minimum(acked, 1)
+            acked[sorted(past.restored.get(generation, set()) - void)] = 1
+        if (ghosts := np.argwhere(seen > sent)).size:
+            segment, column = ghosts[0]
+            what = (
+                f"{pull} saw {seen[segment, column]} of column {column} in segment {segment}, sent were {sent[column]}"
+            )
+            yield Violation("I2 no ghosts", what)
+            return
+        if (missing := np.argwhere(seen < acked)).size:
+            segment, column = missing[0]
+            what = f"{pull} misses column {column} in segment {segment}, acknowledged before it began"
+            yield Violation("I3 real time", what)
+            return
 
 
 def _staleness(

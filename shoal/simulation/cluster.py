@@ -8,28 +8,39 @@ crash takes the last one, unless a plan goes beyond that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from shoal.cluster.membership import Roster
-from shoal.limits import MILLISECOND
+from shoal.limits import MILLISECOND, SUSPECT_AFTER
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.saving import Saving
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
+from shoal.simulation.deals import Deals
+from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.faults import Plan
 from shoal.simulation.world import World
+from shoal.store import checkpoint
+from shoal.store.part import Part
 from shoal.wire.effects import Ended
 from shoal.wire.messages import Placed
 
 COORDINATOR = "coordinator"
+ROOT = Path("/checkpoints")
 Process = Coordinator | Server | Worker
 
 
 class Cluster:
     """All that is no worker."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
-        self.world, self.plan = world, plan
+    def __init__(self, world: World, plan: Plan, deals: Deals) -> None:
+        self.world, self.plan, self.deals = world, plan, deals
+        self.disk = world.disk = SimulatedDisk(plan.seed)
+        deals.generation = lambda: self.coordinator.roster.generation
+        world.on_tell = deals.told
         self._drifts = {fault.who: fault for fault in plan.faults if fault.kind == "drift"}
         self._lives = 0
+        self._looked, self._whole = (0, -1), False
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
         self.former: list[Server] = []
@@ -76,10 +87,35 @@ class Cluster:
 
     def server(self, name: str) -> Server:
         self._lives += 1
-        return Server(name, f"life-{self._lives}", f"memory:{name}", self.plan.inline)
+        return Server(name, f"life-{self._lives}", f"memory:{name}", self.plan.inline, self.disk)
 
     def _coordinator(self, journal: list[bytes]) -> Coordinator:
-        return Coordinator(copies=self.plan.copies, journal=journal)
+        every = self.plan.checkpoint * MILLISECOND
+        saving = Saving(ROOT, every=every, disk=self.disk) if every else Saving()
+        return Coordinator(copies=self.plan.copies, journal=journal, dealing=self.deals.as_dealing(), saving=saving)
+
+    def power_cut(self, seed: str) -> list[str]:
+        """All of these processes are gone at once, and of the disk only what was synced is sure. Who is to be started again."""
+        gone = [name for name in (COORDINATOR, *self.servers) if name in self.world.hosts]
+        for name in gone:
+            self.world.crash(name)
+        self.disk = self.world.disk = self.disk.crash(seed)
+        return gone
+
+    def rot(self, seed: int) -> bool:
+        """A bit of the newest checkpoint's files flips, and stays so. False if there is none."""
+        number = max((int(name) for name in self.disk.names(ROOT) if name.isdigit()), default=0)
+        folder = checkpoint.folder_of(ROOT, number)
+        names = self.disk.names(folder) if number else []
+        if checkpoint.MANIFEST not in names:
+            return False
+        path = folder / names[seed % len(names)]
+        with self.disk.open(path) as file:
+            found = bytearray(file.read())
+        found[seed % len(found)] ^= 1 << seed % 8
+        self.disk.damage(path, bytes(found))
+        self.deals.damaged.add(number)
+        return True
 
     def _journal(self) -> list[bytes]:
         journal = self.world.journals.get(COORDINATOR)
@@ -90,16 +126,38 @@ class Cluster:
     def tables(self) -> list[Placed]:
         return list(self.coordinator.roster.tables.values())
 
+    def incarnations(self) -> list[int]:
+        """Of all who are members."""
+        return [person.member.incarnation for person in self.coordinator.roster.people.values()]
+
     def may_lose(self, name: str) -> bool:
         """Whether every segment that this server holds is held by somebody else who is there, too."""
         for roster in self._rosters():
             for table in roster.tables.values():
                 for place in table.places:
                     if name in place.servers and not any(
-                        self._holds(roster, other) for other in place.servers if other != name
+                        self._holds(roster, other) and self._is_heard(other) for other in place.servers if other != name
                     ):
                         return False
         return True
+
+    def may_silence(self, name: str) -> bool:
+        """A server that is silent long enough is lost, too, unless it is the last of every set it is in."""
+        alone = all(
+            place.servers == [name] for table in self.tables() for place in table.places if name in place.servers
+        )
+        return name not in self.servers or self.plan.copies == 1 or alone or self.may_lose(name)
+
+    def _is_heard(self, name: str) -> bool:
+        """Whether nothing keeps it from the coordinator, so that it will not be removed for silence."""
+        world, weather = self.world, self.world.weather
+        if world.hosts[name].paused_until > world.now or weather.clogs.get(name, 0) > world.now:
+            return False
+        if weather.cuts.get((name, COORDINATOR), 0) > world.now:
+            return False
+        host = world.hosts.get(COORDINATOR)
+        person = self.coordinator.roster.people.get(name)
+        return host is None or person is None or world.local_time(host) - person.heard < SUSPECT_AFTER
 
     def _rosters(self) -> Iterator[Roster]:
         """The coordinator's, and what it would be after a crash now."""
@@ -116,8 +174,20 @@ class Cluster:
         return name in roster.people and roster.people[name].member.incarnation == self.servers[name].member.incarnation
 
     def whole(self) -> bool:
-        """Every segment has as many copies as it should, and none is being made."""
-        most = min(self.plan.copies, self.plan.servers)
-        return all(
-            len(place.servers) >= most and not place.filling for table in self.tables() for place in table.places
-        )
+        """Everybody is there, every segment has as many copies as it should, and none is being made."""
+        roster = self.coordinator.roster
+        if not all(self._holds(roster, name) for name in self.servers):
+            return False
+        if self._looked != (roster.term, roster.number):
+            self._looked, most = (roster.term, roster.number), min(self.plan.copies, self.plan.servers)
+            places = [place for table in self.tables() for place in table.places]
+            self._whole = all(len(place.servers) >= most and not place.filling for place in places)
+        return self._whole
+
+    def part(self, server: str, table: int, segment: int) -> Part | None:
+        """What this server has of a segment."""
+        holding = self.servers[server].tables.get(table)
+        if holding is None:
+            return None
+        follows = [follow.part for follow in holding.follows.values()]
+        return next((part for part in (holding.own, *follows) if part is not None and segment in part.segments), None)

@@ -21,7 +21,7 @@ WEATHER = ("loss", "repeat", "late", "slow", "corrupt")
 FAMILIES = ("loss", "repeat", "slow", "corrupt", "partition", "swizzle", "pause", "crash", "drift", "rogue", "twin")
 # With copies, what befalls servers is what we want to see most; a coordinator that is gone has to be met everywhere.
 SERVER_FAMILIES = ("server crash", "server crash", "server pause", "server partition", "coordinator", "full disk")
-HABITS = ("park", "second copies", "void", "change delay", "pipeline")
+HABITS = ("park", "second copies", "void", "change delay", "pipeline", "small pieces")
 NONSENSE = ("nan", "unsorted", "short", "far")
 
 
@@ -61,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     think: int = 50  # longest time a worker computes
     delay: int = 1  # of a message, on average
     lasts: int = 1_000  # then everything is healed
+    checkpoint: int = 0  # how often; 0: never
     beyond: bool = False  # more may be lost than the copies can bear
     faults: tuple[Fault, ...] = ()
     habits: tuple[str, ...] = ()
@@ -76,11 +77,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             slots_per_pass = random.choice([None, None, slots_per_step * 2, slots_per_step + 1])
             unit = slots_per_pass or slots_per_step
             slots = -(-slots // unit) * unit
-        servers = random.choice([1, 1, 2, 2, 3])
+        servers = random.choice([1, 1, 2, 2, 3, 3, 4, 5])
+        copies = min(servers, random.choice([1, 1, 2, 2, 2, 3]))
+        beyond = kind != "clients" and random.random() < 0.15
         plan = cls(
             seed=seed,
+            checkpoint=random.choice([0, 0, 200, 500]) if beyond or random.random() < 0.2 else 0,
+            beyond=beyond,
             servers=servers,
-            workers=random.choice([1, 2, 2, 3, 3, 4, 5]),
+            copies=copies,
+            workers=random.choice([1, 2, 2, 3, 3, 4, 5, 8]),
             kind=kind,
             max_delay=random.choice([0, 0, 1, 1, 2, 3, None]),
             slots_per_step=slots_per_step,
@@ -142,11 +148,15 @@ def _literal(node: ast.expr) -> Any:
 def draw_faults(plan: Plan) -> tuple[Fault, ...]:
     random = Random(f"{plan.seed}/faults")
     faults: list[Fault] = []
+    if plan.beyond:
+        faults += _beyond(plan, random)
     for family in random.sample(FAMILIES, random.choice([0, 1, 1, 2, 2, 3])):
         faults += _DRAW[family](plan, random)
     if plan.copies > 1 and random.random() < 0.8:
         for family in random.sample(SERVER_FAMILIES, random.choice([1, 1, 2])):
             faults += _DRAW[family](plan, random)
+    elif random.random() < 0.2:
+        faults += _coordinator(plan, random)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -223,17 +233,25 @@ def _crash(plan: Plan, random: Random) -> list[Fault]:
 
 
 def _server_crash(plan: Plan, random: Random) -> list[Fault]:
-    """A server is gone with all it held, and comes back with nothing; the launcher may have seen it (F5, F7)."""
-    return [
-        Fault(
-            "crash",
-            at,
-            random.choice([0, 500, 3_000, 8_000]),
-            random.choice(plan.server_names),
-            how=random.choice(["seen", ""]),
-        )
-        for at in _some(plan, random)
-    ]
+    """A server is gone with all it held, and comes back with nothing; the launcher may have seen it (F5, F7).
+
+    Often something else happens while the others take over: the coordinator dies, too (F15), another server dies or stands still.
+    """
+    faults = []
+    for at in _some(plan, random):
+        how, lasts = random.choice(["seen", "seen", ""]), random.choice([0, 500, 3_000, 8_000])
+        faults.append(Fault("crash", at, lasts, random.choice(plan.server_names), how=how))
+        later = at + random.randrange(200) + (0 if how else 5_000)
+        match random.choice(["", "", "crash", "pause", "coordinator"]):
+            case "crash":
+                lasts = random.choice([0, 3_000])
+                faults.append(Fault("crash", later, lasts, random.choice(plan.server_names), how="seen"))
+            case "pause":
+                lasts = random.choice([100, 1_000, 3_000, 7_000])
+                faults.append(Fault("pause", later, lasts, random.choice(plan.server_names)))
+            case "coordinator":
+                faults.append(Fault("crash", later, random.choice([0, 1_000]), "coordinator"))
+    return faults
 
 
 def _coordinator(plan: Plan, random: Random) -> list[Fault]:
@@ -243,6 +261,21 @@ def _coordinator(plan: Plan, random: Random) -> list[Fault]:
 
 def _full_disk(plan: Plan, random: Random) -> list[Fault]:
     return [Fault("full", at, random.choice([200, 1_500, 4_000]), "coordinator") for at in _some(plan, random)]
+
+
+def _beyond(plan: Plan, random: Random) -> list[Fault]:
+    """All copies of something are lost: servers one after the other, or all processes at once with what was not synced."""
+    faults = []
+    for at in _some(plan, random)[:2]:
+        lasts = random.choice([0, 1_000, 4_000])
+        if random.random() < 0.5:
+            faults.append(Fault("power", at, lasts))
+        else:
+            names = random.sample(plan.server_names, min(plan.servers, plan.copies + random.randrange(2)))
+            faults += [Fault("crash", at + i * 30, lasts, name, how="seen") for i, name in enumerate(names)]
+        if random.random() < 0.3:
+            faults.append(Fault("rot", max(0, at - 1)))
+    return faults
 
 
 def _drift(plan: Plan, random: Random) -> list[Fault]:

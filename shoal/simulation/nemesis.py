@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shoal.limits import MILLISECOND, SECOND
+from shoal.limits import MILLISECOND, SECOND, SUSPECT_AFTER
+from shoal.simulation.cluster import COORDINATOR
 from shoal.simulation.faults import WEATHER, Fault, Plan
 from shoal.simulation.world import Journal, World
 
@@ -21,9 +22,16 @@ class Stage(Protocol):
     def crash(self, fault: Fault) -> bool:
         """False if it must not be now."""
 
+    def may_silence(self, name: str) -> bool: ...
+
     def restart(self, name: str) -> None: ...
 
     def twin(self, fault: Fault) -> None: ...
+
+    def power_cut(self, fault: Fault) -> list[str]:
+        """Who is gone and comes back."""
+
+    def rot(self, fault: Fault) -> None: ...
 
     def rogue(self, fault: Fault) -> None: ...
 
@@ -54,6 +62,10 @@ class Nemesis:
         if self._healed:
             return
         world, until = self._world, self._world.now + fault.lasts * MILLISECOND
+        long = fault.kind in ("pause", "cut", "clog") and until - world.now > SUSPECT_AFTER
+        if long and not all(self._stage.may_silence(name) for name in _silenced(fault)):
+            world.counts["fault: withheld"] += 1
+            return
         match fault.kind:
             case kind if kind in WEATHER:
                 setattr(world.weather, kind, fault.rate)
@@ -80,6 +92,13 @@ class Nemesis:
                     return
                 self._away += 1
                 world.at(until, lambda: self._back(fault.who))
+            case "power":
+                gone = self._stage.power_cut(fault)
+                self._away += len(gone)
+                for name in gone:
+                    world.at(until, lambda name=name: self._back(name))  # type: ignore[misc]
+            case "rot":
+                self._stage.rot(fault)
             case "twin":
                 self._stage.twin(fault)
             case "rogue":
@@ -105,3 +124,12 @@ class Nemesis:
         for journal in world.journals.values():
             journal.full_until = 0
         self._healed = True
+
+
+def _silenced(fault: Fault) -> list[str]:
+    """Whom the coordinator does not hear because of this."""
+    if fault.kind != "cut":
+        return [fault.who]
+    if fault.who == COORDINATOR:
+        return list(fault.others)
+    return [fault.who] if COORDINATOR in fault.others else []

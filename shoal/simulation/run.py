@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
+from unittest import mock
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from shoal.events import Event
 from shoal.nodes.worker import Worker
 from shoal.simulation.checker import Violation, check, check_end, steps_of
 from shoal.simulation.cluster import COORDINATOR, Cluster
+from shoal.simulation.copies import Owners, differences
+from shoal.simulation.deals import Deals
 from shoal.simulation.faults import Fault, Plan
 from shoal.simulation.nemesis import Nemesis
 from shoal.simulation.workload import (
@@ -34,6 +37,7 @@ from shoal.tables import Dense, Each, Sparse, Step, Table
 
 COLUMNS = 64  # keys in one segment: more than any plan has slots
 MOST_EVENTS = 60_000
+REST = 3 * limits.SECOND  # until nothing is under way any more
 LIVE_WITHIN = 40 * limits.SECOND  # after all is healed: 30 s, and what a dead worker costs to be noticed
 
 
@@ -68,11 +72,14 @@ class Run:
         self.world.trace = trace
         self.world.after_event = self._after_event
         self.world.on_crash = self._crashed
-        self.cluster = Cluster(self.world, plan)
         self.scribe = Scribe(plan, lambda: self.world.now)
         self.scribe.on_broken = self._stopped
         self.random = Random(f"{plan.seed}/run")
         self.dealer = Dealer(plan)
+        self.deals = Deals(plan, self.dealer, self.scribe)
+        self.deals.on_rollback = self._rolled_back
+        self.cluster = Cluster(self.world, plan, self.deals)
+        self.owners = Owners(self.cluster)
         self.counts: Counter[str] = Counter()
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
@@ -85,7 +92,15 @@ class Run:
         self._everyone: list[Worker] = []
 
     def verdict(self) -> Verdict:
-        violations = self._run()
+        # Where there are many pieces, more can come between them.
+        pieces = 64 if "small pieces" in self.plan.habits else limits.FILL_BYTES
+        try:
+            with mock.patch.object(limits, "FILL_BYTES", pieces):
+                violations = self._run()
+        finally:
+            for worker in self._everyone:
+                for coroutine, _, _ in worker._coroutines:
+                    coroutine.close()
         self._count()
         return Verdict(
             self.plan,
@@ -112,11 +127,15 @@ class Run:
             operator.start(self._change_delay(operator))
         self._until(lambda: nemesis.over, self.plan.lasts * limits.MILLISECOND + 30 * limits.SECOND)
         self.scribe.note("healed")
-        if not self._until(self._finished, LIVE_WITHIN):
+        if not self._until(lambda: self._finished() and self.cluster.whole(), LIVE_WITHIN):
             what = f"not done {LIVE_WITHIN // limits.SECOND} s after all was healed: {self._stuck()}"
-            return [Violation("I13 live", what)]
-        violations = check(self.plan, self.scribe.history, self.dealer.void)
+            return [*self.deals.violations, Violation("I13 live", what)]
+        violations = [
+            *self.deals.violations,
+            *check(self.plan, self.scribe.history, self.dealer.void, self.scribe.past),
+        ]
         violations += self._check_end(operator)
+        violations += self._check_copies()
         if self._silent:
             violations.append(Violation("I14 no hang", "a call was silent past its deadline"))
         return violations
@@ -154,6 +173,15 @@ class Run:
             self.world.crash(fault.who)
             return True
         return self.cluster.crash(fault.who, fault.how == "seen")
+
+    def may_silence(self, name: str) -> bool:
+        return self.plan.beyond or self.cluster.may_silence(name)
+
+    def power_cut(self, fault: Fault) -> list[str]:
+        return self.cluster.power_cut(f"{self.plan.seed}/{fault.at}")
+
+    def rot(self, fault: Fault) -> None:
+        self.cluster.rot(fault.at)
 
     def restart(self, name: str) -> None:
         if name in self.workers:
@@ -219,6 +247,12 @@ class Run:
             self.world.crash(worker.name)
             self.restart(worker.name)
 
+    def _rolled_back(self) -> None:
+        """Who was done has something to do again; all others are fenced, and begin another life."""
+        for name, life in self._lives.items():
+            if life.done:
+                self._stopped(self.workers[name])
+
     def _crashed(self, name: str) -> None:
         if name in self.workers:
             self._note_end(self.workers[name])
@@ -231,6 +265,8 @@ class Run:
         self.scribe.note("crashed", worker.name, worker.client.incarnation)
 
     def _finished(self) -> bool:
+        if self.plan.kind != "clients" and not self.dealer.finished:
+            return False
         return all(life.done and life.error is None for life in self._lives.values())
 
     def _stuck(self) -> str:
@@ -240,6 +276,9 @@ class Run:
                 client = self.workers[name].client
                 tasks = [repr(op.task) for op in dict.fromkeys(client._running.values())]
                 parts.append(f"{name}: {'; '.join(tasks) or 'nothing under way'}")
+        if not self.cluster.whole():
+            sets = {str(place) for table in self.cluster.tables() for place in table.places}
+            parts.append(f"not all copies are there again: {', '.join(sorted(sets)[:4])}")
         return ", ".join(parts)
 
     # ------------------------------------------------------------ watching
@@ -293,6 +332,13 @@ class Run:
             self.plan, self.scribe.history, self.dealer.void, self.scribe.seen(found[0]), sums, self._sum()
         )
 
+    def _check_copies(self) -> list[Violation]:
+        """I7; and I8 a little later, when nothing is under way."""
+        later = self.world.now + REST
+        self.world.at(later, lambda: None)
+        self._until(lambda: self.world.now >= later, 2 * REST)
+        return [*self.owners.violations, *differences(self.cluster)]
+
     def _sum(self) -> float:
         """What one process would have: each step's slots added in order, then one update."""
         total = np.float32(0)
@@ -309,6 +355,7 @@ class Run:
         self.counts.update({w if ":" in w else f"network: {w}": n for w, n in self.world.counts.items()})
 
     def _parts(self) -> Iterator[dict[str, int]]:
+        yield {"rollbacks": self.deals.rollbacks, "checkpoints": self.deals.checkpoints}
         for coordinator in self.cluster.coordinators:
             yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
         for server in [*self.cluster.former, *self.cluster.servers.values()]:

@@ -18,6 +18,7 @@ from shoal.events import Begin, End, Event, Note
 from shoal.keys import Keys, Values
 from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
+from shoal.simulation.checker import Past
 from shoal.simulation.faults import Plan
 from shoal.store.split import Layout
 from shoal.store.task import Task
@@ -41,6 +42,7 @@ class Dealer:
         self._out: dict[int, list[str]] = {}
         self._copies = "second copies" in plan.habits
         self.done: set[int] = set()
+        self.generation = 0
         self.twice: set[int] = set()  # slots that more than one worker had
         self.void = {slot for slot in range(plan.slots) if "void" in plan.habits and self._random.random() < 0.2}
         self._all = plan.slots
@@ -69,9 +71,22 @@ class Dealer:
         holders.append(worker)
         return slot
 
-    def counted(self, slot: int) -> None:
-        self.done.add(slot)
-        self._out.pop(slot, None)
+    @property
+    def reached(self) -> int:
+        """No slot from here on was ever dealt."""
+        return self._new[0] if self._new else self._all
+
+    def counted(self, slot: int, generation: int) -> None:
+        if generation == self.generation:  # else: it was, in a future that was given up
+            self.done.add(slot)
+            self._out.pop(slot, None)
+
+    def roll_back(self, counted: set[int], generation: int) -> None:
+        """The run went back: these are counted, all others are dealt anew."""
+        self.generation, self.done = generation, set(counted)
+        self._new = deque(slot for slot in range(self._all) if slot not in counted)
+        self._again.clear()
+        self._out.clear()
 
     def give_back(self, worker: str) -> None:
         """The worker is gone: what it had is dealt again."""
@@ -92,6 +107,7 @@ class Scribe:
         self.history: list[Event] = []
         self._calls = 0
         self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push of it failed for good: it cannot go on
+        self.past = Past()
         self._steps: dict[int, int] = {}  # the last one named, by incarnation
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
 
@@ -140,6 +156,7 @@ class Scribe:
     def _begin(self, worker: Worker, kind: str, **facts: int) -> int:
         self._calls += 1
         client = worker.client
+        self.past.generations[self._calls] = client.view.generation
         self.history.append(Begin(self.now(), self._calls, worker.name, client.incarnation, kind, **facts))  # type: ignore[arg-type]
         return self._calls
 
@@ -217,7 +234,7 @@ async def worker_life(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
         task = scribe.push(
             worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
         )
-        task.then(lambda task, slot=slot: dealer.counted(slot) if task.error is None else None)  # type: ignore[misc]
+        _count(task, dealer, slot, client.view.generation)
         under_way.append(task)
         await _no_more_than(under_way, ahead)
     if entered:
@@ -244,7 +261,11 @@ async def _once_more(worker: Worker, scribe: Scribe, dealer: Dealer, layout: Lay
     task = scribe.push(
         worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
     )
-    task.then(lambda task: dealer.counted(slot) if task.error is None else None)
+    _count(task, dealer, slot, worker.client.view.generation)
+
+
+def _count(task: Task, dealer: Dealer, slot: int, generation: int) -> None:
+    task.then(lambda task: dealer.counted(slot, generation) if task.error is None else None)
 
 
 async def _park(worker: Worker, scribe: Scribe) -> None:

@@ -7,6 +7,7 @@ same seed gives the same hash, in any process.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import heapq
 from collections import Counter, deque
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from shoal.errors import WireError
+from shoal.errors import ShoalError, WireError
+from shoal.events import RunEvent
 from shoal.limits import MILLISECOND, SECOND
+from shoal.simulation.disk import Crashed, SimulatedDisk
 from shoal.wire.coding import decode, encode, name_of
 from shoal.wire.effects import (
     Compute,
@@ -29,6 +32,9 @@ from shoal.wire.effects import (
     Persist,
     Received,
     Send,
+    Store,
+    Stored,
+    Tell,
     Tick,
     Wake,
 )
@@ -48,6 +54,8 @@ class Host:
     paused_until: int = 0
     wake_at: int = -1
     computing: int = 0  # until when its compute thread is busy
+    storing_until: int = 0
+    stores: deque[Callable[[], object]] = field(default_factory=deque)  # for its disk thread
 
 
 @dataclass(slots=True)
@@ -91,6 +99,8 @@ class World:
         self.trace: Callable[[str], None] | None = None
         self.after_event: Callable[[str], None] | None = None
         self.on_crash: Callable[[str], None] | None = None
+        self.on_tell: Callable[[RunEvent], None] | None = None
+        self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self.on_send: dict[type[Message], Callable[[str, str, Any], None]] = {}
         self._network = Random(f"{seed}/network")
         self._ties = Random(f"{seed}/ties")
@@ -142,7 +152,7 @@ class World:
 
     def crash(self, name: str) -> None:
         """The process is gone with all its memory; what it sent may still arrive."""
-        del self.hosts[name]
+        self._tear(self.hosts.pop(name))
         self._log("crash", name, b"")
         if self.on_crash is not None:
             self.on_crash(name)
@@ -198,6 +208,11 @@ class World:
                 self._compute(host, token, function)
             case Persist(token, record):
                 self._persist(host, token, record)
+            case Store(token, function):
+                self._store(host, token, function)
+            case Tell(event):
+                if self.on_tell is not None:
+                    self.on_tell(event)
             case Connect():
                 pass  # here everybody reaches everybody
 
@@ -233,6 +248,32 @@ class World:
                 self._feed(host, Durable(token))
 
         self.at(journal.busy_until, written)
+
+    def _store(self, host: Host, token: int, function: Callable[[], object]) -> None:
+        """One after the other; what a crash comes into is done in part."""
+        host.storing_until = max(self.now, host.storing_until) + self._disk.randrange(MILLISECOND, 60 * MILLISECOND)
+        host.stores.append(function)
+
+        def finish() -> None:
+            if not self._is_here(host):
+                return
+            host.stores.popleft()
+            try:
+                event = Stored(token, function())
+            except (OSError, ShoalError) as error:
+                event = Stored(token, error=error)
+            self._feed(host, event)
+
+        self.at(host.storing_until, finish)
+
+    def _tear(self, host: Host) -> None:
+        """What its disk thread was at is done up to some operation, and no further."""
+        if host.stores and self.disk is not None:
+            self.disk.stop_at = len(self.disk.trace) + self._disk.randrange(8)
+            with contextlib.suppress(Crashed, OSError, ShoalError):
+                host.stores[0]()
+            self.disk.stop_at = None
+            self.counts["disk: writes torn by a crash"] += 1
 
     def _compute(self, host: Host, token: int, function: Callable[[], object]) -> None:
         host.computing = max(self.now, host.computing) + self._disk.randrange(MILLISECOND, 20 * MILLISECOND)

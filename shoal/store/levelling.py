@@ -33,6 +33,7 @@ class Other:
     adopted: bool = False  # it has what we have, and follows us
     theirs: list[int] = field(default_factory=list)
     again: int = 0
+    since: int = 0  # it has not answered since
 
 
 class Levelling:
@@ -104,6 +105,11 @@ class Levelling:
             if now < other.again or other.adopted:
                 continue
             other.again = now + limits.LEVEL_AGAIN
+            other.since = other.since or now
+            if now - other.since >= limits.SHRINK_AFTER:  # the coordinator may know better than we whether it is there
+                other.since = now - limits.SHRINK_AFTER + limits.SECOND
+                shrink = m.Shrink(self.incarnation, key[0], other.incarnation)
+                outcome.effects.append(Send(limits.COORDINATOR, shrink))
             name, table, view = key[0], self.placed.number, self.log.view
             if not other.level:
                 seqs = other.follow.seqs(other.segments)

@@ -153,7 +153,7 @@ class Crowd:
     def start(self, column: int, slots: Sequence[int] = ()) -> None:
         """Another process for this column: the first, or one in place of one that was killed."""
         life = len(self._files) + 1
-        path = self._den.folder / f"history-{life}.jsonl"
+        path = self._den.folder / f"history-{secrets.token_hex(4)}.jsonl"
         orders = Orders(self.plan, self.address, column, life, list(slots), str(path), self._seconds)
         self._files.append((column, path))
         arguments = ("-m", "shoal.testing.counting", msgspec.json.encode(orders).decode())

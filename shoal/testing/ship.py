@@ -14,7 +14,6 @@ from shoal.job import Job, changed
 from shoal.launch.training import dealing_of
 from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.dealt import about_dealing
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.server import Server
 from shoal.nodes.trainer import Trainer
@@ -22,7 +21,22 @@ from shoal.nodes.worker import Worker
 from shoal.store.task import Task
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
-from shoal.wire.effects import Compute, Computed, Durable, Ended, Event, Node, Persist, Received, Send, Tell, Tick, Wake
+from shoal.wire.effects import (
+    Compute,
+    Computed,
+    Durable,
+    Ended,
+    Event,
+    Node,
+    Persist,
+    Received,
+    Send,
+    Store,
+    Stored,
+    Tell,
+    Tick,
+    Wake,
+)
 
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 400, "features": 1_000, "batch": 16},  # a pass has 25 slots
@@ -98,6 +112,8 @@ class Ship:
                     self.wakes[name] = at
                 case Compute(token, function):
                     self.roads.setdefault((name, name), deque()).append(Computed(token, function()))
+                case Store(token, function):
+                    self.roads.setdefault((name, name), deque()).append(Stored(token, function()))
                 case Persist(token, record):
                     self.journal.append(record)
                     self.roads.setdefault((name, name), deque()).append(Durable(token))
@@ -130,18 +146,16 @@ class Ship:
         self.feed("coordinator", Ended(name, "killed by signal 9"))
 
     def restart_coordinator(self) -> None:
-        """The coordinator dies, and what was on its way to it is lost; another takes the run up from the journal."""
-        former = self.nodes["coordinator"]
-        assert isinstance(former, Coordinator)
-        for road in self.roads:
-            if road[1] == "coordinator":
-                self.roads[road].clear()
+        """The coordinator dies; of what was on its way, to it and from it, some arrives. Another goes on by the journal."""
+        for road, letters in self.roads.items():
+            if road == ("coordinator", "coordinator"):
+                letters.clear()
+            elif "coordinator" in road:  # in order: of what it said the last is lost, of what it was told the first
+                arrives = self.draw.randrange(len(letters) + 1)
+                for _ in range(len(letters) - arrives):
+                    letters.pop() if road[0] == "coordinator" else letters.popleft()
         self.dealing = dealing_of(self.job, self.rows)
-        coordinator = Coordinator(dealing=self.dealing)
-        self.dealing.resume(about_dealing(self.journal))
-        coordinator.roster = former.roster  # who is a member is another's concern
-        coordinator.roster.term += 1
-        self.board(coordinator)
+        self.board(Coordinator(journal=self.journal, dealing=self.dealing))
 
     def home(self) -> Ship:
         """To the end of the run, and of all who take part."""

@@ -21,6 +21,7 @@ class Want(Message, frozen=True):
     sent: Count = 0  # bytes, in this life
     received: Count = 0
     leaving: bool = False
+    holds: list[Run] | None = None  # dealt to me, and none of the above; what I was dealt besides never came here
     newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
 
 

@@ -26,6 +26,8 @@ from shoal.wire.messages import Arrays, Message, No
 
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
+_FRAMES = limits.FRAMES + 2  # a name, a header, and arrays
+_SKIPPED = 4_096  # frames of a message that is too long, thrown away in one turn
 _LINGER = 200  # milliseconds for the last words
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
 
@@ -43,6 +45,7 @@ class ZmqTransport:
         self._addresses: dict[str, str] = {}
         self._names: dict[zmq.Socket[bytes], str] = {}
         self._mutual: set[str] = set()  # nodes that we call and that call us
+        self._too_long: dict[zmq.Socket[bytes], list[zmq.Frame]] = {}  # messages that have more frames than any may
         self._router: zmq.Socket[bytes] | None = None
         self._address = ""
         self._alarm, self._bell = os.pipe()  # unlike a socket, a pipe may be written to from any thread
@@ -116,6 +119,7 @@ class ZmqTransport:
         dealer = self._dealers.pop(name, None)
         if dealer is not None:
             self._poller.unregister(dealer)
+            self._too_long.pop(dealer, None)
             del self._names[dealer], self._addresses[name]
             self._open.remove(dealer)
             dealer.close()
@@ -148,10 +152,29 @@ class ZmqTransport:
                     os.read(self._alarm, 65_536)
                 continue
             for _ in range(_BATCH):
-                self._take(socket, socket.recv_multipart(zmq.DONTWAIT, copy=False), found)
+                frames = self._frames(socket)
+                if not frames:
+                    break
+                self._take(socket, frames, found)
                 if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                     break
         return found
+
+    def _frames(self, socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+        """A message; of one that is too long, enough to see that. What follows is thrown away, in this turn or the next ones."""
+        frames = self._too_long.pop(socket, [])
+        if not frames:
+            frames.append(socket.recv(zmq.DONTWAIT, copy=False))
+            while frames[-1].more and len(frames) <= _FRAMES:
+                frames.append(socket.recv(zmq.DONTWAIT, copy=False))
+        for _ in range(_SKIPPED if frames[-1].more else 0):
+            frames[-1] = socket.recv(zmq.DONTWAIT, copy=False)
+            if not frames[-1].more:
+                break
+        if not frames[-1].more:
+            return frames
+        self._too_long[socket] = frames  # nobody else is heard until it is over, but the loop goes on
+        return []
 
     def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
         if socket is self._router:

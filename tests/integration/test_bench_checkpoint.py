@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import checkpoint
+from shoal.benchmarks import checkpoint, saving
 from shoal.benchmarks.checkpoint import CONTESTANTS, Results, Settings, measure
 from shoal.cli import main
 from shoal.errors import Invalid
 
 SMALL = Settings(megabytes=2, segment=1, repeat=2)
+LIVE = saving.Settings(megabytes=4, floats=10_000, quiet=0.1, rounds=1)
 
 
 def test_all_contestants_write_and_read_the_same_and_nothing_is_left(tmp_path: Path) -> None:
@@ -28,15 +29,28 @@ def test_all_contestants_write_and_read_the_same_and_nothing_is_left(tmp_path: P
 
 
 def test_the_command_prints_the_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(checkpoint, "QUICK", SMALL)
+    settings = msgspec.structs.replace(SMALL, live=LIVE)
+    monkeypatch.setattr(checkpoint, "QUICK", settings)
     told = CliRunner().invoke(
         main, ["bench", "checkpoint", "--quick", "--folder", str(tmp_path), "--json", str(tmp_path / "all.json")]
     )
     assert told.exit_code == 0, told.output
     assert "x plain" in told.output and "x safetensors" in told.output
-    assert msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results).settings == SMALL
+    assert "pushing, saving" in told.output and "restore" in told.output
+    found = msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results)
+    assert found.settings == settings
+    assert [path.name for path in tmp_path.iterdir()] == ["all.json"]
+    live = found.live
+    assert live is not None and live.size >= 4 << 20 and live.files == 16
+    (turn,) = live.rounds
+    assert set(turn) == {"quiet", "saving", "plain"} and turn["quiet"].pushes > 0
+    assert {what: len(seconds) for what, seconds in live.idle.items()} == dict.fromkeys(
+        ("write", "plain write", "restore", "plain read"), 1
+    )
 
 
 def test_a_benchmark_of_nothing_is_refused() -> None:
     with pytest.raises(Invalid, match="at least one repeat"):
         measure(Settings(repeat=0))
+    with pytest.raises(Invalid, match="at least one round"):
+        saving.measure(saving.Settings(rounds=0), lambda line: None)

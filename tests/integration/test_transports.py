@@ -245,6 +245,17 @@ def test_stats_add_up_over_the_servers(kv: shoal.KV, w: str) -> None:
     assert stats["counted"] == sum(facts.get("counted", 0) for facts in stats["servers"].values())
 
 
+def test_stats_tell_the_bytes_that_servers_sent_and_received(kv: shoal.KV, w: str) -> None:
+    before, keys = kv.stats(w), np.arange(1_000)
+    kv.push(w, keys, np.ones(1_000)).result(PATIENCE)
+    pushed = kv.stats(w)
+    kv.pull(w, keys).result(PATIENCE)
+    pulled = kv.stats(w)
+    assert pushed["received"] - before["received"] >= 12_000  # keys and values
+    assert pulled["sent"] - pushed["sent"] >= 4_000
+    assert pulled["sent"] == sum(facts["sent"] for facts in pulled["servers"].values())
+
+
 # ---------------------------------------------------------------- what cannot be
 
 

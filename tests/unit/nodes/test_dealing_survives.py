@@ -391,6 +391,25 @@ def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, check
     assert again.dealing.generation == 1 and again.dealing.workload.done == 24
 
 
+@STRATEGIES
+def test_a_run_that_lost_a_server_goes_back_and_ends_well(rows: Dataset, strategy: str) -> None:
+    """Nobody gives up meanwhile: they are fenced, and come back as others."""
+    calm = Ship(rows, strategy=strategy, evaluate__every=0.5).home()
+    for seed in range(4):
+        ship = Ship(rows, seed=seed, strategy=strategy, evaluate__every=0.5)
+        ship.until(lambda ship=ship, seed=seed: ship.slots_done() >= 1 + 15 * seed)  # type: ignore[misc]
+        ship.kill("server-0")
+        ship.home()
+        (told,) = ship.all(RolledBack)
+        assert "server-0 is gone" in told.why and (told.checkpoint, told.steps_after) == (None, 0)
+        assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
+        assert all(task.error is None for task in ship.ends.values())
+        if strategy == "sync":
+            np.testing.assert_array_equal(ship.weights, calm.weights)
+            found = {event.number: event.test_loss for event in ship.all(Evaluated)}
+            assert found == {event.number: event.test_loss for event in calm.all(Evaluated)}
+
+
 def test_a_journal_in_which_the_run_went_back_says_what_holds_now() -> None:
     whole = Whole(State(counted=[(0, 3)], voids={1: "nan"}))
     assert folded([Marked([(0, 9)]), whole, Marked([(4, 6)]), Marked([(3, 4)], {5: "x"})]) == State(
@@ -414,3 +433,16 @@ def test_a_state_survives_as_json(tmp_path: Path) -> None:
     desk: Dealing = Desk(dealing(slots=3)).begin(loss=0.5).run().dealing
     for state in (desk.state(), State(), dealing().state()):
         assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
+
+
+@BOTH
+def test_what_a_worker_was_dealt_and_never_got_is_dealt_again(slots: int) -> None:
+    """Two lives of the coordinator answered one question, and the worker took the other's answer."""
+    desk = Desk(dealing(slots=slots)).begin()
+    lost = desk.want(1, more=4)
+    desk.hands[1] = []
+    again = desk.want(1, holds=[])  # who asks gets them: somebody may wait for them
+    assert desk.dealing.counts["slots that never came"] == len(spread(lost.slots, 99)) > 0
+    assert spread(again.again, 99) == sorted(spread(lost.slots, 99))
+    desk.run()
+    assert desk.dealing.workload.done == 2 * PER_PASS

@@ -1,0 +1,36 @@
+"""One pass over the data, while it is open: which of its slots are dealt, and which are counted."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass that is open: what of it is dealt and what is counted."""
+
+    first: int  # slot
+    group: npt.NDArray[np.int64]  # of rows, by place
+    counted: npt.NDArray[np.bool_]
+    left: int  # to be counted
+    free: deque[int] = field(default_factory=deque)  # places that nobody had before
+    kept: dict[str, deque[int]] = field(default_factory=dict)  # places by who had their rows before
+    undealt: int = 0
+
+    def take(self, worker: str, most: int) -> list[int]:
+        """Places for this worker, at most so many."""
+        taken: list[int] = []
+        while len(taken) < most and self.undealt:
+            mine = self.kept.get(worker)
+            if mine:
+                taken.append(mine.popleft())
+            elif self.free:
+                taken.append(self.free.popleft())
+            else:
+                taken.append(max(self.kept.values(), key=len).pop())
+            self.undealt -= 1
+        return taken

@@ -1,0 +1,126 @@
+"""What copies promise: one owner of a segment at a time (I7), and all copies alike when everything has come to rest (I8).
+
+``Owners`` reads off every acknowledgement by which epoch it was given. A server that was deposed may still tell of a push that all
+copies had recorded before; what it may never do is acknowledge one that the owner after it does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shoal.simulation.checker import Violation
+from shoal.simulation.cluster import Cluster
+from shoal.store.part import Part
+from shoal.tables import Step
+from shoal.wire import messages as m
+
+EMPTY = m.Counts(0)
+
+
+class Owners:
+    """The log of who acknowledged what, by which epoch; and the rare things that happen on the way."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._world = cluster, cluster.world
+        self.violations: list[Violation] = []
+        self._pushes: dict[int, m.Push] = {}  # by request
+        self._first_view: dict[tuple[int, int], int] = {}  # by which a push was first split
+        self._highest: dict[tuple[int, int], tuple[int, str]] = {}  # by table and segment: the epoch, and whose
+        self._world.on_send |= {
+            m.Push: self._push,
+            m.Counted: self._counted,
+            m.Levels: self._levels,
+            m.Adopt: self._levels,
+            m.Fill: self._fill,
+        }
+
+    def _push(self, sender: str, to: str, push: m.Push) -> None:
+        self._pushes[push.request] = push
+        self._first_view.setdefault((push.stream, push.number), push.view)
+
+    def _levels(self, sender: str, to: str, message: m.Levels | m.Adopt) -> None:
+        if message.changes:
+            self._world.counts[f"rare: {type(message).__name__.lower()} with changes"] += 1
+
+    def _fill(self, sender: str, to: str, message: m.Fill) -> None:
+        if message.books is not None and message.books.ledger:
+            self._world.counts["rare: filled with what was counted"] += 1
+
+    def _counted(self, sender: str, to: str, answer: m.Counted) -> None:
+        push = self._pushes.get(answer.request)
+        server = self._cluster.servers.get(sender)
+        if push is None or server is None or sender in self._world.twins or push.table not in server.tables:
+            return
+        places = server.tables[push.table].placed.places
+        for segment in range(push.first, min(push.last + 1, len(places))):
+            place = places[segment]
+            if place.servers[:1] != [sender]:
+                continue
+            if answer.new:
+                self._acknowledged(push, segment, place.epoch, sender)
+            elif self._first_view[push.stream, push.number] < place.since:
+                self._world.counts["rare: duplicate reached the new primary"] += 1
+
+    def _acknowledged(self, push: m.Push, segment: int, epoch: int, server: str) -> None:
+        highest, owner = self._highest.get((push.table, segment), (0, ""))
+        if epoch > highest:
+            self._highest[push.table, segment] = (epoch, server)
+        elif owner == server:
+            return
+        elif epoch == highest:
+            what = f"{server} and {owner} have both acknowledged for segment {segment} in epoch {epoch}"
+            self.violations.append(Violation("I7 one owner", what))
+        elif (part := self._cluster.part(owner, push.table, segment)) is not None:
+            self._world.counts["rare: told by a deposed server"] += 1
+            if not _has(part, segment, push):
+                what = (
+                    f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} by epoch {epoch}, "
+                    f"{owner} had it by epoch {highest} and has not counted it"
+                )
+                self.violations.append(Violation("I7 one owner", what))
+
+
+def _has(part: Part, segment: int, push: m.Push) -> bool:
+    books, apply = part.books(segment), part.spec.apply
+    if isinstance(apply, Step) and push.stream >= 0:
+        return books.version > apply.step_of((push.stream, push.number))
+    counted = books.ledger.get(push.stream)
+    return counted is not None and (push.number < counted.mark or push.number in counted.ahead)
+
+
+def differences(cluster: Cluster) -> Iterator[Violation]:
+    """I8: every member of a set has the same rows, versions, ledgers and clocks."""
+    live = set(cluster.incarnations())
+    for table in cluster.tables():
+        for segment, place in enumerate(table.places):
+            parts: dict[str, Part] = {}
+            for name in place.servers:
+                part = cluster.part(name, table.number, segment)
+                if part is None:
+                    yield Violation(
+                        "I8 copies agree", f"{name} has nothing of segment {segment}, whose copy it should be"
+                    )
+                else:
+                    parts[name] = part
+            if len({part.digest(segment) for part in parts.values()}) > 1 and (told := _told(parts, segment, live)):
+                yield Violation("I8 copies agree", f"segment {segment}: {told}")
+
+
+def _told(parts: dict[str, Part], segment: int, live: set[int]) -> str:
+    """What differs between copies, in words. A stream of who is gone may be dropped here and not yet there."""
+    images = {name: part.image(segment) for name, part in parts.items()}
+    aspects: dict[str, Any] = {
+        "rows": lambda image: image.rows.tobytes(),
+        "names": lambda image: None if image.names is None else image.names.tolist(),
+        "version": lambda image: image.books.version,
+        "ledger": lambda image: {s: n for s, n in image.books.ledger.items() if n != EMPTY and (s >= 0 or -s in live)},
+        "clocks": lambda image: image.books.clocks,
+    }
+    found = []
+    for aspect, of in aspects.items():
+        values = {name: of(image) for name, image in images.items()}
+        if any(value != next(iter(values.values())) for value in values.values()):
+            shown = {name: "..." if isinstance(value, bytes) else value for name, value in values.items()}
+            found.append(f"{aspect} differ: " + ", ".join(f"{name} has {value}" for name, value in shown.items()))
+    return "; ".join(found)

@@ -1,0 +1,37 @@
+"""``shoal bench failover``: servers die, all segments are pushed to again, nothing is lost. How soon is not asked here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+import pytest
+from click.testing import CliRunner
+
+from shoal.benchmarks import failover
+from shoal.benchmarks.failover import Results, Settings, measure
+from shoal.cli import main
+from shoal.errors import Invalid
+
+
+def test_killed_and_stopped_servers_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    monkeypatch.setattr(failover, "QUICK", Settings(megabytes=1, faults=2))
+    command = ["bench", "failover", "--quick", "--kills", "2", "--stops", "1", "--json", str(tmp_path / "all.json")]
+    told = CliRunner().invoke(main, command)
+    assert told.exit_code == 0, told.output
+    assert "killed" in told.output and "stopped" in told.output and "full copies s" in told.output
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+    found = msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results)
+    assert [fault.kind for fault in found.faults] == ["killed", "killed", "stopped"]
+    assert found.segments == 24 and found.pushes > 20
+    for fault in found.faults:
+        assert fault.segments > 0 and 0 < fault.pushing <= fault.full and fault.back > 0
+
+
+def test_what_cannot_be_survived_is_refused() -> None:
+    with pytest.raises(Invalid, match="at least one fault"):
+        measure(Settings(kills=0, stops=0))
+    with pytest.raises(Invalid, match="nobody takes over"):
+        measure(Settings(copies=1))

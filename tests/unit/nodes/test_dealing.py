@@ -357,7 +357,8 @@ def test_a_run_without_any_worker_fails_after_a_while_and_not_if_one_comes() -> 
 
 def test_a_server_that_is_lost_ends_the_run() -> None:
     desk = Desk(dealing()).begin()
-    desk.gone(7, role="server")
+    lost = m.Member("server-7", 7, "server", "")
+    desk.feed(desk.dealing.gone(desk.now, lost, "killed", died=True, only_copy=True))
     assert "server-7 is gone" in desk.why and desk.dealing.failed
     assert desk.want(1, 4).over == desk.why
 

@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 MB = 1 << 20
 
 # What a message may be.
-PROTOCOL = 1  # first byte pair of every header; another number is refused at hello
+PROTOCOL = 2  # first byte pair of every header; another number is refused at hello
 FRAME_BYTES = 64 * MB  # one array; larger pushes are split at segment boundaries
 HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
@@ -41,7 +41,6 @@ RESEND_FIRST = 500 * MILLISECOND
 RESEND_MOST = 4 * SECOND
 RESEND_BUDGET = 0.1  # resends allowed per first send, beyond one a second
 SILENCE = 10 * SECOND  # no answer of any kind for this long is an error
-LOST_WAIT = 30 * SECOND  # a worker waits so long for segments that nobody holds to come back
 NOTICE = 1 * SECOND  # how often a waiting task is told whom it waits for
 CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
@@ -68,7 +67,6 @@ SHRINK_AFTER = 4 * SECOND  # without a word from a backup, the primary asks to g
 FILL_BYTES = 8 * MB  # one piece of a segment
 FILLS_FLYING = 3
 LEVEL_AGAIN = 50 * MILLISECOND
-CHANGES_KEPT = 65_536  # changes of a primary that are kept by a backup until they are known to be everywhere
 
 # When a kernel leaves the loop's thread.
 INLINE_ELEMENTS = 262_144  # about two milliseconds of work

@@ -126,7 +126,7 @@ def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
     _check_data(folder.path, before, dataset)
     found, refused = newest(Disk(), folder.path / CHECKPOINTS)
     seconds = max((event.seconds for event in before), default=0.0)
-    warned = [Warned(seconds=seconds, what=f"damaged, and passed over: {one}") for one in refused]
+    warned = [Warned(seconds=seconds, what=f"passed over: {one}") for one in refused]
     if found is None:
         return Taken(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
     path, manifest = found

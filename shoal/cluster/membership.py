@@ -82,7 +82,8 @@ class Roster:
             and not holder.suspected
         ):
             return f"the name {name!r} is taken by a {holder.member.role} that is alive: choose another"
-        if holder is not None and not holder.suspected and _process(token) in self.replaced.get(name, ()):
+        again = _process(token) in self.replaced.get(name, ()) and not self.is_over(name, token)
+        if holder is not None and not holder.suspected and again:
             return (
                 f"another process has taken the name {name!r}, and is alive: choose another name, or end one of the two"
             )

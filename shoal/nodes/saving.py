@@ -120,7 +120,7 @@ class Saving:
         (_, why), self._lost = self._lost, None
         effects: list[Effect] = []
         for one in refused:
-            effects += dealing.warn(f"damaged, and passed over: {one}")
+            effects += dealing.warn(f"passed over: {one}")
         state, counted, number, origins = None, [], None, {}
         if found is not None:
             folder, manifest = found

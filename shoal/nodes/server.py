@@ -11,6 +11,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from shoal import limits
 from shoal.cluster.member import Membership
 from shoal.files import Disk
@@ -204,7 +206,12 @@ class Server:
     # ------------------------------------------------------------ checkpoints
 
     def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
-        return list(checkpoint.images(self._disk, Path(table.origin), table, segments))
+        """As they were; but whoever pushed and worked then is no more, and its numbers may be another's by now."""
+        found = list(checkpoint.images(self._disk, Path(table.origin), table, segments))
+        for image in found:
+            slots = {stream: counted for stream, counted in image.books.ledger.items() if stream >= 0}
+            image.books = msgspec.structs.replace(image.books, ledger=slots, clocks={}, events=[])
+        return found
 
     def _snap(self, now: int, sender: str, snap: m.Snap) -> Outcome:
         """Write the segments that are ours, as they are at the step named, while everything goes on."""

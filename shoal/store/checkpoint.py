@@ -199,7 +199,11 @@ def newest(disk: Disk, root: Path) -> tuple[tuple[Path, Manifest] | None, list[B
     refused: list[BadCheckpoint] = []
     for number in sorted(_numbers(disk, root), reverse=True):
         folder = folder_of(root, number)
-        if not disk.names(folder):  # it was given up
+        names = disk.names(folder)
+        if not names:  # it was given up
+            continue
+        if MANIFEST not in names:
+            refused.append(BadCheckpoint(str(folder / MANIFEST), "is missing: that checkpoint was not finished"))
             continue
         try:
             return (folder, verify(disk, folder)), refused

@@ -18,7 +18,6 @@ from shoal.errors import (
     Fenced,
     Invalid,
     Refused,
-    SegmentsLost,
     ShoalError,
     Unanswered,
     UnknownTable,
@@ -29,8 +28,6 @@ from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
-
-PATIENT = ("worker", "evaluator")  # roles that wait where a part of the model is lost
 
 
 class Dispatch:
@@ -60,7 +57,6 @@ class Dispatch:
         self._numbers = 0  # given in this client's own stream
         self._open: dict[int, None] = {}  # those not over yet, in order
         self._bytes = 0  # in flight
-        self._orphans: list[Operation] = []  # nobody holds what they are about
 
     def layout(self, table: str) -> Layout:
         layout = self.layouts.get(table)
@@ -99,8 +95,6 @@ class Dispatch:
     def _start(self, now: int, op: Operation) -> list[Effect]:
         try:
             letters = op.letters(self)
-        except SegmentsLost as error:
-            return self._orphaned(now, op, error)
         except Exception as error:  # one call's mistake must not become another's
             self._end(op, error=error)
             return []
@@ -112,20 +106,6 @@ class Dispatch:
             self._finish(op)
             return []
         return [self._send(now, op, to, message, arrays) for to, message, arrays in letters]
-
-    def _orphaned(self, now: int, op: Operation, error: Exception) -> list[Effect]:
-        """Nobody holds what it is about. Who takes part in a run waits a while: everybody may be going back to a checkpoint."""
-        if self.role not in PATIENT:
-            self._end(op, error=error)
-            return []
-        for request in list(op.waiting):
-            self._close(op, request)
-        op.restart()
-        op.task.waits_for = "segments that nobody holds now: perhaps they come back from a checkpoint"
-        if op.why is None:
-            op.orphaned, op.why = now, error
-        self._orphans.append(op)
-        return []
 
     def _send(self, now: int, op: Operation, to: str, message: Any, arrays: m.Arrays) -> Effect:
         request = message.request
@@ -234,9 +214,6 @@ class Dispatch:
 
     def tick(self, now: int) -> list[Effect]:
         effects, silent = self.flight.tick(now)
-        for orphan in [one for one in self._orphans if now - one.orphaned >= limits.LOST_WAIT]:
-            self._orphans.remove(orphan)
-            self._end(orphan, error=orphan.why)
         for letter in silent:
             op = self._running.get(letter.request)
             if op is not None and self.patient:
@@ -250,8 +227,6 @@ class Dispatch:
 
     def take_view(self, now: int, view: m.View, incarnation: int) -> list[Effect]:
         self.view, self.incarnation = view, incarnation
-        self._new.extendleft(reversed(self._orphans))
-        self._orphans.clear()
         tables = {placed.number: placed for placed in view.tables}
         known = {
             number: self._by_number[number]
@@ -270,7 +245,7 @@ class Dispatch:
                 if op.table not in known:
                     self._end(op, error=self._dropped(op.table))
                 elif lost is not None and known[op.table].is_lost:
-                    effects += self._orphaned(now, op, op.lost(known[op.table].name, lost))
+                    self._end(op, error=op.lost(known[op.table].name, lost))
                 elif lost is not None or op.since != known[op.table].since:
                     effects += self._moved(now, op, view.number)
             elif isinstance(op, Parking) and (op.since != self._since() or any(to not in alive for to in self._to(op))):
@@ -292,10 +267,9 @@ class Dispatch:
         return UnknownTable(self._names.get(number, f"number {number}"), sorted(self.layouts), dropped=True)
 
     def fail_all(self, error: Exception) -> None:
-        for op in dict.fromkeys([*self._running.values(), *self._new, *self._orphans]):
+        for op in dict.fromkeys([*self._running.values(), *self._new]):
             self._end(op, error=error)
         self._new.clear()
-        self._orphans.clear()
 
     def fenced(self) -> None:
         """This life is over: what was under way may or may not be counted, and the next life starts afresh."""

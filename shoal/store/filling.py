@@ -105,8 +105,8 @@ class Filling:
         return Send(self.link.name, fill, arrays)
 
     def _tell(self, now: int, coordinator: str) -> list[Effect]:
-        if now - self._told < limits.SECOND:
-            return []
+        if now - self._told < limits.SECOND or self.link.acked < self.log.applied:
+            return []  # what was counted before it was required must be there, too
         self._told = now
         segments = sorted(self.epochs)
         epochs = [self.epochs[segment] for segment in segments]

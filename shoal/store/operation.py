@@ -33,8 +33,6 @@ class Operation:
 
     size = 0  # bytes, more or less: for the window
     since = 0  # the placement by which it was split
-    orphaned = 0  # when it was found that nobody holds what it is about,
-    why: Exception | None = None  # and what to say if that stays so
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -224,18 +224,6 @@ def check_kept(error: RunFailed, folder: Path) -> None:
     assert isinstance(run.events[-1], Stopped)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_server_that_is_killed_ends_the_run_which_says_so_and_keeps_what_was_learned(
-    strategy: str, tmp_path: Path
-) -> None:
-    at = random.Random(f"server {strategy}").uniform(0.3, 0.7)
-    print(f"{strategy}: server-1 killed at {at:.1%}")
-    error = fails(job_of(strategy), tmp_path / "run", lambda training: kill(training, "server-1", at))
-    assert "server-1 is gone (its process ended (killed by signal 9))" in str(error)
-    assert "the only copy" in str(error)
-    check_kept(error, tmp_path / "run")
-
-
 # ---------------------------------------------------------------- the end of whoever started it
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 
 from shoal.keys import KeyRange
 from shoal.limits import COORDINATOR
@@ -161,7 +160,6 @@ def test_a_fill_is_over_when_the_set_changes() -> None:
     assert town.holdings["server-2"].told(m.Ask(1, 1, town.view)).facts["copies"] == 0
 
 
-@pytest.mark.xfail(strict=True, reason="Full is told when the image is there, whether or not the changes since are")
 def test_the_coordinator_hears_of_a_copy_when_it_has_all_that_was_counted() -> None:
     """Otherwise it is promoted, if the owner dies now, without a push that was acknowledged (P1)."""
     town = Town(placed("server-0"))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.wire import Transport
 from shoal.wire import messages as m
+from shoal.wire.address import check_address
 
 ADDRESS = "address"  # the file of a run's folder that says where its coordinator is reached
 PATIENCE = 2.0  # seconds: who does not answer by then is said not to
@@ -198,6 +199,8 @@ def address_of(where: str) -> str:
 def look_at(address: str) -> Looking:
     """At a cluster of other processes of this machine, by the address of its coordinator."""
     from shoal.wire.zmq import ZmqTransport
+
+    check_address(address)
 
     def transport(name: str) -> Transport:
         made = ZmqTransport(name)

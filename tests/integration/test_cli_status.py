@@ -1,0 +1,80 @@
+"""``shoal status``: a cluster that runs is shown, and where nobody is that is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import shoal
+from shoal.cli import main
+from shoal.launch.processes import ProcessCluster
+from shoal.launch.training import Training
+from shoal.run import execute
+from shoal.testing.conformance import Candidate
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    with shoal.local(servers=2, copies=2, processes=True) as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        cluster.client("ann").create("w", shoal.Dense(rows=100))
+        yield cluster
+
+
+def test_a_cluster_is_shown_by_its_address(cluster: ProcessCluster) -> None:
+    done = CliRunner().invoke(main, ["status", cluster.address, "--ring"])
+    assert done.exit_code == 0, done.output
+    for what in ("server-0", "server-1", "ann", "table w", "primary", "⠶"):
+        assert what in done.output
+
+
+def test_a_cluster_is_told_as_json_and_to_python(cluster: ProcessCluster) -> None:
+    told = json.loads(CliRunner().invoke(main, ["status", cluster.address, "--json"]).output)
+    assert {one["name"] for one in told["members"]} == {"server-0", "server-1", "ann"}  # who looks is no member
+    segments = cluster.status().segments()
+    assert [one["number"] for one in told["segments"]] == [one.number for one in segments]
+    assert all({copy.role for copy in one.copies} == {"primary", "backup"} for one in segments)
+    assert {copy.lag for one in segments for copy in one.copies} == {0}
+
+
+def test_a_server_that_does_not_answer_is_named(cluster: ProcessCluster) -> None:
+    pid = cluster.pids["server-1"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = CliRunner().invoke(main, ["status", cluster.address])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.exit_code == 0
+    assert "server-1 does not answer" in done.output
+
+
+def test_a_run_is_shown_by_its_folder_while_it_runs_and_not_afterwards(tmp_path: Path) -> None:
+    folder, seen = tmp_path / "run", list[str]()
+
+    def started(training: Training) -> None:
+        seen.append(CliRunner().invoke(main, ["status", str(folder)]).output)
+
+    execute(Candidate("async", "processes").job(stop__epochs=1), folder, started=started)
+    assert "table weights" in seen[0] and "worker-0" in seen[0]
+    assert not (folder / "address").exists()
+    done = CliRunner().invoke(main, ["status", str(folder)])
+    assert (done.exit_code, "has ended" in done.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        ("ipc:///nowhere/at-all", 1, "nobody answers at"),
+        ("tcp://192.0.2.1:80", 2, "not on this machine"),
+        ("no-such-folder", 2, "neither a run's folder nor an address"),
+    ],
+)
+def test_where_nobody_is_that_is_said(where: str, code: int, said: str) -> None:
+    done = CliRunner().invoke(main, ["status", where])
+    assert (done.exit_code, said in done.output) == (code, True), done.output

@@ -1,6 +1,8 @@
 """A cluster in one thread: the real client, server and coordinator on a seeded network that loses, repeats and delays.
 
-``world`` holds the nodes and carries out their effects on virtual time; ``faults`` draws a cluster and what befalls it from
-one seed; ``workload`` are coroutines that push and pull in the counting model; ``checker`` reads the promises off the
-history; ``mutants`` are broken variants that the checker must catch; ``run`` puts one seed together.
+``world`` holds the nodes and carries out their effects on virtual time, ``disk`` what is left after a crash; ``faults`` draws a
+cluster and what befalls it from one seed, all as data, and ``nemesis`` brings it about; ``cluster`` has the lives of servers and
+coordinators; ``workload`` are coroutines that push and pull in the counting model, ``deals`` what a checkpoint says of them;
+``checker`` and ``copies`` read the promises off the history; ``mutants`` are broken variants that they must catch; ``run`` puts
+one plan together, ``many`` adds up thousands, ``shrink`` makes one that fails as short as it gets.
 """

@@ -43,7 +43,7 @@ class Deals:
         self.damaged: set[int] = set()  # since
         self.violations: list[Violation] = []
         self.failed = ""
-        self.rollbacks = self.checkpoints = 0
+        self.rollbacks = self.checkpoints = self.older = 0
         self.on_rollback: Callable[[], None] = lambda: None
         self.generation: Callable[[], int] = lambda: 0
         self._steps = steps_of(plan)
@@ -109,6 +109,7 @@ class Deals:
         slots, generation = set(spread(counted, self.plan.slots)), self.generation()
         self.dealer.roll_back(slots, generation)
         self.scribe.past.restored[generation] = slots
+        self.older += (checkpoint or 0) < self.saved
         self.saved, self.damaged = checkpoint or 0, set()
         self.on_rollback()
         return []

@@ -20,7 +20,15 @@ Kind = Literal["clients", "each", "step"]
 WEATHER = ("loss", "repeat", "late", "slow", "corrupt")
 FAMILIES = ("loss", "repeat", "slow", "corrupt", "partition", "swizzle", "pause", "crash", "drift", "rogue", "twin")
 # With copies, what befalls servers is what we want to see most; a coordinator that is gone has to be met everywhere.
-SERVER_FAMILIES = ("server crash", "server crash", "server pause", "server partition", "coordinator", "full disk")
+SERVER_FAMILIES = (
+    "server crash",
+    "server crash",
+    "server pause",
+    "server partition",
+    "server partition",
+    "coordinator",
+    "full disk",
+)
 HABITS = ("park", "second copies", "void", "change delay", "pipeline", "small pieces")
 NONSENSE = ("nan", "unsorted", "short", "far")
 
@@ -78,7 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             unit = slots_per_pass or slots_per_step
             slots = -(-slots // unit) * unit
         servers = random.choice([1, 1, 2, 2, 3, 3, 4, 5])
-        copies = min(servers, random.choice([1, 1, 2, 2, 2, 3]))
+        copies = min(servers, random.choice([1, 2, 2, 2, 3, 3]))
         beyond = kind != "clients" and random.random() < 0.15
         plan = cls(
             seed=seed,
@@ -94,7 +102,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             slots_per_pass=slots_per_pass,
             dense=random.random() < 0.3,
             inline=random.choice([0, 16, INLINE_ELEMENTS]),
-            think=random.choice([5, 50, 300]),
+            think=random.choice([5, 50, 300, 300 if copies == 1 else 1_200]),
             delay=random.choice([1, 3, 10]),
             lasts=random.choice([1_000, 2_000, 4_000, 9_000]),
             habits=tuple(random.sample(HABITS, random.choice([0, 1, 2, 3]))),
@@ -190,8 +198,15 @@ def _partition(plan: Plan, random: Random) -> list[Fault]:
 
 def _server_partition(plan: Plan, random: Random) -> list[Fault]:
     """A server is cut off from other servers, or from the coordinator and them (F17, F18)."""
-    others = plan.server_names + random.choice([[], ["coordinator"]])
-    return [_cut(plan, random, at, plan.server_names, others) for at in _some(plan, random)]
+    if random.random() < 0.5:
+        others = plan.server_names + random.choice([[], ["coordinator"]])
+        return [_cut(plan, random, at, plan.server_names, others) for at in _some(plan, random)]
+    # Long enough to be deposed, with workers that do not hear of it, while all servers are in reach of each other (F9, F18).
+    at, deaf = random.randrange(min(plan.lasts, 2_000)), random.sample(plan.worker_names, -(-plan.workers // 2))
+    return [
+        Fault("cut", at, 7_500, "coordinator", (random.choice(plan.server_names),)),
+        Fault("cut", at, 7_500, "coordinator", tuple(deaf), how="out"),
+    ]
 
 
 def _cut(plan: Plan, random: Random, at: int, names: list[str], others: list[str]) -> Fault:
@@ -242,7 +257,14 @@ def _server_crash(plan: Plan, random: Random) -> list[Fault]:
         how, lasts = random.choice(["seen", "seen", ""]), random.choice([0, 500, 3_000, 8_000])
         faults.append(Fault("crash", at, lasts, random.choice(plan.server_names), how=how))
         later = at + random.randrange(200) + (0 if how else 5_000)
-        match random.choice(["", "", "crash", "pause", "coordinator"]):
+        match random.choice(["", "crash", "pause", "coordinator", "alone", "alone"]):
+            case "alone":  # what it does meanwhile reaches no copy (F6, F18)
+                others = [name for name in plan.server_names if name != faults[-1].who]
+                some = tuple(random.sample(others, random.randint(min(1, len(others)), len(others))))
+                before = random.choice([100, 500, 1_500])
+                faults.append(
+                    Fault("cut", max(0, at - before), before, faults[-1].who, some, how=random.choice(["", "out"]))
+                )
             case "crash":
                 lasts = random.choice([0, 3_000])
                 faults.append(Fault("crash", later, lasts, random.choice(plan.server_names), how="seen"))

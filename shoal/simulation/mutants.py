@@ -10,16 +10,25 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from msgspec.structs import replace
+
 from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.keys import KeyRange, Keys, KeyValues
+from shoal.simulation.disk import CHECKPOINT_MUTANTS
 from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.clock import Clocks
+from shoal.store.follow import Follow
+from shoal.store.holding import FromServer, Holding
 from shoal.store.ledger import Mask, Stream
 from shoal.store.outcome import Asker, Outcome
+from shoal.store.part import Part
+from shoal.store.replicate import Entry, Log
 from shoal.store.segment import Segments
+from shoal.wire import messages as m
+from shoal.wire.effects import Send
 
-MUTANTS: dict[str, Callable[[], Any]] = {}
+MUTANTS: dict[str, Callable[[], Any]] = dict(CHECKPOINT_MUTANTS)
 
 
 def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -147,3 +156,119 @@ def slots_added_in_arrival_order() -> Any:
 def parked_worker_waited_for() -> Any:
     """A worker that has nothing to do holds the others up."""
     return mock.patch.object(Clocks, "park", lambda self, incarnation, spell: None)
+
+
+# ---------------------------------------------------------------- copies
+
+
+@mutant
+def ledger_not_replicated() -> Any:
+    """A copy has the rows and the clocks, but does not know what was counted."""
+    real = Part.note
+
+    def note(self: Part, change: m.Change, segments: Mask, everywhere: bool = False, *more: Any) -> None:
+        if change.kind == "push" and type(self) is Part:
+            self._tick(change, segments, everywhere)
+            self._raise(segments, everywhere)
+        else:
+            real(self, change, segments, everywhere, *more)
+
+    return mock.patch.object(Part, "note", note)
+
+
+@mutant
+def ack_before_replicate() -> Any:
+    """Nobody waits for the copies."""
+    return mock.patch.object(Log, "committed", property(lambda self: self.seq))
+
+
+@mutant
+def apply_before_replicate() -> Any:
+    """A change is made at once and can be read; only the answer waits for the copies."""
+    made: set[tuple[int, int]] = set()
+    real_make, real_write, real_note = Segments._make, Segments._write, Segments.note
+
+    def make(
+        self: Segments,
+        now: int,
+        change: m.Change,
+        given: KeyValues | None,
+        asker: Asker | None,
+        segments: Mask,
+        *more: Any,
+    ) -> Outcome:
+        if self.log.links or self.log.entries:
+            self.write(given)
+            real_note(self, change, segments, segments is self.extent.whole)
+            made.add((id(self.log), self.log.seq + 1))
+        return real_make(self, now, change, given, asker, segments, *more)
+
+    def write(self: Segments, now: int, entry: Entry, seq: int) -> Outcome:
+        if (id(self.log), seq) in made:
+            entry.given = None
+        return real_write(self, now, entry, seq)
+
+    def note(self: Segments, change: m.Change, segments: Mask, everywhere: bool = False, *more: Any) -> None:
+        if (id(self.log), change.seq) in made:
+            made.discard((id(self.log), change.seq))
+        else:
+            real_note(self, change, segments, everywhere, *more)
+
+    return mock.patch.multiple(Segments, _make=make, _write=write, note=note)
+
+
+@mutant
+def no_epoch_check_on_backup() -> Any:
+    """Whoever says that it is the primary gets its acknowledgement."""
+    real = Holding.heard
+
+    def heard(self: Holding, now: int, sender: str, message: FromServer, arrays: Any) -> Outcome:
+        if isinstance(message, m.Append) and message.changes:
+            mine = self._members.get(sender, 0) == message.incarnation
+            if not mine or not self._is_primary(sender, message.covers, message.view):
+                seq = message.changes[-1].seq
+                return Outcome([Send(sender, m.Appended(self.placed.number, message.incarnation, seq))])
+        return real(self, now, sender, message, arrays)
+
+    return mock.patch.object(Holding, "heard", heard)
+
+
+@mutant
+def promote_any_member() -> Any:
+    """A new primary opens with what it has, and the others keep what they have."""
+    return mock.patch.object(Follow, "catch_up", lambda self, changes, arrays: Outcome())
+
+
+@mutant
+def promote_a_filling_server() -> Any:
+    """A server that is being filled is taken for one that has everything."""
+    real = Roster._without
+
+    def without(self: Roster, server: str) -> None:
+        for table in list(self.tables.values()):
+            places = [
+                replace(place, servers=[place.servers[0], place.filling, *place.servers[1:]], filling="")
+                if place.filling not in ("", server) and place.servers[:1] == [server]
+                else place
+                for place in table.places
+            ]
+            self._put(table, places)
+        real(self, server)
+
+    return mock.patch.object(Roster, "_without", without)
+
+
+# ---------------------------------------------------------------- checkpoints; more of them in simulation.disk
+
+
+@mutant
+def no_generation_after_rollback() -> Any:
+    """Everybody goes on as if nothing had been taken back."""
+
+    def roll_back(self: Roster, origins: dict[str, tuple[list[int], str]]) -> None:
+        for name, table in list(self.tables.items()):
+            del self.tables[name]
+            starts, origin = origins.get(name, (table.starts, ""))
+            self.create(name, table.spec, starts, origin)
+
+    return mock.patch.object(Roster, "roll_back", roll_back)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
+from traceback import format_tb
 from unittest import mock
 
 import numpy as np
@@ -97,6 +98,8 @@ class Run:
         try:
             with mock.patch.object(limits, "FILL_BYTES", pieces):
                 violations = self._run()
+        except Exception as error:  # what must never happen at all
+            violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
         finally:
             for worker in self._everyone:
                 for coroutine, _, _ in worker._coroutines:
@@ -355,7 +358,9 @@ class Run:
         self.counts.update({w if ":" in w else f"network: {w}": n for w, n in self.world.counts.items()})
 
     def _parts(self) -> Iterator[dict[str, int]]:
-        yield {"rollbacks": self.deals.rollbacks, "checkpoints": self.deals.checkpoints}
+        deals = self.deals
+        yield {"rollbacks": deals.rollbacks, "checkpoints": deals.checkpoints}
+        yield {"rare: restored from an older checkpoint": deals.older}
         for coordinator in self.cluster.coordinators:
             yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
         for server in [*self.cluster.former, *self.cluster.servers.values()]:

@@ -276,7 +276,7 @@ def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(page(found, where, console.width, show_ring=ring, everything=segments), soft_wrap=False)
 
 

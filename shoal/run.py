@@ -295,6 +295,8 @@ def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[Run
         "failed": outcome.failed,
         "cores": next((event.cores for event in events if isinstance(event, Started)), None),
         "workers_lost": outcome.counts.get("workers lost", 0),
+        "servers_lost": outcome.counts.get("servers lost", 0),
+        "coordinator_restarts": outcome.counts.get("coordinator restarts", 0),
         "slots_dealt_again": outcome.counts.get("slots dealt again", 0),
         "resumed": sum(isinstance(event, Resumed) for event in events),
         "rollbacks": sum(isinstance(event, RolledBack) for event in events),

@@ -63,6 +63,7 @@ def chaos(
 
     settings: dict[str, object] = {"servers": servers, "workers": workers, "copies": copies, "strategy": strategy}
     settings |= {"evaluate.every": EVALUATE_EVERY} | ({"data.rows": ROWS} if data == "clicks" else {})
+    settings["checkpoint.every"] = max(2.0, seconds / 12)
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:

@@ -355,6 +355,7 @@ class Drill:
         return Report(
             **{name: getattr(account, name) for name in ("sent", "acknowledged", "counted", "lost", "doubled")},
             faults=board.faults,
+            beyond=self.settings.beyond,
             recoveries=board.recoveries,
             loss=None if outcome.judged is None else outcome.judged.loss,
             clean_loss=self.clean.loss,

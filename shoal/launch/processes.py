@@ -6,6 +6,7 @@ same address with the same journal, and is told anew which processes have ended;
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from signal import valid_signals
 from typing import Any
 
@@ -200,7 +202,17 @@ class ProcessCluster(Cluster):
 
 def _short_folder(name: str) -> str:
     """A place for sockets whose path is short enough: where temporary files go, or else where they usually do."""
-    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        _sweep_stale(parent)
         if len(parent.encode()) + len(name) + len("/coordinator") < 90 and os.access(parent, os.W_OK | os.X_OK):
             return f"{parent}/{name}"
     raise StartFailed("no folder for sockets: set TMPDIR to a short path that you may write to, or transport='tcp'")
+
+
+def _sweep_stale(parent: str) -> None:
+    """Remove what clusters of ours left there that were killed whole: nobody was left to do it."""
+    for path in Path(parent).glob("shoal-*-????????"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.name.split("-")[1])
+            if path.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+                sweep(str(path))

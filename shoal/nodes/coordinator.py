@@ -60,6 +60,7 @@ class Coordinator:
         self._settling: list[Settling] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # changes of tables: a resent one is not done twice
         self._changes: dict[tuple[str, int], int] = {}  # those that are done, and the table's number
+        self._again = False  # we are the next life of a coordinator whose run goes on
         self._replay(journal or [])
         self._writing = 0  # token of the record that is on its way to the disk
         self._written = self.view  # the view that is in it
@@ -80,10 +81,14 @@ class Coordinator:
             members = (person.member for person in self.roster.people.values())
             workers = [member.incarnation for member in members if member.role == "worker"]
             self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others], workers)
+            self._again = bool(self.roster.people)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
         self._wake_up(now)
+        if self._again and self.dealing is not None:
+            self._again = False
+            effects += self.dealing.started_again(now, self.roster.term)
         match event:
             case Received(sender, message):
                 effects += self._received(now, sender, message)

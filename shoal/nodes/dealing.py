@@ -81,6 +81,18 @@ class Dealing(Kept):
             return self.fail("no worker was there for the first slot: they ended, or were asked to leave")
         return self._begin(now) if self._seen and len(self._seen) >= self._awaited else []
 
+    def started_again(self, now: int, term: int) -> list[Effect]:
+        """This coordinator took over from one that ended."""
+        self._it_is(now)
+        self.counts["coordinator restarts"] += 1
+        what = f"the coordinator ended and was started again (term {term}): it goes on where it was"
+        return [Tell(Warned(seconds=self.seconds, what=what))]
+
+    @property
+    def alone(self) -> bool:
+        """No worker is left."""
+        return bool(self._alone_since)
+
     def tick(self, now: int) -> list[Effect]:
         self._it_is(now)
         effects: list[Effect] = []

@@ -44,6 +44,7 @@ class Saving:
         self._lost: tuple[int, str] | None = None  # since when, and why
         self._servers = 0  # the most there were
         self._looking = False
+        self._alone = False  # no worker is there
         self._askers: list[tuple[str, int]] = []  # who wants to know when the next one is saved
 
     @property
@@ -78,6 +79,10 @@ class Saving:
             return self._look(now, of)
         effects: list[Effect] = []
         if self.points is not None:
+            if dealing.alone != self._alone:  # if nobody comes, this is all that is left
+                self._alone = dealing.alone
+                if self._alone:
+                    self.points.soon()
             effects += self.points.tick(now, of.view.number, lambda: of.view, dealing)
             if self._askers and not self.points.busy:
                 effects += [Send(name, m.Done(request)) for name, request in self._askers]

@@ -189,6 +189,16 @@ class Follow:
         self._waiting = [one for one in waiting if self._is_awaited(one)]
         return outcome
 
+    def settle(self, members: Callable[[int], bool]) -> None:
+        """A new view: what came whole and makes us a member is part of what is held, whatever else is still awaited.
+
+        At once, whatever it costs: we may be primary of it by this very view.
+        """
+        if any(members(segment) for segment in self._whole):
+            inline, self.inline = self.inline, 1 << 62
+            self.merge()
+            self.inline = inline
+
     def adopt(self, images: Sequence[Image], seq: int) -> None:
         """Segments whose former primary is gone: from this change on they follow this one."""
         self.have = max(self.have, seq) if not self.segments else self.have

@@ -85,6 +85,8 @@ class Holding(Levelling):
             outcome += self.own.set_delay(placed.spec)
         if old.places == placed.places and not self._promoted:
             return outcome
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[segment].servers)
         self._drop_follows()
         here = set() if self.own is None else set(self.own.segments)
         mine = self._of_mine(lambda place: True)

@@ -53,6 +53,11 @@ class Extent:
                 found[at] = True
         return self.whole if found.all() else found
 
+    def touched(self, keys: Keys) -> Mask:
+        """The segments that these keys, which are sorted, fall into."""
+        found: Mask = np.searchsorted(keys, self._starts) < np.searchsorted(keys, self._stops)
+        return found
+
     def named(self, mask: Mask) -> list[int]:
         """The numbers of some segments; none if they are all."""
         return [] if mask is self.whole or mask.all() else self.ids[mask].tolist()

@@ -120,17 +120,24 @@ class Part:
                 self.clocks.park(change.incarnation, change.spell)
 
     def _happens(self, node: int, segments: Mask, everywhere: bool, given: KeyValues | None) -> None:
-        """Something was pushed: a range to its keys, anything else to all of these segments."""
-        pushed = given.keys if given is not None and isinstance(given.keys, KeyRange) else None
-        if everywhere:
-            self.events.tick(node, pushed)
+        """Something was pushed: a range to its keys, a list to the segments that it has keys in."""
+        if given is None or not len(given.values):
+            return
+        if isinstance(given.keys, KeyRange):
+            if everywhere:
+                self.events.tick(node, given.keys)
+                return
+            low, high, touched = given.keys.start, given.keys.stop, segments
         else:
-            for at in np.flatnonzero(segments).tolist():  # others that the range lies in have had it before
-                keys = self.extent.ranges[at]
-                low, high = (0, keys.stop) if pushed is None else (pushed.start, pushed.stop)
-                start, stop = max(keys.start, low), min(keys.stop, high)
-                if start < stop:
-                    self.events.tick(node, KeyRange(start, stop))
+            low, high, touched = 0, self.spec.span, segments & self.extent.touched(given.keys)
+            if everywhere and touched.all():
+                self.events.tick(node)
+                return
+        for at in np.flatnonzero(touched).tolist():  # others have had it before, or have no part in it
+            keys = self.extent.ranges[at]
+            start, stop = max(keys.start, low), min(keys.stop, high)
+            if start < stop:
+                self.events.tick(node, KeyRange(start, stop))
 
     def _tick(self, change: m.Change, segments: Mask, everywhere: bool) -> None:
         self.clocks.heard(change.incarnation, change.spell, change.entered)

@@ -46,9 +46,12 @@ def test_a_list_of_keys_ticks_the_segments_it_went_to() -> None:
     part = Part(1, Dense(rows=300), HELD)
     listed = KeyValues(np.array([201], np.uint64), np.ones((1, 1), np.float32))
     part.note(m.Change(1, "push", incarnation=5), part.extent.mask([2]), False, listed)
-    part.note(m.Change(2, "push", incarnation=6), part.extent.whole, True, None)
+    both = KeyValues(np.array([3, 201], np.uint64), np.ones((2, 1), np.float32))
+    part.note(m.Change(2, "push", incarnation=6), part.extent.whole, True, both)
+    part.note(m.Change(3, "push", incarnation=7), part.extent.whole, True, None)  # it has nothing for us
+    part.note(m.Change(4, "push", incarnation=5), part.extent.whole, True, listed)
     assert clocks(part, KeyRange(0, 100)) == [(KeyRange(0, 100), VectorClock({6: 1}))]
-    assert clocks(part, KeyRange(200, 300)) == [(KeyRange(200, 300), VectorClock({5: 1, 6: 1}))]
+    assert clocks(part, KeyRange(200, 300)) == [(KeyRange(200, 300), VectorClock({5: 2, 6: 1}))]
 
 
 def test_the_clocks_of_all_segments_fit_one_header_however_many_there_are() -> None:

@@ -257,10 +257,16 @@ class Follow:
             found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), given))
         return packed(found)
 
-    def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome:
-        """Take from another survivor what the primary had sent to it and not to us. These are for named segments only."""
+    def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
+        """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.
+
+        None if they were damaged on the way: nothing was taken.
+        """
+        found = unpacked(changes, arrays, self.spec.width)
+        if found is None:
+            return None
         outcome = Outcome()
-        for change, given in unpacked(changes, arrays, self.spec.width) or []:
+        for change, given in found:
             one = Kept(change, given, tuple(change.only))
             new = [number for number in change.only if self._after.get(number, change.seq) < change.seq]
             if new:

@@ -132,9 +132,12 @@ class Levelling:
         if isinstance(message, m.Adopted):
             other.adopted = other.level
         elif not other.level:
+            caught_up = other.follow.catch_up(message.changes, arrays)
+            if caught_up is None:
+                return self._ignored("damaged")  # it is asked again
             if message.changes:
                 self.counts["levelled"] = self.counts.get("levelled", 0) + 1
-            outcome += other.follow.catch_up(message.changes, arrays)
+            outcome += caught_up
             other.level, other.theirs = True, message.seqs
             for one in self._others.values():
                 one.again = now
@@ -184,6 +187,8 @@ class Levelling:
         if former is None or any(segment not in former.segments for segment in moving):
             return self._ignored("nothing to adopt")
         outcome = former.catch_up(adopt.changes, arrays)
+        if outcome is None:
+            return self._ignored("damaged")  # it comes again
 
         def move(now: int) -> Outcome:
             assert former.part is not None

@@ -257,18 +257,17 @@ def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
 
     try:
         address = address_of(where)
-        looking = look_at(address)
+        with contextlib.closing(look_at(address)) as looking:
+            found = looking.status()
     except Invalid as error:
         raise Wrong(str(error)) from None
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
-    try:
-        found = looking.status()
     except Unanswered:
         why = f"nobody answers at {address}: it has ended, or is just being started again; look again in a moment"
+        if address != where:
+            why += f"; if it was killed, go on with it: shoal train --resume {where}"
         raise click.ClickException(why) from None
-    finally:
-        looking.close()
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
     if as_json:
         import msgspec
 

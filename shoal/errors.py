@@ -5,6 +5,7 @@
     │   ├── BadKeys         keys that a table cannot hold
     │   ├── BadValues       values of the wrong shape, or not finite
     │   ├── BadCheckpoint   a file of a checkpoint that is missing, damaged or not ours
+    │   │   └── OtherRun    one of another run
     │   └── UnknownTable    no table of that name
     ├── ClusterError        who is here
     │   ├── Refused         a node said no, and why
@@ -51,6 +52,17 @@ class BadCheckpoint(Invalid):
 
     def __str__(self) -> str:
         return f"{self.file}: {self.reason}: take an earlier checkpoint"
+
+
+class OtherRun(BadCheckpoint):
+    """A checkpoint that is whole, but not of this run."""
+
+    def __init__(self, file: str, number: int) -> None:
+        super().__init__(
+            file,
+            f"checkpoint {number} is of another run: job.toml was edited, or these are another run's checkpoints",
+        )
+        self.args, self.number = (file, number), number
 
 
 class UnknownTable(Invalid):

@@ -196,13 +196,24 @@ def read_run(path: Path) -> list[RunEvent]:
     return [_run_event(line) for line in lines[:-1] if line]
 
 
+def read_legible(path: Path) -> tuple[list[RunEvent], int]:
+    """The events of a run that can be read, and how many lines cannot."""
+    events, damaged = list[RunEvent](), 0
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            events += [_run_event(line)] if line else []
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            damaged += 1
+    return events, damaged
+
+
 def _run_event(line: bytes) -> RunEvent:
     event: RunEvent
     try:
         event = _run_decoder.decode(line)
     except msgspec.ValidationError:
         told = msgspec.json.decode(line)
-        if told.get("test_loss", 0) is not None:
+        if not isinstance(told, dict) or told.get("test_loss", 0) is not None:
             raise
         # JSON has no infinity: a loss that ran away was written as null.
         event = msgspec.convert({**told, "test_loss": float("nan")}, RunEvent)

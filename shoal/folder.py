@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.errors import Invalid, RunFailed
-from shoal.events import RunEvent, read_run
+from shoal.events import RunEvent, read_legible
 from shoal.files import replace_file
 from shoal.job import Job
 
@@ -97,9 +97,9 @@ class Lock:
                 if os.path.samestat(os.fstat(handle), os.stat(self._path)):
                     break
             os.close(handle)  # whoever had it has just removed it
+        self._close = weakref.finalize(self, os.close, handle)  # also if the next lines fail
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
-        self._close = weakref.finalize(self, os.close, handle)
 
     def release(self) -> None:
         if self._close.alive:
@@ -140,7 +140,12 @@ class Folder:
         """The folder of a run that is there already, to take it up again."""
         self = cls.__new__(cls)
         self.path, self._made, self.is_new = path.absolute(), [], False
-        self._lock = Lock(self.path, path)
+        try:
+            self._lock = Lock(self.path, path)
+        except OSError as error:
+            raise Invalid(
+                f"cannot write to {path}: {error.strerror}: a run that goes on needs to; make that possible, or copy it elsewhere"
+            ) from None
         return self
 
     @classmethod
@@ -161,21 +166,35 @@ class Folder:
             if file.write(line) != len(line):  # the rest did not fit: a last line that is cut is left out when read
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def events(self) -> list[RunEvent]:
-        """What happened so far; a last line that was cut short is removed."""
+    def events(self) -> tuple[list[RunEvent], int]:
+        """What happened so far, and how many lines of it are damaged; a last one that was cut short is removed."""
         path = self.path / "events.jsonl"
-        if not path.exists():
-            return []
-        with open(path, "r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-        return read_run(path)
+        if not os.path.lexists(path):
+            return [], 0
+        if not path.is_file():
+            raise Invalid(f"{path} is no file: move it away, and the run goes on without what it told")
+        try:
+            with open(path, "r+b") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+            return read_legible(path)
+        except OSError as error:
+            raise Invalid(
+                f"cannot read and write {path}: {error.strerror}: make that possible, or move it away"
+            ) from None
 
     def begin_again(self, job: Job, anew: bool) -> None:
         """The run goes on, perhaps with other settings; ``anew``: from the beginning, so nothing of what it did is left."""
         lost = ("model.safetensors", "loss.png", "events.jsonl", "best.safetensors") if anew else ()
-        for name in ("summary.json", *lost):  # a model that was learned stays until there is another
-            (self.path / name).unlink(missing_ok=True)
-        replace_file(self.path / "job.toml", job.toml().encode())
+        aside = self.path / "job.toml.new"
+        try:
+            replace_file(aside, job.toml().encode())  # where that fails, everything is as it was
+            for name in ("summary.json", *lost):  # a model that was learned stays until there is another
+                (self.path / name).unlink(missing_ok=True)
+            os.replace(aside, self.path / "job.toml")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise Invalid(f"cannot write to {self.path}: {error.strerror}: make room, or make it writable") from None
 
     def release(self) -> None:
         """Others may have it."""

@@ -15,6 +15,7 @@ refused, with the nearest name that is.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,15 @@ from shoal.tables import Update
 
 STRATEGIES = {"sync": Sync, "bounded": Bounded, "async": Async}
 _NAMED_BY = {"data": "source", "model": "loss", "strategy": "name", "update": "rule"}  # the setting that names a table
+MAY_CHANGE = (
+    "workers",
+    "servers",
+    "copies",
+    "stop",
+    "evaluate",
+    "checkpoint",
+    "launch",
+)  # from one life of a run to the next
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -123,7 +133,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             value = getattr(self, name)
             if not 1 <= value <= limits.MEMBERS // 2:
                 raise Invalid(f"{name}={value}: needs 1 to {limits.MEMBERS // 2}")
-        if not 1 <= self.copies <= min(limits.COPIES, self.servers):
+        if self.copies is True or not 1 <= self.copies <= min(limits.COPIES, self.servers):
             raise Invalid(
                 f"copies={self.copies}: needs 1 to {limits.COPIES}, and no more than there are servers "
                 f"(servers={self.servers})"
@@ -160,6 +170,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             return cls.of(_beside(tree, path.parent))
         except Invalid as error:
             raise Invalid(f"{path}: {error}") from None
+
+    @property
+    def identity(self) -> str:
+        """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
+        tree = {name: value for name, value in msgspec.to_builtins(self).items() if name not in MAY_CHANGE}
+        tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
+        return hashlib.sha256("".join(_toml(tree)).encode()).hexdigest()
 
     def toml(self) -> str:
         """All settings, as a file that ``load`` reads back; those that are not set as comments."""

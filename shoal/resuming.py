@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.errors import Invalid
-from shoal.events import Resumed, RunEvent, Started, Warned
+from shoal.errors import Invalid, OtherRun
+from shoal.events import Resumed, RunEvent, Started, Warned, counted
 from shoal.folder import Folder
-from shoal.job import Job, changed
+from shoal.job import MAY_CHANGE, Job, changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.run import Run
     from shoal.store.checkpoint import Manifest
 
-MAY_CHANGE = ("workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch")
 CHECKPOINTS = "checkpoints"
 
 
@@ -122,41 +121,56 @@ def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
     from shoal.files import Disk
     from shoal.store.checkpoint import newest
 
-    before = folder.events()
+    before, damaged = folder.events()
     _check_data(folder.path, before, dataset)
-    found, refused = newest(Disk(), folder.path / CHECKPOINTS)
+    root = folder.path / CHECKPOINTS
+    try:
+        found, refused = newest(Disk(), root, was.identity)
+    except OSError as error:
+        raise Invalid(f"cannot read {root}: {error.strerror}: move it away to begin anew, or bring it back") from None
     seconds = max((event.seconds for event in before), default=0.0)
-    warned = [Warned(seconds=seconds, what=f"passed over: {one}") for one in refused]
+    warned: list[RunEvent] = [Warned(seconds=seconds, what=f"passed over: {one}") for one in refused]
+    if damaged:
+        lines = counted(damaged, "damaged line")
+        warned.insert(
+            0, Warned(seconds=seconds, what=f"events.jsonl: {lines} passed over: what they told is not known")
+        )
     if found is None:
+        if other := next((one for one in refused if isinstance(one, OtherRun)), None):
+            raise Invalid(f"{other.reason}: put back what was there, or move {root} away to begin anew")
         return Taken(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
     path, manifest = found
-    state, resumed = _state(folder.path, manifest, was, job, dataset, seconds)
-    return Taken(folder, before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, resumed])
+    state, news = _state(folder.path, manifest, was, job, dataset, seconds)
+    return Taken(folder, before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, *news])
 
 
 def _state(
     path: Path, manifest: Manifest, was: Job, job: Job, dataset: Dataset, seconds: float
-) -> tuple[msgspec.Raw, Resumed]:
+) -> tuple[msgspec.Raw, list[RunEvent]]:
     """What the coordinator begins with, and what is to be told of it."""
     from shoal.data.slots import Slots
     from shoal.nodes.dealt import State, about_dealing, counted_everywhere, folded, to_begin_with, without
     from shoal.nodes.storage import Journal
 
     state = msgspec.json.decode(manifest.state, type=State)
-    counted = None
+    everywhere = None
     if not job.strategy.in_steps:  # every segment was cut at a moment of its own
         per_pass = Slots(dataset.train.rows, job.data.batch, job.seed).per_pass
-        counted = counted_everywhere((one.books for one in manifest.segments), per_pass)
+        everywhere = counted_everywhere((one.books for one in manifest.segments), per_pass)
     if job.stop != was.stop:  # the old rules have ended nothing
         account = msgspec.structs.replace(state.account, over="", limit=None, computing=None)
         state = msgspec.structs.replace(state, account=account)
-    state = to_begin_with(state, counted, seconds)
+    state = to_begin_with(state, everywhere, seconds)
     journal = Journal(path / "coordinator.journal")
     known = folded(about_dealing(journal.records)).counted
     journal.close()
     again = without(known, state.counted)
     resumed = Resumed(seconds=state.account.seconds, checkpoint=manifest.number, steps=manifest.steps, slots=again)
-    return msgspec.Raw(msgspec.json.encode(state)), resumed
+    news: list[RunEvent] = [resumed]
+    if journal.damaged is not None:
+        what = f"the journal is damaged at byte {journal.damaged:,}: what was counted since the checkpoint is not known in full"
+        news.insert(0, Warned(seconds=seconds, what=what))
+    return msgspec.Raw(msgspec.json.encode(state)), news
 
 
 def _check_data(path: Path, before: list[RunEvent], dataset: Dataset) -> None:

@@ -59,7 +59,7 @@ class Run:
             raise Invalid(
                 f"{folder} has no {Path(str(error.filename)).name}: it is no run, or one that did not end"
             ) from None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Invalid(f"{folder} cannot be read: {error}") from None
         model = Trained.load(folder / "model.safetensors") if (folder / "model.safetensors").exists() else None
         return cls(Job.load(folder / "job.toml"), model, summary, events, folder)

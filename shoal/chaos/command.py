@@ -68,10 +68,14 @@ def chaos(
         name, equals, value = change.partition("=")
         if not equals:
             raise click.BadParameter(f"{change!r}: write it as a.b=c", param_hint="--set")
+        if name.strip().partition(".")[0] == "stop":
+            why = "a drill ends after the passes of its clean run: say how long that is with --seconds"
+            raise click.BadParameter(f"{change!r}: {why}", param_hint="--set")
         settings[name.strip()] = value_of(value.strip())
     interrupted: KeyboardInterrupt | None = None
     try:
         job = Job.of(changed({"data": data}, settings))
+        _check_out(out)
         with audience() as seats:
             try:
                 report = drill(job, Settings(seed=seed, beyond=beyond), seconds, seats)
@@ -87,6 +91,23 @@ def chaos(
     if interrupted is not None:
         raise KeyboardInterrupt("; the report is of what was done until then")
     sys.exit(0 if report.ok else 1)
+
+
+def _check_out(out: Path | None) -> None:
+    """Before minutes are spent on a report that cannot be written."""
+    import tempfile
+
+    from shoal.errors import Invalid
+
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out) as file:
+            file.write(b"report")
+            file.flush()
+    except OSError as error:
+        raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
 
 
 def _show(report: Report, as_json: bool, out: Path | None) -> None:

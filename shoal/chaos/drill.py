@@ -85,8 +85,8 @@ def drill(
 ) -> Report:
     """Run it all; Ctrl-C ends the faulty run early and reports so far, as a ``Report`` on the error (``error.report``)."""
     audience = audience or Audience()
-    if seconds <= 0:
-        raise Invalid(f"{seconds} seconds: needs more than 0")
+    if not 0 < seconds < math.inf:
+        raise Invalid(f"{seconds} seconds: needs more than 0, and an end")
     dataset = load(job.data, job.seed, progress=audience.note)
     clean = clean or clean_run(job, dataset, seconds, audience)
     job = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(clean.passes)}})

@@ -81,8 +81,11 @@ def shown(report: Report) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    good = report.ok
-    verdict = Text(f"{'✔' if good else '✘'} {report.verdict}", "bold green" if good else "bold red")
+    sign, style = ("✔", "bold green") if report.ok else ("✘", "bold red")
+    verdict = Text(f"{sign} {report.verdict}", style)
+    if report.ok and report.beyond and not report.rollbacks:
+        bear = "1 copy" if report.copies == 1 else f"{report.copies} copies"
+        verdict = Text(f"! nothing was tested beyond what {bear} can bear; {report.verdict}", "bold yellow")
     rest = [Text(f"  {one}", "red") for one in report.wrong]
     return Group(Text(""), _times(report), _figures(report), Text(""), verdict, *rest)
 

@@ -7,7 +7,6 @@ process ended comes in as lines on a pipe that only the nursery writes to, so no
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import threading
@@ -144,5 +143,5 @@ def saving_of(facts: Facts) -> Saving:
     if not facts.checkpoints:
         return Saving()
     job = Job.of(tomllib.loads(facts.job))
-    name = hashlib.sha256(facts.job.encode()).hexdigest()
-    return Saving(Path(facts.checkpoints), name, int(job.checkpoint.every * limits.SECOND), job.checkpoint.keep)
+    every = int(job.checkpoint.every * limits.SECOND)
+    return Saving(Path(facts.checkpoints), job.identity, every, job.checkpoint.keep)

@@ -62,7 +62,7 @@ def local(
         raise Invalid(f"modules={modules!r}: name them, as you would in an import statement: modules=['my_updates']")
     if not isinstance(servers, int) or not 1 <= servers <= limits.MEMBERS // 2:
         raise Invalid(f"servers={servers}: needs 1 to {limits.MEMBERS // 2}")
-    if not isinstance(copies, int) or not 1 <= copies <= min(limits.COPIES, servers):
+    if not isinstance(copies, int) or copies is True or not 1 <= copies <= min(limits.COPIES, servers):
         raise Invalid(f"copies={copies}: needs 1 to {limits.COPIES}, and no more than there are servers ({servers})")
     if transport not in ("ipc", "tcp"):
         raise Invalid(f"transport={transport!r}: needs 'ipc' or 'tcp'")

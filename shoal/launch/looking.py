@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from shoal.errors import ClusterError, Invalid, Unanswered
+from shoal.events import Evaluated, Progress, RunEvent
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
@@ -176,13 +179,38 @@ class Looking:
         raise Unanswered(what, to, seconds)
 
 
+def further(course: m.Course, event: RunEvent) -> m.Course:
+    """How far a run is, by what it tells; for when nobody is left who could be asked."""
+    if not isinstance(event, Progress | Evaluated) or event.seconds < course.seconds:
+        return course
+    return msgspec.structs.replace(
+        course,
+        done=round(event.passes * course.per_pass),
+        steps=event.steps,
+        examples=event.examples,
+        seconds=event.seconds,
+        computing=event.seconds,
+    )
+
+
 def address_of(where: str) -> str:
     """Of the coordinator of a run, by its folder; an address is what it is."""
     if "://" in where:
         return where
     folder = Path(where)
+    file = folder / ADDRESS
     try:
-        return (folder / ADDRESS).read_text().strip()
+        if file.exists() and not file.is_file():
+            raise Invalid(f"{file} is no file: give the address itself (ipc://..., tcp://...)")
+        address = file.read_text().strip()
+        if not address.isprintable() or "://" not in address:
+            what = "has no address in it" if address else "is empty"
+            raise ClusterError(f"{file} {what}: if the run was killed, go on with it: shoal train --resume {where}")
+        return address
+    except UnicodeDecodeError:
+        raise ClusterError(
+            f"{file} has no address in it: if the run was killed, go on with it: shoal train --resume {where}"
+        ) from None
     except FileNotFoundError:
         if (folder / "summary.json").exists():
             raise ClusterError(f"the run in {where} has ended: its figures are in {folder / 'summary.json'}") from None

@@ -36,7 +36,7 @@ from shoal.job import Job
 from shoal.launch import coordination, work
 from shoal.launch.best import Best
 from shoal.launch.local import Cluster, ThreadCluster
-from shoal.launch.looking import ADDRESS, PATIENCE, Status
+from shoal.launch.looking import ADDRESS, PATIENCE, Status, further
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.dealing import Dealing, State, Whole
 from shoal.nodes.evaluator import Evaluator, Judged
@@ -93,7 +93,8 @@ class Training:
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
         self._broken = ""  # what went wrong outside the coordinator's sight
         self._folder = folder
-        self._course = NOTHING  # how far it is, as far as we know
+        self._per_pass = Slots(dataset.train.rows, job.data.batch, job.seed).per_pass
+        self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # how far it is, as far as we know
         self._unheard = False  # the coordinator does not answer, and there is no time to ask again
         self._cluster = _cluster_of(job, Journal(folder / "coordinator.journal" if folder is not None else None))
         self._cluster.train(coordination.Facts.of(job, dataset, folder), self._heard)
@@ -284,8 +285,7 @@ class Training:
         self._cluster.start()
         self._write_address()
         job = self.job
-        per_pass = Slots(self.dataset.train.rows, job.data.batch, job.seed).per_pass
-        table = job.strategy.table(job.model.keys(self.dataset.features), job.update.update(), per_pass)
+        table = job.strategy.table(job.model.keys(self.dataset.features), job.update.update(), self._per_pass)
         self._client = self._cluster.client("launcher")
         if self._resume is None:
             self._client.create(TABLE, table)
@@ -348,6 +348,7 @@ class Training:
         """On a thread of the cluster's, which nobody waits for."""
         if self._over.is_set() and isinstance(event, Stopped):
             return  # a coordinator that was killed at the very end may say it twice
+        self._course = further(self._course, event)
         self._listener(event)
         if isinstance(event, Stopped):
             self._why = event.why

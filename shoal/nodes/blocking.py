@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal import limits
-from shoal.errors import Closed, TimedOut, UnknownTable
+from shoal.errors import Closed, Invalid, TimedOut, UnknownTable
 from shoal.nodes.loop import Loop
 from shoal.nodes.worker import Worker
 from shoal.store.client import Client
@@ -81,6 +81,9 @@ class KV:
 
     def save(self, seconds: float | None = None) -> None:
         """Have the run make a checkpoint now; returns when it is on disk, or could not be."""
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
+        if seconds is not None and not number:
+            raise Invalid(f"save({seconds!r}): give how many seconds to wait at most, or nothing")
         self._do(self._client.save).result(seconds)
 
     def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:

@@ -39,7 +39,7 @@ class Saving:
         keep: int = limits.CHECKPOINTS_KEPT,
         disk: Disk | None = None,
     ) -> None:
-        self.disk, self.root = disk or Disk(), root
+        self.disk, self.root, self._job = disk or Disk(), root, job
         self.points = None if root is None else Checkpointing(self.disk, root, job, every, keep)
         self._lost: tuple[int, str] | None = None  # since when, and why
         self._servers = 0  # the most there were
@@ -111,8 +111,8 @@ class Saving:
         here = len(of.roster.servers())
         if self._looking or not here or (here < self._servers and now - self._lost[0] < _RETURN):
             return []  # one that is started again shares the work
-        self._looking, root, disk = True, self.root, self.disk
-        return [Store(_LOOK, lambda: (None, []) if root is None else checkpoint.newest(disk, root))]
+        self._looking, root, disk, job = True, self.root, self.disk, self._job
+        return [Store(_LOOK, lambda: (None, []) if root is None else checkpoint.newest(disk, root, job))]
 
     def _go_back(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
         self._looking = False

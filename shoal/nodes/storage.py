@@ -24,6 +24,7 @@ class Journal:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.records: list[bytes] = []
+        self.damaged: int | None = None  # the byte from which on it could not be read, and was cut
         self._file: int | None = None
         if path is not None:
             self._open(path)
@@ -47,6 +48,7 @@ class Journal:
             self.records.append(record)
             at += _HEAD + len(record)
         if at < len(whole):
+            self.damaged = at
             os.ftruncate(self._file, at)
             os.fsync(self._file)
         _sync_folder(path.parent)

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from shoal import limits
-from shoal.errors import BadCheckpoint, Invalid
+from shoal.errors import BadCheckpoint, Invalid, OtherRun
 from shoal.files import Disk
 from shoal.keys import KeyRange
 from shoal.store.image import Image
@@ -52,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     format: int = FORMAT
     number: m.Count
     generation: m.Count
-    job: str  # the hash of the job's text
+    job: str  # what makes it this run and no other, hashed
     steps: m.Count
     loss: float | None = None  # where it was judged before it was finished
     tables: list[Tabled]
@@ -194,19 +194,26 @@ def verify(disk: Disk, folder: Path) -> Manifest:
     return manifest
 
 
-def newest(disk: Disk, root: Path) -> tuple[tuple[Path, Manifest] | None, list[BadCheckpoint]]:
-    """The newest checkpoint that is whole, with what is wrong with those that are newer."""
+def newest(disk: Disk, root: Path, job: str | None = None) -> tuple[tuple[Path, Manifest] | None, list[BadCheckpoint]]:
+    """The newest checkpoint that is whole (and of this job), with what is wrong with those that are newer."""
     refused: list[BadCheckpoint] = []
     for number in sorted(_numbers(disk, root), reverse=True):
         folder = folder_of(root, number)
-        names = disk.names(folder)
+        try:
+            names = disk.names(folder)
+        except OSError as error:
+            refused.append(BadCheckpoint(str(folder), f"cannot be read: {error.strerror or error}"))
+            continue
         if not names:  # it was given up
             continue
         if MANIFEST not in names:
             refused.append(BadCheckpoint(str(folder / MANIFEST), "is missing: that checkpoint was not finished"))
             continue
         try:
-            return (folder, verify(disk, folder)), refused
+            manifest = verify(disk, folder)
+            if job is not None and manifest.job != job:
+                raise OtherRun(str(folder / MANIFEST), number)
+            return (folder, manifest), refused
         except BadCheckpoint as error:
             refused.append(error)
     return None, refused
@@ -258,7 +265,14 @@ def abandon(disk: Disk, folder: Path) -> None:
 
 def finished(disk: Disk, root: Path) -> list[int]:
     """Numbers of those that have a manifest, in order."""
-    return [number for number in _numbers(disk, root) if MANIFEST in disk.names(folder_of(root, number))]
+    return [number for number in _numbers(disk, root) if _has_manifest(disk, folder_of(root, number))]
+
+
+def _has_manifest(disk: Disk, folder: Path) -> bool:
+    try:
+        return MANIFEST in disk.names(folder)
+    except NotADirectoryError:  # somebody else's file
+        return False
 
 
 def _numbers(disk: Disk, root: Path) -> list[int]:

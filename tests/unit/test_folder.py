@@ -175,7 +175,7 @@ def test_a_line_that_was_cut_short_is_gone_when_the_next_is_written(tmp_path: Pa
         file.write(b'{"event":"stop')
     del log
     folder = Folder.again(tmp_path / "run")
-    again = Log(folder, None, folder.events())
+    again = Log(folder, None, folder.events()[0])
     again(EVENTS[1])
     assert again.events == EVENTS == read_run(tmp_path / "run" / "events.jsonl")
     assert again.new == EVENTS[1:]

@@ -98,8 +98,12 @@ class Lock:
                     break
             os.close(handle)  # whoever had it has just removed it
         self._close = weakref.finalize(self, os.close, handle)  # also if the next lines fail
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
         if self._close.alive:

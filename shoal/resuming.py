@@ -7,6 +7,7 @@ Without any it begins anew. What was counted after the checkpoint is known from 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ class Taken:
 
 def open_folder(out: Path, job: Job) -> Folder:
     """A new folder; or that of a run of the same job that did not end, to go on with it: the same command again."""
-    if not (out / "job.toml").is_file() or is_finished(out):
+    if not os.path.isfile(out / "job.toml") or is_finished(out):  # unlike Path's it takes any name
         return Folder(out, job)
     folder = Folder.again(out)
     try:

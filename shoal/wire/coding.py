@@ -40,7 +40,7 @@ def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()
     """The message and its arrays, or WireError: nothing about them is believed before it is checked."""
     message = decode_header(header)
     if len(frames) > FRAMES:
-        raise WireError(f"{len(frames)} arrays behind one header, at most {FRAMES} are allowed")
+        raise WireError(f"more than {FRAMES} arrays behind one header")
     kinds = type(message).frames
     needed = sum(kind.islower() for kind in kinds)
     if not needed <= len(frames) <= len(kinds):

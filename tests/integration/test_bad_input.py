@@ -543,7 +543,7 @@ def train(name, leave, when):
 
 told = {
     "no room": train("a", 0, None),
-    "a little room": train("b", 4096, None),
+    "a little room": train("b", 8192, None),
     "full at the start": train("c", 0, Started),
     "full in the middle": train("d", 0, Evaluated),
     "full at the end": train("e", 0, Stopped),

@@ -351,7 +351,8 @@ def test_ctrl_c_while_it_trains_ends_all_processes_and_the_folder_says_so(home: 
     out, errors = child.communicate(timeout=60)
     assert child.returncode == 130, errors
     assert out == "" and "Traceback" not in errors
-    assert errors.endswith(f"interrupted; what was learned so far is in {home}/run\n")
+    said = f"interrupted; what was learned so far is in {home}/run; go on with it: shoal train --resume {home}/run\n"
+    assert errors.endswith(said)
     run = shoal.Run.load(home / "run")
     assert run.summary["stopped_because"] == "interrupted" and run.summary["failed"] and run.model is not None
     assert [event.why for event in read_run(events) if isinstance(event, Stopped)] == ["interrupted"]

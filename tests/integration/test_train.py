@@ -29,7 +29,7 @@ ALL = pytest.mark.parametrize("strategy", STRATEGIES)
 SUMMARY = {
     "data", "model", "strategy", "workers", "servers", "seed", "seconds", "steps", "examples", "examples_per_second",
     "train_loss", "test_loss", "metrics", "bytes_sent", "bytes_received", "staleness", "stopped_because", "failed",
-    "cores", "workers_lost", "slots_dealt_again", "resumed", "rollbacks", "computing_seconds",
+    "cores", "workers_lost", "servers_lost", "coordinator_restarts", "slots_dealt_again", "resumed", "rollbacks", "computing_seconds",
 }  # fmt: skip
 
 

@@ -225,7 +225,7 @@ def test_a_header_that_is_too_long_is_not_even_looked_at() -> None:
 
 
 def test_too_many_arrays_are_refused() -> None:
-    with pytest.raises(WireError, match="at most 4"):
+    with pytest.raises(WireError, match="more than 4"):
         coding.decode(coding.encode(m.Values(1, 0, [])), [b""] * (FRAMES + 1))
 
 

@@ -320,5 +320,6 @@ def test_a_run_whose_nursery_is_killed_keeps_its_last_figures(tmp_path: Path) ->
     with pytest.raises(RunFailed) as failed:
         execute(Job.of(settings), tmp_path / "run", on_event=hear, started=started)
     run = failed.value.run
+    assert isinstance(run, Run)
     assert run.summary["failed"] and run.summary["steps"] > 0 and run.summary["examples"] > 0
     assert run.summary["seconds"] > 0

@@ -111,7 +111,9 @@ class ZmqTransport:
         except zmq.ZMQError as error:
             self._open.remove(dealer)
             dealer.close(0)
-            raise Invalid(f"cannot connect to {address!r}: {error.strerror}") from None
+            raise Invalid(
+                f"cannot connect to {address!r}: {error.strerror}: give tcp://127.0.0.1:PORT or ipc://PATH"
+            ) from None
         self._dealers[name], self._names[dealer], self._addresses[name] = dealer, name, address
         self._poller.register(dealer, zmq.POLLIN)
 

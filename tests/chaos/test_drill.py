@@ -99,3 +99,19 @@ def test_what_cannot_be_is_said_at_once() -> None:
     result = CliRunner().invoke(main, ["chaos", "--copies", "3", "--servers", "2"])
     assert result.exit_code == 2
     assert "copies=3" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seconds", "inf"], "inf seconds: needs more than 0, and an end"),
+        (["--seconds", "nan"], "nan seconds"),
+        (["--set", "stop.epochs=3"], "say how long that is with --seconds"),
+        (["--set", "stop=3"], "say how long that is with --seconds"),
+        (["--out", "/dev/null/out"], "cannot write to /dev/null/out: Not a directory: choose another folder"),
+    ],
+)
+def test_a_drill_that_would_be_for_nothing_is_not_begun(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["chaos", *arguments])
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.exception
+    assert said in " ".join(result.output.split())

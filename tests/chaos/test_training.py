@@ -11,11 +11,13 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shoal.data.datasets import load
@@ -298,3 +300,26 @@ def test_an_interrupted_start_leaves_nothing(den: Den, tmp_path: Path) -> None:
     _, errors = child.communicate(timeout=PATIENCE)
     assert child.returncode != 0, errors
     assert den.is_empty(), (den.left(), errors)
+
+
+def test_a_run_whose_nursery_is_killed_keeps_its_last_figures(tmp_path: Path) -> None:
+    """Nobody is left who could be asked: what the run told last is what is known."""
+
+    told = threading.Event()
+
+    def hear(event: object) -> None:
+        if isinstance(event, Evaluated) and event.steps > 0:
+            told.set()
+
+    def started(training: Training) -> None:
+        assert told.wait(60)
+        (nursery,) = {psutil.Process(pid).ppid() for pid in training.pids.values()}
+        os.kill(nursery, signal.SIGKILL)
+
+    settings = {"data": {"source": "clicks", "rows": 2000, "batch": 100}, "stop": {"epochs": 1e9}}
+    with pytest.raises(RunFailed) as failed:
+        execute(Job.of(settings), tmp_path / "run", on_event=hear, started=started)
+    run = failed.value.run
+    assert isinstance(run, Run)
+    assert run.summary["failed"] and run.summary["steps"] > 0 and run.summary["examples"] > 0
+    assert run.summary["seconds"] > 0

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +22,8 @@ from shoal.errors import Invalid
 from shoal.events import Joined, Resumed, Started, Stopped, read_run
 from shoal.folder import Folder
 from shoal.job import Job
+from shoal.launch.training import Training
+from shoal.run import execute
 from shoal.testing.den import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
@@ -182,3 +187,118 @@ def test_a_run_that_was_killed_can_be_taken_up_at_once(home: Path, den: Den) -> 
     run = shoal.Run.load("run")
     assert run.job.stop.epochs == 1 and run.summary["stopped_because"] == "1 epoch done"
     assert [type(event) for event in run.events].count(Stopped) == 1
+
+
+# ---------------------------------------------------------------- damaged, or somebody else's
+
+
+def stopped(path: str = "run", saves: int = 1, **settings: Any) -> Path:
+    """A run that was interrupted, with so many checkpoints."""
+    job = Job.of({"data": {"source": "rows.svm", "batch": 10}, "strategy": "sync", "stop": {"epochs": 1e9},
+                  "launch": {"how": "threads"}, **settings})  # fmt: skip
+
+    def started(training: Training) -> None:
+        assert soon(lambda: training.course.done)
+        for _ in range(saves - 1):
+            training._client.save(60)
+        raise KeyboardInterrupt  # which saves, too
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(job, Path(path), started=started)
+    assert len(list((Path(path) / "checkpoints").glob("0*/manifest.json"))) == saves
+    return Path(path)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"), [("seed = 0", "seed = 3"), ("batch = 10", "batch = 20"), ("hinge", "logistic")]
+)
+def test_a_job_that_was_edited_is_not_that_of_its_checkpoints(home: Path, was: str, now: str) -> None:
+    run = stopped(model="hinge")
+    text = (run / "job.toml").read_text()
+    assert was in text
+    (run / "job.toml").write_text(text.replace(was, now))
+    before = contents(run)
+    said = refused("--resume", "run")
+    assert "is of another run: job.toml was edited, or these are another run's checkpoints" in said
+    assert "to begin anew" in said and contents(run) == before
+    (run / "job.toml").write_text(text)
+    assert call("train", "--resume", "run", "--workers", "3", "--epochs", "1").exit_code == 0
+
+
+def test_checkpoints_of_another_run_are_passed_over_by_name(home: Path) -> None:
+    run, other = stopped(), stopped("other", 2, seed=3)
+    shutil.copytree(other / "checkpoints" / "00000002", run / "checkpoints" / "00000002")
+    (run / "checkpoints" / "00000001").rename(run / "mine")
+    assert refused("--resume", "run").startswith("checkpoint 2 is of another run")
+    (run / "mine").rename(run / "checkpoints" / "00000001")
+    ended = call("train", "--resume", "run", "--epochs", "1")
+    assert ended.exit_code == 0 and "checkpoint 2 is of another run" in ended.stderr, ended.output
+    assert [event.checkpoint for event in shoal.Run.load("run").events if isinstance(event, Resumed)] == [1]
+
+
+def test_a_run_is_the_same_wherever_it_runs_and_its_data_lie() -> None:
+    job = Job.of({"data": "a/rows.svm"})
+    same = Job.of({"data": "b/rows.svm", "workers": 7, "servers": 3, "copies": 2, "stop": {"epochs": 9.0}})
+    assert job.identity == same.identity
+    for change in ({"seed": 1}, {"model": "hinge"}, {"strategy": "sync"}, {"update": {"rule": "adagrad", "l1": 0.1}}):
+        assert Job.of({"data": "a/rows.svm", **change}).identity != job.identity
+    assert Job.of({"data": "a/others.svm"}).identity != job.identity
+
+
+def test_damaged_lines_are_passed_over_with_one_warning(home: Path) -> None:
+    unfinished()
+    (home / "run" / "events.jsonl").write_bytes(
+        b'[1]\n{"event":"nonsense"}\n\xff\xfe\n{"event":"stopped","seconds":"x"}\n'
+    )
+    ended = call("train", "--resume", "run")
+    assert ended.exit_code == 0 and ended.stderr.count("4 damaged lines passed over") == 1, ended.output
+    assert shoal.Run.load("run").summary["steps"] == 4
+
+
+@pytest.mark.parametrize("name", ["lock", "events.jsonl", "checkpoints", "summary.json"])
+def test_what_should_not_be_there_is_told(home: Path, name: str) -> None:
+    unfinished()
+    path = home / "run" / name
+    path.unlink(missing_ok=True)
+    path.write_text("mine") if name == "checkpoints" else path.mkdir()
+    said = refused("--resume", "run")
+    assert said.startswith(("cannot", str(path))) and ("move it away" in said or "make" in said), said
+    assert sorted(os.listdir("run")) == sorted(
+        {"job.toml", "events.jsonl", name, *(["lock"] if name == "lock" else [])}
+    )
+
+
+def test_a_numbered_entry_that_is_no_folder_is_passed_over(home: Path) -> None:
+    run = stopped()
+    os.mkfifo(run / "checkpoints" / "00000099")
+    ended = call("train", "--resume", "run", "--epochs", "1")
+    assert ended.exit_code == 0, ended.output
+    assert "00000099: cannot be read: Not a directory" in ended.stderr and "from checkpoint" in ended.stderr
+    assert "could not be saved" not in ended.stderr
+
+
+def test_a_full_disk_leaves_the_run_as_it_was(home: Path) -> None:
+    unfinished()
+    before = contents(home / "run")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder = Folder.again(Path("run"))
+    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limit[1]))  # as good as full
+    try:
+        with pytest.raises(Invalid, match=r"cannot write to .*run: .*: make room"):
+            folder.begin_again(Job(), anew=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, heard)
+        folder.release()
+    assert contents(home / "run") == before
+
+
+def test_a_damaged_journal_is_told(home: Path) -> None:
+    run = stopped()
+    journal = run / "coordinator.journal"
+    whole = bytearray(journal.read_bytes())
+    whole[len(whole) // 2] ^= 0x10
+    journal.write_bytes(whole)
+    ended = call("train", "--resume", "run", "--epochs", "1")
+    assert ended.exit_code == 0 and "the journal is damaged at byte" in ended.stderr, ended.output

@@ -72,9 +72,28 @@ def test_a_run_is_shown_by_its_folder_while_it_runs_and_not_afterwards(tmp_path:
     [
         ("ipc:///nowhere/at-all", 1, "nobody answers at"),
         ("tcp://192.0.2.1:80", 2, "not on this machine"),
+        ("tcp://127.0.0.1:port", 2, "cannot connect to"),
+        ("ipc://", 2, ""),
+        ("no-such://127.0.0.1:1", 2, "not on this machine"),
         ("no-such-folder", 2, "neither a run's folder nor an address"),
     ],
 )
 def test_where_nobody_is_that_is_said(where: str, code: int, said: str) -> None:
     done = CliRunner().invoke(main, ["status", where])
     assert (done.exit_code, said in done.output) == (code, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (b"", "is empty: if the run was killed, go on with it: shoal train --resume"),
+        (b"\xff\xfe\x00", "has no address in it"),
+        (b"ipc:///a\x00b", "has no address in it"),
+        (b"ipc:///nowhere/at-all", "if it was killed, go on with it: shoal train --resume"),
+    ],
+)
+def test_a_run_that_was_killed_may_be_taken_up(tmp_path: Path, address: bytes, said: str) -> None:
+    (tmp_path / "address").write_bytes(address)
+    done = CliRunner().invoke(main, ["status", str(tmp_path)])
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
+    assert said in done.output

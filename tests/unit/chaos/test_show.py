@@ -98,6 +98,12 @@ def test_a_rollback_is_wrong_unless_it_was_asked_for() -> None:
     assert judged(Account(), "no worker is left", 0, beyond=True) == ["the run failed: no worker is left"]
 
 
+def test_a_drill_beyond_that_never_went_there_is_not_called_good() -> None:
+    seen = printed(report(beyond=True))
+    assert "! nothing was tested beyond what 2 copies can bear; 0 lost" in " ".join(seen.split()) and "✔" not in seen
+    assert "✔" in printed(report(beyond=True, rollbacks=1)) and "✘" in printed(report(beyond=True, ok=False))
+
+
 def test_the_picture_is_drawn(tmp_path: object) -> None:
     pytest.importorskip("matplotlib")
     from pathlib import Path

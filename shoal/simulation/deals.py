@@ -21,7 +21,7 @@ from shoal.tables import Step
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 
-COORDINATORS_OWN = ("joined", "gone", "never_came", "tick", "warn")  # said, and of no consequence here
+COORDINATORS_OWN = ("started_again", "joined", "gone", "never_came", "tick", "warn")  # said, and of no consequence here
 
 
 @dataclass(slots=True)
@@ -43,6 +43,7 @@ class Deals:
         self.damaged: set[int] = set()  # since
         self.violations: list[Violation] = []
         self.failed = ""
+        self.alone = False
         self.rollbacks = self.checkpoints = self.older = 0
         self.on_rollback: Callable[[], None] = lambda: None
         self.generation: Callable[[], int] = lambda: 0

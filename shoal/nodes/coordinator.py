@@ -98,6 +98,8 @@ class Coordinator:
                 effects += self.dealing.warn(f"the journal cannot be written: {error}")
             case Stored():
                 effects += self.saving.stored(now, event, self)
+                for name in [name for name in self._welcomes if name not in self.roster.people]:
+                    del self._welcomes[name]  # everybody had to go, back to a checkpoint: it says hello again
             case Ended(name, reason, token):
                 effects += self._ended(now, name, reason, token)
             case _:
@@ -170,9 +172,7 @@ class Coordinator:
         effects: list[Effect] = []
         here = {member.name: member.incarnation for member in self.view.members}
         for name, hello in list(self._welcomes.items()):
-            if name not in self.roster.people:  # everybody had to go, back to a checkpoint: it says hello again
-                del self._welcomes[name]
-            elif name in here and here[name] == self.roster.people[name].member.incarnation:
+            if name in here and here[name] == self.roster.people[name].member.incarnation:
                 del self._welcomes[name]
                 if self.dealing is not None:
                     effects += self.dealing.joined(now, name, hello.role)

@@ -55,7 +55,7 @@ class Owners:
         places = server.tables[push.table].placed.places
         for segment in range(push.first, min(push.last + 1, len(places))):
             place = places[segment]
-            if place.servers[:1] != [sender]:
+            if place.servers[:1] != [sender] or place.since > push.view:  # it was asked for what it had then
                 continue
             if answer.new:
                 self._acknowledged(push, segment, place.epoch, sender)
@@ -73,6 +73,8 @@ class Owners:
             self.violations.append(Violation("I7 one owner", what))
         elif (part := self._cluster.part(owner, push.table, segment)) is not None:
             self._world.counts["rare: told by a deposed server"] += 1
+            if push.stream < 0 and -push.stream not in self._cluster.incarnations():
+                return  # its client is gone, and with it what is known of its pushes
             if not _has(part, segment, push):
                 what = (
                     f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} by epoch {epoch}, "
@@ -108,14 +110,14 @@ def differences(cluster: Cluster) -> Iterator[Violation]:
 
 
 def _told(parts: dict[str, Part], segment: int, live: set[int]) -> str:
-    """What differs between copies, in words. A stream of who is gone may be dropped here and not yet there."""
+    """What differs between copies, in words. Who is gone may be forgotten here and not yet there."""
     images = {name: part.image(segment) for name, part in parts.items()}
     aspects: dict[str, Any] = {
         "rows": lambda image: image.rows.tobytes(),
         "names": lambda image: None if image.names is None else image.names.tolist(),
         "version": lambda image: image.books.version,
         "ledger": lambda image: {s: n for s, n in image.books.ledger.items() if n != EMPTY and (s >= 0 or -s in live)},
-        "clocks": lambda image: image.books.clocks,
+        "clocks": lambda image: {who: one for who, one in image.books.clocks.items() if who in live},
     }
     found = []
     for aspect, of in aspects.items():

@@ -68,6 +68,10 @@ class Deals:
         return len(self.dealer.done)
 
     @property
+    def alone(self) -> bool:
+        return False
+
+    @property
     def ended(self) -> bool:
         return bool(self.failed)
 

@@ -36,6 +36,7 @@ class Holding(Levelling):
     def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
         super().__init__(me, incarnation, placed, inline)
         self.own: Segments | None = None
+        self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
         self._fillings: dict[str, Filling] = {}
 
     # ------------------------------------------------------------ the beginning
@@ -192,10 +193,13 @@ class Holding(Levelling):
             self.log.moved([at.get(segment, -1) for segment in old.segments], len(whole), old.extent.ranges)
         new = Segments(self.placed.number, self.placed.spec, held, self.inline, self.log)
         new.load(whole)
+        if (present := self._present) is not None:  # some may have left since the copies heard of them
+            new.present = present
+            new.live(*present)
         if old is not None:
             new.staleness, new.counts = old.staleness, old.counts
         self.own = new
-        return new.advance(now)
+        return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 
     # ------------------------------------------------------------ what other servers say
 
@@ -253,6 +257,7 @@ class Holding(Levelling):
         return effects
 
     def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
+        self._present = workers, clients
         for follow in self.follows.values():
             if follow.part is not None:
                 follow.part.live(workers, clients)

@@ -39,6 +39,8 @@ class Segments(Waiting):
         self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int, log: Log | None = None
     ) -> None:
         super().__init__(number, spec, held, inline, log or Log(number, 0))
+        self._writing = False  # a change is being written off the loop
+        self.present: tuple[dict[int, str], dict[int, str]] | None = None  # workers, everybody: by the last view
         self._cut: tuple[int, Later] | None = None  # at this version somebody wants a snapshot
         self._closing = any(
             entry.change.kind == "step" for entry in self.log.entries
@@ -48,6 +50,7 @@ class Segments(Waiting):
 
     def heard_of(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
         """Take the live incarnations from a new view: nobody waits for the departed."""
+        self.present = workers, clients
         departed = self.live(workers, clients)
         for asked in (self._waiting, self._promised):
             for key in [key for key, asker in asked.items() if asker.ask.incarnation not in clients]:
@@ -135,7 +138,7 @@ class Segments(Waiting):
     ) -> Outcome:
         entry = Entry(change, given, segments, asker, later)
         log = self.log
-        if not log.links and not log.entries:
+        if not log.links and not log.entries and not self._writing:
             log.seq += 1
             entry.change = change
             return self._write(now, entry, log.seq)
@@ -148,14 +151,19 @@ class Segments(Waiting):
         """Make a change that may be known: where it is, it changes nothing."""
         return self._make(now, change, None, None, self.extent.whole)
 
-    def advance(self, now: int) -> Outcome:
-        """Make the changes that all copies have, in order."""
+    def advance(self, now: int, at_once: bool = False) -> Outcome:
+        """Make the changes that all copies have, in order: while one is being written, the next ones wait."""
+        inline = self.inline
+        if at_once:
+            self.inline = 1 << 62
         outcome = Outcome()
-        while (entry := self.log.ready()) is not None:
+        while not self._writing and (entry := self.log.ready()) is not None:
             outcome += self._write(now, entry, entry.change.seq)
-            if outcome.works:  # the next one follows when this one is done
-                outcome.works.append(Work(lambda: None, self.advance, None))
+            if outcome.works:
+                if not self._writing:  # somebody reads what is there now: the next one follows when it is read
+                    outcome += self._next()
                 break
+        self.inline = inline
         return outcome
 
     def _write(self, now: int, entry: Entry, seq: int) -> Outcome:
@@ -163,8 +171,11 @@ class Segments(Waiting):
         if given is None or not len(given.values):
             return self._written(now, entry, seq)
         if self.extent.work(given.keys) > self.inline:
-            full = (lambda: self._full(asker, given)) if alone and asker is not None else None
-            return Outcome(works=[Work(lambda: self.write(given), lambda now: self._written(now, entry, seq), full)])
+            self._writing = True
+            full = (lambda: self._was_full(asker, given)) if alone and asker is not None else None
+            return Outcome(
+                works=[Work(lambda: self.write(given), lambda now: self._was_written(now, entry, seq), full)]
+            )
         try:
             self.write(given)
         except MemoryError:
@@ -172,6 +183,20 @@ class Segments(Waiting):
                 raise
             return self._full(asker, given)
         return self._written(now, entry, seq)
+
+    def _was_written(self, now: int, entry: Entry, seq: int) -> Outcome:
+        self._writing = False
+        outcome = self._written(now, entry, seq)
+        return outcome + self._next() if self.log.entries else outcome
+
+    def _was_full(self, asker: Asker, given: KeyValues) -> Outcome:
+        self._writing = False
+        outcome = self._full(asker, given)
+        return outcome + self._next() if self.log.entries else outcome
+
+    def _next(self) -> Outcome:
+        """What came meanwhile, when all that is to be done before it is done."""
+        return Outcome(works=[Work(lambda: None, self.advance, None)])
 
     def _written(self, now: int, entry: Entry, seq: int) -> Outcome:
         """The rows of a change are written: enter it into the books, and answer."""
@@ -185,6 +210,8 @@ class Segments(Waiting):
                 self._record_staleness(known, asker.ask.read, segments)
             self.counts["counted"] += 1
         self.note(change, segments, everywhere, entry.given)
+        if change.incarnation and self.present is not None and change.incarnation not in self.present[1]:
+            self.live(*self.present)  # it left while this was on its way to the copies: nobody may wait for it
         if change.seq:
             self.log.made(entry)
         else:

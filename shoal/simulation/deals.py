@@ -43,7 +43,6 @@ class Deals:
         self.damaged: set[int] = set()  # since
         self.violations: list[Violation] = []
         self.failed = ""
-        self.alone = False
         self.rollbacks = self.checkpoints = self.older = 0
         self.on_rollback: Callable[[], None] = lambda: None
         self.generation: Callable[[], int] = lambda: 0

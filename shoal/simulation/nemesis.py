@@ -63,7 +63,7 @@ class Nemesis:
             return
         world, until = self._world, self._world.now + fault.lasts * MILLISECOND
         long = fault.kind in ("pause", "cut", "clog") and until - world.now > SUSPECT_AFTER
-        if long and not all(self._stage.may_silence(name) for name in _silenced(fault)):
+        if long and not all(self._stage.may_silence(name) for name in _silenced(fault, self._plan)):
             world.counts["fault: withheld"] += 1
             return
         match fault.kind:
@@ -126,8 +126,10 @@ class Nemesis:
         self._healed = True
 
 
-def _silenced(fault: Fault) -> list[str]:
+def _silenced(fault: Fault, plan: Plan) -> list[str]:
     """Whom the coordinator does not hear because of this."""
+    if fault.kind == "clog" and fault.who == COORDINATOR:
+        return plan.server_names
     if fault.kind != "cut":
         return [fault.who]
     if fault.who == COORDINATOR:

@@ -18,18 +18,22 @@ demo: $(VENV)/.run ## train a sparse click model on 2 servers with 4 workers, an
 	$(BIN)/shoal train examples/demo.toml
 
 test: $(VENV)/.dev ## run the tests, without the long ones
-	$(BIN)/python -m pytest -n 2 -m "not soak"
+	$(BIN)/python -m pytest -n 3 -m "not soak"
 
 lint: $(VENV)/.dev ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev ## measure the store, reading and training, with the rivals in the same run
+bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover and checkpoints, with the rivals in the same run
 	$(PIP) -e '.[sklearn]'
 	$(BIN)/shoal bench store
 	$(BIN)/shoal bench reading
 	$(BIN)/shoal bench training
+	$(BIN)/shoal bench copies
+	$(BIN)/shoal bench failover
+	$(BIN)/shoal bench checkpoint
+	$(BIN)/shoal bench clocks
 
 soak: $(VENV)/.dev ## run the long tests, 20,000 simulated clusters, then about ten minutes of chaos (F44)
 	$(BIN)/python -m pytest -m soak

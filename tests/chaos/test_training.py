@@ -278,8 +278,9 @@ def test_an_interrupted_run_saves_what_was_learned_and_leaves_nothing_else(
     folder = tmp_path / "run"
     child = start(den, folder)
     assert soon(lambda: is_judged(folder, evaluations))
-    if evaluations == 1:
-        time.sleep(0.1)  # the first weights are judged, and something is learned since
+    if evaluations == 1:  # the first weights are judged: wait until something is learned since
+        events = folder / "events.jsonl"
+        assert soon(lambda: any(isinstance(one, Progress) and one.steps for one in read_run(events)))
     os.killpg(child.pid, number)
     _, errors = child.communicate(timeout=PATIENCE)
     assert child.returncode == 128 + number, errors

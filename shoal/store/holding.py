@@ -226,7 +226,15 @@ class Holding(Levelling):
             case m.Append():
                 if not self._is_primary(sender, message.covers, message.view):
                     return self._ignored("not from the primary")
-                return self._following(sender).append(sender, message, arrays)
+                follow = self._following(sender)
+                places = self.placed.places
+                if any(
+                    self.me in places[segment].servers and segment not in follow.known for segment in message.covers
+                ):
+                    # We have it from a primary that is gone, and were never brought level: without an answer the sender asks
+                    # to go on without us, and we are filled.
+                    return self._ignored("not level with the primary")
+                return follow.append(sender, message, arrays)
             case m.Fill():
                 place = self.placed.places[message.segment] if message.segment < len(self.placed.places) else None
                 if place is None or place.filling != self.me or place.epoch != message.epoch:

@@ -62,6 +62,7 @@ SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass
 # How copies are kept.
 COPIES_FLYING = 4  # messages to one backup that are not acknowledged
 COPY_BYTES = 16 * MB  # changes that travel together
+COPIES_EARLY = 64  # messages between servers that came before what goes before them, and wait
 COPY_RESEND = 200 * MILLISECOND
 SHRINK_AFTER = 4 * SECOND  # without a word from a backup, the primary asks to go on without it
 FILL_BYTES = 8 * MB  # one piece of a segment

@@ -303,7 +303,7 @@ class Drill:
         while time.monotonic() < deadline and any(not one.is_well for one in self.patients):
             if all(role_of(one.fault.name) == "worker" for one in self.patients if not one.is_well):
                 break  # there is nothing left for them to do: they do not come back
-            time.sleep(TICK)
+            self.stage.next_look(deadline - time.monotonic())
             self._take_events()
             self._look()
 

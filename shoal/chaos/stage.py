@@ -64,6 +64,7 @@ class Stage:
         self.seen: Seen | None = None  # the last look
         self._kv: KV | None = None
         self._stopped: set[str] = set()
+        self._looked = threading.Event()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
 
@@ -120,6 +121,11 @@ class Stage:
     def wait(self, seconds: float) -> Outcome | None:
         return self.training.wait(seconds)
 
+    def next_look(self, seconds: float) -> None:
+        """Until there is a newer one, at most so long."""
+        self._looked.clear()
+        self._looked.wait(seconds)
+
     @property
     def course(self) -> m.Course | None:
         return None if self.seen is None else self.seen.standing.course
@@ -132,6 +138,7 @@ class Stage:
                 with contextlib.suppress(ShoalError):
                     standing = looking.look(LOOK_WITHIN)
                     self.seen = Seen(looking.view(LOOK_WITHIN), standing, asked)
+                    self._looked.set()
         finally:
             looking.close()
 

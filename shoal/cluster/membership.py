@@ -272,10 +272,6 @@ class Roster:
         """Whether some segment is held by nobody."""
         return self._shortage()[0]
 
-    def full_copies(self) -> bool:
-        """Whether every segment has all its copies."""
-        return self._shortage()[1]
-
     def _shortage(self) -> tuple[bool, bool]:
         """Both, looked at once for each view."""
         if self._short is None or self._short[0] != self.number:

@@ -335,7 +335,9 @@ class Workload:
             self._mark(slot, "")
         last = max(self._passes, default=self._whole - 1)
         if self.step is not None:
-            self.next = min(self.limit, max(dealt or 0, slots[-1] + 1 if slots else 0))
+            reached = slots[-1] + 1 if slots else 0
+            self.limit = max(self.limit, reached)  # a lower one came too late: it ends where it is
+            self.next = min(self.limit, max(dealt or 0, reached))
             last = max(last, (self.next - 1) // self.per_pass)
         for number in range(self._whole, last + 1):
             self._open(number)  # also those of which nothing is counted: they lie before one that was begun

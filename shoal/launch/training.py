@@ -88,7 +88,8 @@ class Training:
         self._listener = listener
         self._over, self._closed = threading.Event(), threading.Event()
         self._why = ""
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._judged_last = False  # no evaluation is told any more
         self._numbers = 0
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
         self._broken = ""  # what went wrong outside the coordinator's sight
@@ -245,12 +246,13 @@ class Training:
         if self._folder is not None and self.course.done:
             with contextlib.suppress(ShoalError, AttributeError):  # what was saved last will do
                 self._client.save(limits.DRAIN / limits.SECOND)
-        try:
+        with contextlib.suppress(ShoalError, AttributeError):  # or what was judged last will do
             pulled = self._client.pull(TABLE, slice(None)).result(limits.DRAIN / limits.SECOND)
             if self._evaluator is not None:
-                self._listener(self._told(self._evaluator.judge_now(pulled)))
-        except (ShoalError, AttributeError):  # never begun, or servers that do not answer: what was judged last will do
-            pass
+                judged = self._evaluator.judge_now(pulled)
+                with self._telling:
+                    self._judged_last = True
+                    self._listener(self._told(judged))
         return self.outcome()
 
     def _told(self, judged: Judged) -> Evaluated:
@@ -349,7 +351,9 @@ class Training:
         if self._over.is_set() and isinstance(event, Stopped):
             return  # a coordinator that was killed at the very end may say it twice
         self._course = further(self._course, event)
-        self._listener(event)
+        with self._telling:
+            if not (self._judged_last and isinstance(event, Evaluated)):
+                self._listener(event)
         if isinstance(event, Stopped):
             self._why = event.why
             self._over.set()

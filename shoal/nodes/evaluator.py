@@ -72,13 +72,15 @@ class Evaluator:
         self._read: tuple[Asked, Values] | None = None  # the weights that were read last, and what for
         self._found: tuple[Asked, Judged] | None = None
         self._rows = model.keys(test.features)
+        self._closed = False  # what is judged from now on comes too late
 
     def start(self) -> Task:
         """The task is done when the run is over."""
         return self.worker.start(self._judge())
 
     def judge_now(self, pulled: Values | KeyValues) -> Judged:
-        """Judge these weights here and now: the run was interrupted, and its loop is left alone."""
+        """Judge these weights here and now, as the last ones: the run was interrupted, and its loop is left alone."""
+        self._closed = True
         weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
         number = 0 if self.last is None else self.last.number + 1
         judged = Judged(number, weights, *_judge(self.model, self.test, weights))
@@ -142,7 +144,7 @@ class Evaluator:
         loss, metrics = await self._off_the_loop(lambda: _judge(self.model, self.test, weights))
         judged = Judged(asked.number, weights, loss, metrics)
         self._found = (asked, judged)
-        if self._take(judged) and self._keep_it is not None:
+        if not self._closed and self._take(judged) and self._keep_it is not None:
             await self._off_the_loop(partial(self._keep_it, judged))
         return judged
 

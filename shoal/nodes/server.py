@@ -26,7 +26,6 @@ from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
 
 Request = m.Push | m.Pull | m.Park | m.Ask
-_EARLY = 64  # messages of other servers that wait for a view
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
 
 
@@ -179,7 +178,7 @@ class Server:
         request = event.message
         if isinstance(request, FromServer):
             if getattr(request, "view", 0) > self.member.shown:
-                if len(self._early) < _EARLY:
+                if len(self._early) < limits.COPIES_EARLY:
                     self._early.append(event)  # of a view that is on its way to us; otherwise it comes again
                 return []
             holding = self.tables.get(request.table)

@@ -81,7 +81,7 @@ class Follow:
         """Take changes; the answer says up to which they are here."""
         self.have = max(self.have, message.base)
         if message.changes and message.changes[0].seq > self.have + 1:
-            if len(self._early) < limits.STEPS_AHEAD:
+            if len(self._early) < limits.COPIES_EARLY:
                 self._early[message.changes[0].seq] = (message, arrays)
             return Outcome([self._acknowledge(sender)])
         outcome = self._take(message, arrays)

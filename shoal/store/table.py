@@ -116,11 +116,6 @@ class Table:
         """Take such a copy in: for a segment that has no rows of its own yet."""
         self._part.load(segment, rows, names)
 
-    @property
-    def row_words(self) -> int:
-        """Floats of a row in an image."""
-        return self.width * (1 + self._part.rule.state)
-
     def _misshapen(self, keys: Keys | KeyRange, values: Values) -> str | None:
         low, high = self._part.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))
         rows = high - low

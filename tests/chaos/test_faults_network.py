@@ -55,12 +55,6 @@ def proxy(request: pytest.FixtureRequest) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture
-def den() -> Iterator[Den]:
-    with Den() as den:
-        yield den
-
-
 def counted_under(
     weather: Weather, kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den
 ) -> tuple[Crowd, dict[str, int]]:

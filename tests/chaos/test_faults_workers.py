@@ -54,12 +54,6 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def den() -> Iterator[Den]:
-    with Den() as den:
-        yield den
-
-
-@pytest.fixture
 def gather(cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den) -> Callable[..., Crowd]:
     """A table and three workers at it, who meet the cluster through the proxy."""
 

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from shoal.events import Evaluated, Resumed, RunEvent, Saved, Started, Warned, r
 from shoal.run import Run
 from shoal.testing.den import Den, soon
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 JOB = {
     "data.rows": 6000,
     "data.features": 3000,
@@ -27,21 +28,6 @@ JOB = {
     "checkpoint.every": 0.2,
     "strategy.name": "sync",
 }
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("cache")
-    folder.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHOAL_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture
-def den(cache: Path) -> Iterator[Den]:
-    with Den() as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

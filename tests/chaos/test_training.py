@@ -229,12 +229,6 @@ def check_kept(error: RunFailed, folder: Path) -> None:
 # ---------------------------------------------------------------- the end of whoever started it
 
 
-@pytest.fixture
-def den() -> Iterator[Den]:
-    with Den() as den:
-        yield den
-
-
 def start(den: Den, folder: Path) -> subprocess.Popen[str]:
     """``shoal train``, for about a minute."""
     settings = ["data.rows=3000", "data.features=2000", "data.batch=32", "stop.seconds=60", "evaluate.every=2"]

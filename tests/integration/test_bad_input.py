@@ -31,16 +31,6 @@ GOOD = [f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5" for n in range(100)]
 SETTINGS: dict[str, Any] = {"launch.how": "threads", "stop.epochs": 1.0}
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of this module's own."""
-    folder = tmp_path_factory.mktemp("cache")
-    folder.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHOAL_CACHE", str(folder))
-        yield folder / "data"
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left(cache: Path, tmp_path: Path) -> Iterator[None]:
     """No folder half made, no thread, no process; what is in the cache is whole."""

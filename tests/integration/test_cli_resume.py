@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +30,11 @@ JOB = ("rows.svm", "--epochs", "2", "--strategy", "sync", "--set", "data.batch=1
 ENDLESS = ("rows.svm", "--epochs", "1e9", "--set", "data.batch=10")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("cache")
-    folder.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHOAL_CACHE", str(folder))
-        yield folder
-
-
 @pytest.fixture
 def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.svm").write_text(ROWS)
     return tmp_path
-
-
-@pytest.fixture
-def den() -> Iterator[Den]:
-    with Den() as one:
-        yield one
 
 
 def call(*arguments: str) -> Result:

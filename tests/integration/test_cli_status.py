@@ -59,8 +59,10 @@ def test_a_run_is_shown_by_its_folder_while_it_runs_and_not_afterwards(tmp_path:
 
     def started(training: Training) -> None:
         seen.append(CliRunner().invoke(main, ["status", str(folder)]).output)
+        raise KeyboardInterrupt
 
-    execute(Candidate("async", "processes").job(stop__epochs=1), folder, started=started)
+    with pytest.raises(KeyboardInterrupt):
+        execute(Candidate("async", "processes").job(stop__epochs=1e6), folder, started=started)
     assert "table weights" in seen[0] and "worker-0" in seen[0]
     assert not (folder / "address").exists()
     done = CliRunner().invoke(main, ["status", str(folder)])

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,6 @@ from shoal.testing.den import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
 QUICK = ("--epochs", "1", "--set", "launch.how=threads")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of this module's own."""
-    folder = tmp_path_factory.mktemp("cache")
-    folder.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHOAL_CACHE", str(folder))
-        yield folder / "data"
 
 
 @pytest.fixture
@@ -321,12 +310,6 @@ def test_a_folder_is_refused_while_somebody_makes_it_and_free_when_they_gave_up(
 
 
 # ---------------------------------------------------------------- Ctrl-C
-
-
-@pytest.fixture
-def den() -> Iterator[Den]:
-    with Den() as one:
-        yield one
 
 
 def test_ctrl_c_while_rows_are_packed_ends_at_once_and_leaves_nothing(home: Path, cache: Path, den: Den) -> None:

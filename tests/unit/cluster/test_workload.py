@@ -286,6 +286,14 @@ def test_steps_are_taken_up_again_where_they_were_left() -> None:
     assert work.deal(1, 5) == ([4], [6, 7, 8, 9])
 
 
+def test_a_run_that_went_past_a_limit_set_later_ends_where_it_is() -> None:
+    for work in (each(per_pass=8, limit=8, workers=1), steps(per_pass=8, slots=4, limit=8, workers=1)):
+        work.resume(range(20))
+        assert work.finished and work.deal(1, 9) == ([], [])
+        if work.step is not None:
+            assert work.slots_until(work.steps) == work.done == 20
+
+
 @pytest.mark.parametrize("done", [0, 8, 16])
 def test_whole_passes_are_taken_up_with_the_next(done: int) -> None:
     work = each(per_pass=8, limit=24, workers=1)

@@ -100,6 +100,8 @@ class Filling:
             moving.seq,
             piece,
             moving.pieces,
+            len(image.rows[low:high]),
+            image.rows.shape[1],
             image.books if piece == 0 else None,
         )
         return Send(self.link.name, fill, arrays)

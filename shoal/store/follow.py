@@ -147,6 +147,8 @@ class Follow:
         )
         if segment in self._after or segment in self._whole:
             return Outcome([answer])
+        if not _is_whole(message, arrays, isinstance(self.spec, Sparse)):
+            return Outcome()  # damaged on the way: it comes again
         arriving = self._arriving.get(segment)
         if arriving is None or arriving.seq < message.seq:
             arriving = self._arriving[segment] = Arriving(message.seq, message.pieces)
@@ -158,7 +160,7 @@ class Follow:
             del self._arriving[segment]
             image = self._image(segment, arriving)
             if image is None:
-                return Outcome()  # damaged on the way: it comes again
+                return Outcome()
             self._whole[segment] = (arriving.seq, image)
             if all(number in self._whole or number in self._after for number in self.awaited):
                 return self.merge() + Outcome([answer])
@@ -282,3 +284,9 @@ def part_of(number: int, spec: Spec, images: Sequence[Image]) -> Part | None:
     part = Part(number, spec, [(image.segment, image.keys) for image in images])
     part.load(images)
     return part
+
+
+def _is_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:
+    """Whether as many names and floats came as were sent."""
+    sizes = [piece.rows, piece.rows * piece.words] if sparse else [piece.rows * piece.words]
+    return [len(array) for array in arrays] == (sizes if arrays else []) and (bool(arrays) or not piece.rows)

@@ -38,6 +38,7 @@ class Holding(Levelling):
         self.own: Segments | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
         self._fillings: dict[str, Filling] = {}
+        self._linked = False  # a table may be new to us and wait to be filled elsewhere
 
     # ------------------------------------------------------------ the beginning
 
@@ -84,7 +85,7 @@ class Holding(Levelling):
         outcome = Outcome()
         if old.spec != placed.spec and self.own is not None:
             outcome += self.own.set_delay(placed.spec)
-        if old.places == placed.places and not self._promoted:
+        if old.places == placed.places and self._linked and not self._promoted:
             return outcome
         for follow in self.follows.values():
             follow.settle(lambda segment: self.me in placed.places[segment].servers)
@@ -142,7 +143,7 @@ class Holding(Levelling):
             else:
                 link = self.log.follow(now, name, incarnation, (), required=False)
                 fillings[name] = Filling(self.log, link, epochs)
-        self._fillings = fillings
+        self._fillings, self._linked = fillings, True
         return self._advance(now)
 
     def _advance(self, now: int) -> Outcome:

@@ -112,6 +112,8 @@ class Fill(Message, frozen=True):
     seq: Count
     piece: Count
     pieces: Count
+    rows: Count  # in this piece, ...
+    words: Count  # ... and floats in each: what was cut short on its way is not taken
     books: Books | None = None  # with the first piece
 
 

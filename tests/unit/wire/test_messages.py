@@ -75,7 +75,7 @@ EXAMPLES: list[m.Message] = [
     m.Judge(1, 3, 98, True),
     m.Append(1, 2, 3, 9, [0, 4], 0, 6, CHANGES),
     m.Appended(1, 3, 8),
-    m.Fill(1, 2, 3, 9, 4, 5, 8, 0, 2, BOOKS),
+    m.Fill(1, 2, 3, 9, 4, 5, 8, 0, 2, 6, 1, BOOKS),
     m.Filled(1, 3, 4, 5, 8, 0),
     m.Level(1, 2, 3, 9, [4], [8]),
     m.Levels(1, 2, 3, [4], [8], CHANGES),

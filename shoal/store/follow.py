@@ -147,7 +147,7 @@ class Follow:
         )
         if segment in self._after or segment in self._whole:
             return Outcome([answer])
-        if not _is_whole(message, arrays, isinstance(self.spec, Sparse)):
+        if not _came_whole(message, arrays, isinstance(self.spec, Sparse)):
             return Outcome()  # damaged on the way: it comes again
         arriving = self._arriving.get(segment)
         if arriving is None or arriving.seq < message.seq:
@@ -160,7 +160,7 @@ class Follow:
             del self._arriving[segment]
             image = self._image(segment, arriving)
             if image is None:
-                return Outcome()
+                return Outcome()  # pieces that do not fit each other: of somebody who does not know the table
             self._whole[segment] = (arriving.seq, image)
             if all(number in self._whole or number in self._after for number in self.awaited):
                 return self.merge() + Outcome([answer])
@@ -170,12 +170,10 @@ class Follow:
         assert arriving.books is not None
         pieces = [arriving.rows[piece] for piece in range(arriving.pieces)]
         keys, sparse = self.ranges(segment), isinstance(self.spec, Sparse)
-        if any(len(piece) != 1 + sparse for piece in pieces if piece):
-            return None
         rows = np.concatenate([np.empty(0, np.float32), *(piece[-1] for piece in pieces if piece)])
         names = np.concatenate([np.empty(0, np.uint64), *(piece[0] for piece in pieces if piece)]) if sparse else None
         count = len(keys) if names is None else len(names)
-        if count and len(rows) % count:
+        if count and (len(rows) < count or len(rows) % count):
             return None
         return Image(segment, keys, arriving.books, rows.reshape(count, -1) if count else rows.reshape(0, 1), names)
 
@@ -286,7 +284,9 @@ def part_of(number: int, spec: Spec, images: Sequence[Image]) -> Part | None:
     return part
 
 
-def _is_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:
+def _came_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:
     """Whether as many names and floats came as were sent."""
+    if not arrays:
+        return not piece.rows
     sizes = [piece.rows, piece.rows * piece.words] if sparse else [piece.rows * piece.words]
-    return [len(array) for array in arrays] == (sizes if arrays else []) and (bool(arrays) or not piece.rows)
+    return [len(array) for array in arrays] == sizes

@@ -151,6 +151,26 @@ def test_a_copy_is_filled_while_the_owner_serves_and_then_has_the_changes_since(
     assert len(town.digests()) == 1
 
 
+def test_a_piece_that_was_cut_short_on_its_way_is_not_acknowledged_and_comes_again() -> None:
+    town = Town(placed("server-0"))
+    town.become(placed("server-0", filling="server-2"))
+    (sender, fill) = town.post.popleft()
+    assert isinstance(fill.message, m.Fill)
+    for size in range(ROWS):
+        cut = fill.arrays[-1][:size]
+        town.carry_out("server-2", town.holdings["server-2"].heard(town.now, sender, fill.message, (cut,)))
+        assert not town.post
+    town.carry_out("server-2", town.holdings["server-2"].heard(town.now, sender, fill.message, tuple(fill.arrays)))
+    assert [type(send.message) for _, send in town.post] == [m.Filled]
+
+
+def test_a_table_that_one_first_hears_of_while_a_copy_is_to_be_filled_is_filled_there() -> None:
+    town = Town(placed("server-0", filling="server-2"))
+    assert [type(send.message) for _, send in town.post] == [m.Fill]
+    town.deliver()
+    assert any(isinstance(one, m.Full) for one in town.told)
+
+
 def test_a_fill_is_over_when_the_set_changes() -> None:
     town = Town(placed("server-0"))
     town.become(placed("server-0", filling="server-2", epoch=2))

@@ -181,11 +181,11 @@ def test_a_slow_worker_holds_the_others_at_the_bound_and_they_are_told_for_whom_
     cluster: ProcessCluster, gather: Callable[..., Crowd], kv: shoal.KV
 ) -> None:
     """F4: it runs a tenth of the time, and is never taken for dead."""
-    crowd, slow = gather("each"), f"worker-{VICTIM}"
+    crowd, slow = gather("each", think=20), f"worker-{VICTIM}"
+    drowsy = Drowsy(crowd.processes[VICTIM], 0.1)
+    drowsy.start()  # from the first step on: there are some left when the witness is here
     crowd.until(VICTIM, 2)
     before = members(kv)[slow]
-    drowsy = Drowsy(crowd.processes[VICTIM], 0.1)
-    drowsy.start()
     told: set[str] = set()
     with cluster.worker("witness") as witness:
         witness.pull(TABLE, [SLOTS]).result(PATIENCE)

@@ -17,6 +17,7 @@ from shoal.launch.processes import ProcessCluster
 from shoal.launch.training import Training
 from shoal.run import execute
 from shoal.testing.conformance import Candidate
+from shoal.testing.den import soon
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,7 @@ def test_a_run_is_shown_by_its_folder_while_it_runs_and_not_afterwards(tmp_path:
     folder, seen = tmp_path / "run", list[str]()
 
     def started(training: Training) -> None:
+        assert soon(lambda: training.course.done)  # what is interrupted before it began leaves nothing
         seen.append(CliRunner().invoke(main, ["status", str(folder)]).output)
         raise KeyboardInterrupt
 

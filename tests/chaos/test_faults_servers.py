@@ -44,7 +44,7 @@ class Scene:
 
     def gather(self, kind: str) -> Crowd:
         slots = SLOTS if kind != "clients" else SLOTS // WORKERS
-        plan = plan_of(kind, WORKERS, slots, servers=len(self.servers), copies=self.copies, think=10)
+        plan = plan_of(kind, WORKERS, slots, servers=len(self.servers), copies=self.copies, think=30)
         create(self.kv, plan)
         self.crowd = Crowd(plan, self.cluster.address, self._den)
         for column in range(WORKERS):

@@ -189,8 +189,12 @@ def stopped(path: str = "run", saves: int = 1, **settings: Any) -> Path:
 
     with pytest.raises(KeyboardInterrupt):
         execute(job, Path(path), started=started)
-    assert len(list((Path(path) / "checkpoints").glob("0*/manifest.json"))) == saves
+    assert len(saved(Path(path))) == saves
     return Path(path)
+
+
+def saved(run: Path) -> list[Path]:
+    return sorted(manifest.parent for manifest in (run / "checkpoints").glob("0*/manifest.json"))
 
 
 @pytest.mark.parametrize(
@@ -210,14 +214,20 @@ def test_a_job_that_was_edited_is_not_that_of_its_checkpoints(home: Path, was: s
 
 
 def test_checkpoints_of_another_run_are_passed_over_by_name(home: Path) -> None:
-    run, other = stopped(), stopped("other", 2, seed=3)
-    shutil.copytree(other / "checkpoints" / "00000002", run / "checkpoints" / "00000002")
-    (run / "checkpoints" / "00000001").rename(run / "mine")
-    assert refused("--resume", "run").startswith("checkpoint 2 is of another run")
-    (run / "mine").rename(run / "checkpoints" / "00000001")
+    run = stopped()
+    [mine] = saved(run)  # not always the first: a try that was given up had a number, too
+    for unfinished in set((run / "checkpoints").glob("0*")) - {mine}:
+        shutil.rmtree(unfinished)
+    theirs = saved(stopped("other", int(mine.name) + 1, seed=3))[-1]
+    number = int(theirs.name)
+    shutil.copytree(theirs, run / "checkpoints" / theirs.name)
+    mine.rename(run / "mine")
+    assert refused("--resume", "run").startswith(f"checkpoint {number} is of another run")
+    (run / "mine").rename(mine)
     ended = call("train", "--resume", "run", "--epochs", "1")
-    assert ended.exit_code == 0 and "checkpoint 2 is of another run" in ended.stderr, ended.output
-    assert [event.checkpoint for event in shoal.Run.load("run").events if isinstance(event, Resumed)] == [1]
+    assert ended.exit_code == 0 and f"checkpoint {number} is of another run" in ended.stderr, ended.output
+    resumed = [event.checkpoint for event in shoal.Run.load("run").events if isinstance(event, Resumed)]
+    assert resumed == [int(mine.name)]
 
 
 def test_a_run_is_the_same_wherever_it_runs_and_its_data_lie() -> None:

@@ -13,7 +13,10 @@ Names are imported when they are first used, so that ``import shoal`` costs next
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -63,10 +66,21 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
+        with _undisturbed():
+            value = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C is heard when an import is over: msgspec 0.22 dies of one while a decoder is made (a segmentation fault)."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def __dir__() -> list[str]:

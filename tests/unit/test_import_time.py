@@ -59,3 +59,24 @@ def test_help_names_the_commands() -> None:
     )
     print(f"{(time.monotonic() - start) * 1_000:.0f} ms: shoal --help")
     assert "simulate" in ran.stdout
+
+
+def test_an_interrupt_waits_until_what_is_being_imported_is_there() -> None:
+    code = """
+import os, signal, sys
+import shoal
+
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == "shoal.events":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+try:
+    shoal.Job
+except KeyboardInterrupt:
+    print("shoal.events" in sys.modules, "shoal.job" in sys.modules, flush=True)
+    shoal.Job
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True True\n", "")

@@ -10,6 +10,7 @@ SEEDS = 2_000
 PARTS = 2  # one for each core of the test machine
 
 
+@pytest.mark.timeout(1_200)  # 90 seconds with a core of its own
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_is_lost_doubled_too_stale_or_silent(part: int) -> None:
     size = SEEDS // PARTS

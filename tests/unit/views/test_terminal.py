@@ -283,15 +283,16 @@ import sys
 from shoal.views import view
 with view() as show:
     show.note("working")
-    while not hasattr(sys.stderr, "rich_proxied_file"):
-        pass
+    sys.stdin.readline()
     print("a figure for the pipe")
     print("a word to the user", file=sys.stderr)
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=terminal.stream, text=True, check=True, timeout=60
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=terminal.stream, text=True
     )
-    assert ran.stdout == "a figure for the pipe\n"
+    terminal.wait_for("working")  # rich takes what is printed while its first picture is drawn for a part of that
+    printed, _ = child.communicate("\n", timeout=60)
+    assert (child.returncode, printed) == (0, "a figure for the pipe\n")
     assert terminal.look() == "a word to the user\nworking"
 
 

@@ -50,7 +50,7 @@ class Wrong(click.ClickException):
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge or squared.")
-@click.option("--strategy", help="sync, bounded or async.")
+@click.option("--strategy", help="sync, bounded, async or serial.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
 @click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
@@ -67,6 +67,11 @@ class Wrong(click.ClickException):
     type=click.Path(file_okay=False, path_type=Path),
     help="Go on with the run in this folder, from its newest checkpoint.",
 )
+@click.option(
+    "--verbosity",
+    type=click.IntRange(0, 3),
+    help="0: errors only. 1: how it goes. 2: also who joins, what is saved, where time goes. 3: every event.  [default: 1]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train(
     data: str | None,
@@ -81,6 +86,7 @@ def train(
     changes: tuple[str, ...],
     out: Path | None,
     resume: Path | None,
+    verbosity: int | None,
     as_json: bool,
 ) -> None:
     """Train a model on DATA (a name of `shoal data list`, or a file), or as JOB.toml says.
@@ -93,20 +99,19 @@ def train(
     The same command again with the same --out goes on with a run that did not end.
     """
     from shoal.errors import Invalid, ShoalError
-    from shoal.job import value_of
+    from shoal.job import settings_of
 
     if resume is None and data is None:
         raise click.UsageError("nothing to train on: give DATA, a JOB.toml, or a run to go on with (--resume)")
     if resume is not None and (data is not None or out is not None):
         raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
-    given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs}
+    given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs, "verbosity": verbosity}
     settings = {name: value for name, value in given.items() if value is not None}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{change!r}: write it as a.b=c", param_hint="--set")
-        settings[name.strip()] = value_of(value.strip())
+    try:
+        settings |= settings_of(changes)
+    except Invalid as error:
+        raise click.BadParameter(str(error), param_hint="--set") from None
     try:
         run = _train(data or "", settings, out, as_json) if resume is None else _resume(resume, settings, as_json)
     except Invalid as error:
@@ -151,7 +156,7 @@ def _run(job: Job, folder: Folder, quiet: bool) -> Run:
     for number in (signal.SIGTERM, signal.SIGHUP):  # a scheduler, a terminal that was closed: as Ctrl-C
         signal.signal(number, _interrupt)
     try:
-        with view(epochs=job.stop.passes) as show:
+        with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
             return execute(job, folder, None if quiet and not sys.stderr.isatty() else show, show.note)
     except KeyboardInterrupt:
         if (folder.path / "summary.json").exists():
@@ -175,6 +180,8 @@ def _show_run(run: Run, as_json: bool) -> None:
         facts = {**run.summary, "folder": click.format_filename(run.folder or "")}
         click.echo(msgspec.json.format(msgspec.json.encode(facts)))  # unlike json it has a word for a loss of infinity
         return
+    if not run.job.verbosity:
+        return
     facts = run.summary
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in facts["metrics"].items() if value is not None)
     stale = facts["staleness"]
@@ -183,6 +190,7 @@ def _show_run(run: Run, as_json: bool) -> None:
         f"{facts['examples']:,} examples in {facts['seconds']:.1f} s ({facts['examples_per_second']:,.0f} a second), "
         f"{facts['steps']:,} steps; {(facts['bytes_sent'] + facts['bytes_received']) / 1e6:,.0f} MB moved"
         + ("" if stale["mean"] is None else f"; staleness {stale['mean']:g} on average, {stale['max']} at most")
+        + (f"; {facts['emulated']}" if facts.get("emulated") else "")
     )
     best = min((event for event in run.events if isinstance(event, Evaluated)), key=lambda event: event.test_loss)
     if best.test_loss < facts["test_loss"] - 1e-4:

@@ -92,6 +92,7 @@ class Started(Happening, frozen=True, kw_only=True):
     features: int
     batch: int  # rows in a slot
     slots: int  # in a pass
+    emulated: str = ""  # what of the computing is not real, in words
 
 
 class Progress(Happening, frozen=True, kw_only=True):
@@ -102,6 +103,7 @@ class Progress(Happening, frozen=True, kw_only=True):
     examples: int
     train_loss: float | None  # mean over the rows computed since the last such record, each before its own update
     workers: int  # at work
+    spent: dict[str, float] = {}  # seconds that they computed, communicated, waited, since the last such record
 
 
 class Evaluated(Happening, frozen=True, kw_only=True):
@@ -116,6 +118,8 @@ class Evaluated(Happening, frozen=True, kw_only=True):
     metrics: dict[str, float | None]  # accuracy, auc, ...; None: not defined for these rows
     workers: int  # at work when the weights were read (S4-24)
     best: bool  # the lowest test loss so far
+    read: float | None = None  # seconds when the weights were read: the model was as good then
+    each: dict[str, dict[str, float]] = {}  # of every worker since the last of these: "slots", and seconds by kind
 
 
 class Joined(Happening, frozen=True, kw_only=True):
@@ -174,13 +178,41 @@ class Saved(Happening, frozen=True, kw_only=True):
     took: float  # seconds from its beginning, while training went on
 
 
+class Spans(Happening, frozen=True, kw_only=True):
+    """What one node did when, some of it (see ``nodes.spent``)."""
+
+    name: str
+    spans: list[tuple[str, float, float]]  # what, since when, for how many seconds
+
+
+class Delayed(Happening, frozen=True, kw_only=True):
+    """How many steps workers may be apart was changed while running (``max_delay = "auto"``)."""
+
+    max_delay: int
+    waiting: float  # share of their time that workers waited before
+
+
 class Stopped(Happening, frozen=True, kw_only=True):
     """Training has ended, and this is why."""
 
     why: str
 
 
-RunEvent = Started | Progress | Evaluated | Joined | Gone | Voided | Warned | Saved | Resumed | RolledBack | Stopped
+RunEvent = (
+    Started
+    | Progress
+    | Evaluated
+    | Joined
+    | Gone
+    | Voided
+    | Warned
+    | Saved
+    | Resumed
+    | RolledBack
+    | Spans
+    | Delayed
+    | Stopped
+)
 
 _run_decoder = msgspec.json.Decoder(RunEvent)
 

@@ -4,12 +4,13 @@
     coordinator.journal   what was counted, for whoever takes the run up again
     checkpoints/          the whole run, as it was at some moments: where `shoal train --resume` goes on
     best.safetensors      with patience: the weights that were judged best so far
-    events.jsonl          what happened, line by line, written while it happens
+    events.jsonl          what happened, all of it, line by line, written while it happens
+    log.txt               the same in words, without what happens all the time (verbosity = 3: with it)
     model.safetensors     the weights (with patience the best ones, otherwise the last)
     summary.json          the figures; written after all of these, so a folder that has it is whole
     loss.png              the picture, where matplotlib is installed
 
-Every file is there whole or not at all, but for the two that are written line by line. While a run goes on it holds a lock
+Every file is there whole or not at all, but for those that are written line by line. While a run goes on it holds a lock
 (a file of that name), so that no other run uses its folder; the lock ends with the process, however that ends.
 """
 
@@ -35,24 +36,40 @@ from shoal.errors import Invalid, RunFailed
 from shoal.events import RunEvent, read_legible
 from shoal.files import replace_file
 from shoal.job import Job
+from shoal.views.lines import Lines
 
 if TYPE_CHECKING:
     from shoal.run import Run
 
 EventCall = Callable[[RunEvent], None]
 
-FILES = ("events.jsonl", "model.safetensors", "loss.png", "summary.json", "coordinator.journal")  # beside job.toml
+FILES = (
+    "events.jsonl",
+    "model.safetensors",
+    "loss.png",
+    "summary.json",
+    "coordinator.journal",
+    "log.txt",
+)  # beside job.toml
+
+
+LOGGED = 2  # verbosity of log.txt, whatever is shown
 
 
 class Log:
     """Keeps the events, writes them down, and passes them on. Called from the coordinator's thread."""
 
-    def __init__(self, folder: Folder | None, also: EventCall | None, before: Iterable[RunEvent] = ()) -> None:
+    def __init__(
+        self, folder: Folder | None, also: EventCall | None, before: Iterable[RunEvent] = (), verbosity: int = 1
+    ) -> None:
         self.events: list[RunEvent] = list(before)  # of former lives of the run, too
         self._former = len(self.events)
         self.error = ""  # why events could not be written
         self._folder, self._also = folder, also
         self._lock = threading.Lock()
+        self._lines = Lines(max(LOGGED, verbosity))
+        for event in self.events:
+            self._lines.take(event)
 
     @property
     def new(self) -> list[RunEvent]:
@@ -65,6 +82,8 @@ class Log:
             if self._folder is not None and not self.error:
                 try:
                     self._folder.append("events.jsonl", msgspec.json.encode(event) + b"\n")
+                    if lines := self._lines.take(event):
+                        self._folder.append("log.txt", "".join(f"{line}\n" for line in lines).encode())
                 except OSError as error:  # training goes on: what cannot be written now is written, or said, at the end
                     self.error = error.strerror or str(error)
         if self._also is not None:
@@ -78,9 +97,9 @@ class Log:
 
 
 class Lock:
-    """A folder is used by one run at a time. The lock ends with the process that has it."""
+    """A folder is used by one run (or sweep) at a time. The lock ends with the process that has it."""
 
-    def __init__(self, folder: Path, named: Path) -> None:
+    def __init__(self, folder: Path, named: Path, what: str = "run") -> None:
         self._path = folder / "lock"
         while True:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -90,7 +109,7 @@ class Lock:
                 holder = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
                 os.close(handle)
                 raise Invalid(
-                    f"{named} has a run in it already, which goes on right now (process {holder}): choose another folder, "
+                    f"{named} has a {what} in it already, which goes on right now (process {holder}): choose another folder, "
                     f"or wait until it has ended"
                 ) from None
             with contextlib.suppress(FileNotFoundError):
@@ -188,7 +207,7 @@ class Folder:
 
     def begin_again(self, job: Job, anew: bool) -> None:
         """The run goes on, perhaps with other settings; ``anew``: from the beginning, so nothing of what it did is left."""
-        lost = ("model.safetensors", "loss.png", "events.jsonl", "best.safetensors") if anew else ()
+        lost = ("model.safetensors", "loss.png", "events.jsonl", "log.txt", "best.safetensors") if anew else ()
         aside = self.path / "job.toml.new"
         try:
             replace_file(aside, job.toml().encode())  # where that fails, everything is as it was
@@ -210,7 +229,7 @@ class Folder:
         """The run never began. If it is one that is taken up again, all stays as it is."""
         self.release()
         with contextlib.suppress(OSError):
-            for name in ("job.toml", "events.jsonl", "coordinator.journal") if self.is_new else ():
+            for name in ("job.toml", "events.jsonl", "log.txt", "coordinator.journal") if self.is_new else ():
                 (self.path / name).unlink(missing_ok=True)
             self._unmake()
 

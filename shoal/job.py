@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,12 +28,14 @@ import msgspec
 from shoal import limits
 from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
+from shoal.emulate import Emulate
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
-from shoal.strategies.parameter_server import Async, Bounded, Sync
+from shoal.strategies.parameter_server import Async, Bounded, ParameterServer, Sync
+from shoal.strategies.serial import Serial
 from shoal.tables import Update
 
-STRATEGIES = {"sync": Sync, "bounded": Bounded, "async": Async}
+STRATEGIES = {"sync": Sync, "bounded": Bounded, "async": Async, "serial": Serial}
 _NAMED_BY = {"data": "source", "model": "loss", "strategy": "name", "update": "rule"}  # the setting that names a table
 MAY_CHANGE = (
     "workers",
@@ -43,13 +45,16 @@ MAY_CHANGE = (
     "evaluate",
     "checkpoint",
     "launch",
+    "emulate",
+    "trace",
+    "verbosity",
 )  # from one life of a run to the next
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
     "str": "a text",
     "bool": "true or false",
-    "array": 'a list, such as ["mine"]',
+    "array": 'a list, such as [0, 1] or ["mine"]',
     "object": "its settings one by one, by their names",
     "null": "none",
 }
@@ -99,6 +104,16 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise Invalid(f"checkpoint.keep={self.keep}: needs 1 or more")
 
 
+class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much is told of what every node does when."""
+
+    spans: int = 200  # of one node in one second; 0: only sums
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spans <= limits.SPANS:
+            raise Invalid(f"trace.spans={self.spans}: needs 0 to {limits.SPANS}")
+
+
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the nodes run."""
 
@@ -117,16 +132,21 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     data: Source = Source()
     model: Linear = Linear()
-    strategy: Sync | Bounded | Async = Async()
+    strategy: Sync | Bounded | Async | Serial = Async()
     update: Rule = Rule()
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     launch: Launch = Launch()
+    emulate: Emulate = Emulate()
+    trace: Trace = Trace()
     workers: int = 2
     servers: int = 1
     copies: int = 1  # servers that hold each part of the model
     seed: int = 0
+    verbosity: int = (
+        1  # 0: nothing is told but errors; 1: how it goes; 2: who comes, what is saved, where time goes; 3: all
+    )
 
     def __post_init__(self) -> None:
         for name in ("workers", "servers"):
@@ -140,6 +160,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             )
         if not 0 <= self.seed < 1 << 63:
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
+        if not 0 <= self.verbosity <= 3:
+            raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
+        self.emulate.check(self.workers if self.has_servers else 1)
         self.update.update()  # says what is wrong with it
         try:
             self.toml()
@@ -167,9 +190,19 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             tree = changed(settings, changes or {})
             if "data" not in tree:
                 raise Invalid('it names no data: add a line such as data = "clicks"')
-            return cls.of(_beside(tree, path.parent))
+            return cls.of(beside(tree, path.parent))
         except Invalid as error:
             raise Invalid(f"{path}: {error}") from None
+
+    @property
+    def has_servers(self) -> bool:
+        return not isinstance(self.strategy, Serial)
+
+    @property
+    def servers_strategy(self) -> ParameterServer:
+        """The strategy, of a run that has servers."""
+        assert isinstance(self.strategy, ParameterServer)
+        return self.strategy
 
     @property
     def identity(self) -> str:
@@ -209,6 +242,17 @@ def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 def _is_other_strategy(table: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """A strategy's settings are its own: another strategy begins with its defaults."""
     return table == "strategy" and "name" in after and after["name"] != before.get("name", "async")
+
+
+def settings_of(changes: Iterable[str]) -> dict[str, Any]:
+    """What ``--set a.b=c``, given several times, says."""
+    found: dict[str, Any] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise Invalid(f"{change!r}: write it as a.b=c")
+        found[name.strip()] = value_of(value.strip())
+    return found
 
 
 def value_of(text: str) -> Any:
@@ -307,20 +351,27 @@ def _readable(error: str) -> str:
         hint = f"did you mean {near[0]!r}? " if near else ""
         return f"{setting}: {what}: {hint}(there are {', '.join(choices)})"
     kinds = [_KINDS[kind] for kind in what.partition("`")[2].partition("`")[0].split(" | ") if kind in _KINDS]
+    if _KINDS["str"] in kinds and (choices := _choices(setting)):
+        kinds = choices
     return f"{setting}: {what}" + (f": give {' or '.join(kinds)}" if kinds else "")
 
 
 def _choices(setting: str) -> list[str]:
-    """The names that a setting such as model.loss may have."""
+    """The names that a setting such as model.loss may have; one that may be a number, too, says so."""
     table, _, name = setting.partition(".")
     kinds: tuple[Any, ...] = tuple(field.type for field in msgspec.structs.fields(Job) if field.name == table)
     if table == "strategy":
         kinds = tuple(STRATEGIES.values())
-    found = [field.type for kind in kinds for field in msgspec.structs.fields(kind) if field.name == name]
-    return [str(one) for one in get_args(found[0])] if found else []
+    found: list[Any] = []
+    for kind in kinds:
+        for field in msgspec.structs.fields(kind):
+            parts = get_args(field.type) if field.name == name else ()
+            found += [one for part in parts for one in (get_args(part) or (part,))]
+    names = [one for one in found if isinstance(one, str)]
+    return list(dict.fromkeys([*names, *(["a whole number"] if names and int in found else [])]))
 
 
-def _beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+def beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Files that a job names are sought from where one is, and then beside the job."""
     data = tree["data"]
     if not isinstance(data, dict):

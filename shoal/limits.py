@@ -70,6 +70,7 @@ FILLS_FLYING = 3
 LEVEL_AGAIN = 50 * MILLISECOND
 
 # When a kernel leaves the loop's thread.
+SPANS = 2_000  # of what a node did, told one by one, in a second
 INLINE_ELEMENTS = 262_144  # about two milliseconds of work
 
 # What a checkpoint may be, and how it is made.

@@ -7,6 +7,7 @@ run.summary["metrics"]["accuracy"], run.model.predict(rows), run.plot()
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from shoal.resuming import Taken, finished, open_folder, reopen, take_up
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
+    from shoal.launch.alone import Alone
     from shoal.launch.training import Outcome, Training
     from shoal.models.trained import Trained
 
@@ -133,7 +135,7 @@ def train(
         return execute(job, folder, on_event, progress)
     from shoal.views.terminal import view as views
 
-    with views(epochs=job.stop.passes) as show:
+    with views(epochs=job.stop.passes, verbosity=job.verbosity) as show:
         return execute(job, folder, both(show, on_event), progress or show.note)
 
 
@@ -153,7 +155,7 @@ def execute(
     out: Path | Folder | None = None,
     on_event: EventCall | None = None,
     progress: Callable[[str], None] | None = None,
-    started: Callable[[Training], None] | None = None,
+    started: Callable[[Any], None] | None = None,
 ) -> Run:
     """Run a job to its end. ``started`` is handed the running training, to add or drain workers.
 
@@ -161,6 +163,7 @@ def execute(
     that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
     """
     from shoal.data.datasets import load
+    from shoal.launch.alone import Alone
     from shoal.launch.training import Training, check
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
@@ -174,10 +177,13 @@ def execute(
         if folder is not None and not folder.is_new:
             taken = take_up(folder, Job.load(folder.path / "job.toml"), job, dataset)
             folder.begin_again(job, taken.anew)
-        log = Log(folder, on_event, () if taken is None else taken.before)
-        training = Training(
-            job, dataset, log, None if folder is None else folder.path, None if taken is None else taken.checkpoint
-        )
+        log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
+        path = None if folder is None else folder.path
+        training: Training | Alone
+        if not job.has_servers:
+            training = Alone(job, dataset, log, path)
+        else:
+            training = Training(job, dataset, log, path, None if taken is None else taken.checkpoint)
         for event in () if taken is None else taken.news:
             log(event)
     except BaseException:
@@ -194,16 +200,16 @@ def execute(
 def _run(
     job: Job,
     dataset: Dataset,
-    training: Training,
+    training: Training | Alone,
     log: Log,
     folder: Folder | None,
     progress: Callable[[str], None] | None,
-    started: Callable[[Training], None] | None,
+    started: Callable[[Any], None] | None,
 ) -> Run:
     outcome: Outcome | None = None
     interrupted: BaseException | None = None
     try:
-        _say(progress, f"starting {counted(job.servers, 'server')} and {counted(job.workers, 'worker')}")
+        _say(progress, f"starting {_crew(job)}")
         with training:
             try:
                 if started is not None:
@@ -277,8 +283,8 @@ def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[Run
         "data": dataset.name,
         "model": job.model.loss,
         "strategy": job.strategy.name,
-        "workers": job.workers,
-        "servers": job.servers,
+        "workers": job.workers if job.has_servers else 1,
+        "servers": job.servers if job.has_servers else 0,
         "seed": job.seed,
         "seconds": round(outcome.seconds, 4),
         "computing_seconds": round(outcome.computing, 4),
@@ -288,32 +294,71 @@ def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[Run
         "train_loss": next((loss for loss in reversed(losses) if loss is not None), None),
         "test_loss": None if judged is None else judged.loss,
         "metrics": metrics | (judged.metrics if judged is not None else {}),
+        "spent": _spent(events),
+        "emulated": job.emulate.words(),
         "bytes_sent": outcome.sent,
         "bytes_received": outcome.received,
         "staleness": _staleness(outcome.staleness),
         "stopped_because": outcome.why,
         "failed": outcome.failed,
+        "machine": machine(),
         "cores": next((event.cores for event in events if isinstance(event, Started)), None),
         "workers_lost": outcome.counts.get("workers lost", 0),
         "servers_lost": outcome.counts.get("servers lost", 0),
         "coordinator_restarts": outcome.counts.get("coordinator restarts", 0),
         "slots_dealt_again": outcome.counts.get("slots dealt again", 0),
+        "second_copies": outcome.counts.get("second copies", 0),
+        "second_copies_first": outcome.counts.get("second copies first", 0),
         "resumed": sum(isinstance(event, Resumed) for event in events),
         "rollbacks": sum(isinstance(event, RolledBack) for event in events),
     }
 
 
-def _staleness(histogram: Sequence[int]) -> dict[str, float | None]:
+def machine() -> dict[str, Any]:
+    """What it ran on, as far as others need to know it; the load is that of the last minute, by whoever."""
+    import platform
+
+    import psutil
+
+    return {
+        "platform": platform.platform(terse=True),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory": int(psutil.virtual_memory().total),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _crew(job: Job) -> str:
+    if not job.has_servers:
+        return "one process without servers"
+    return f"{counted(job.servers, 'server')} and {counted(job.workers, 'worker')}"
+
+
+def _spent(events: Sequence[RunEvent]) -> dict[str, float]:
+    """The share of their time that workers computed, communicated, waited."""
+    total: Counter[str] = Counter()
+    for event in events:
+        if isinstance(event, Progress):
+            total.update(event.spent)
+    whole = sum(total.values())
+    return {kind: round(seconds / whole, 4) for kind, seconds in total.items()} if whole else {}
+
+
+def _staleness(histogram: Sequence[int]) -> dict[str, Any]:
     """Of the pushes that were counted: how many others came between what they read and them."""
     counts = np.asarray(histogram, np.int64)
     total = int(counts.sum())
     if not total:
-        return {"mean": None, "p95": None, "max": None}
+        return {"mean": None, "p95": None, "max": None, "counts": []}
     ages = np.arange(len(counts))
     return {
         "mean": round(float((ages * counts).sum() / total), 3),
         "p95": int(np.searchsorted(np.cumsum(counts), 0.95 * total)),
         "max": int(ages[counts > 0].max()),
+        "counts": counts.tolist(),
     }
 
 

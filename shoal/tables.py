@@ -58,6 +58,8 @@ Initial = Constant | Uniform | Normal
 class Each(msgspec.Struct, frozen=True, tag="each", forbid_unknown_fields=True):
     """A push is counted on arrival."""
 
+    damp_above: int | None = None  # a gradient this many updates stale counts whole; one twice as stale counts half
+
 
 class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
     """Step t of a pass is its slots t*m .. t*m+m-1, added in slot order, then one update."""
@@ -151,6 +153,8 @@ def checked(spec: Table) -> Table:
         raise Invalid(f"width={spec.width}: needs 1 to {WIDTH}")
     if spec.max_delay is not None and spec.max_delay < 0:
         raise Invalid(f"max_delay={spec.max_delay}: needs 0 or more, or None for no bound")
+    if isinstance(spec.apply, Each) and spec.apply.damp_above is not None and spec.apply.damp_above < 1:
+        raise Invalid(f"damp_above={spec.apply.damp_above}: needs 1 or more, or None")
     if isinstance(spec.apply, Step):
         if not 1 <= spec.apply.slots <= SLOTS_PER_STEP:
             raise Invalid(f"slots={spec.apply.slots}: a step has 1 to {SLOTS_PER_STEP} slots")

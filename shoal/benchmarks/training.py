@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from shoal.benchmarks.serial import serial_fit
 from shoal.data.batch import Batch
 from shoal.data.datasets import Dataset, load
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.run import execute
+from shoal.strategies.serial import serial_fit
 
 if TYPE_CHECKING:
     from rich.table import Table

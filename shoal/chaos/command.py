@@ -59,19 +59,20 @@ def chaos(
     from shoal.chaos.plan import Settings
     from shoal.chaos.show import audience
     from shoal.errors import Invalid, ShoalError
-    from shoal.job import Job, changed, value_of
+    from shoal.job import Job, changed, settings_of
 
     settings: dict[str, object] = {"servers": servers, "workers": workers, "copies": copies, "strategy": strategy}
     settings |= {"evaluate.every": EVALUATE_EVERY} | ({"data.rows": ROWS} if data == "clicks" else {})
     settings["checkpoint.every"] = max(2.0, seconds / 12)
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{change!r}: write it as a.b=c", param_hint="--set")
-        if name.strip().partition(".")[0] == "stop":
+    try:
+        given = settings_of(changes)
+    except Invalid as error:
+        raise click.BadParameter(str(error), param_hint="--set") from None
+    for name in given:
+        if name.partition(".")[0] == "stop":
             why = "a drill ends after the passes of its clean run: say how long that is with --seconds"
-            raise click.BadParameter(f"{change!r}: {why}", param_hint="--set")
-        settings[name.strip()] = value_of(value.strip())
+            raise click.BadParameter(f"{name!r}: {why}", param_hint="--set")
+    settings |= given
     interrupted: KeyboardInterrupt | None = None
     try:
         job = Job.of(changed({"data": data}, settings))

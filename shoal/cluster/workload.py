@@ -16,13 +16,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.cluster.passes import Pass
+from shoal.cluster.runs import Runs, runs, spread
 from shoal.tables import Step
 
 AHEAD = 48  # steps: servers hold a few more than that
@@ -31,8 +32,6 @@ REFUSALS, DEATHS = 2, 3  # after so many of them a slot is void
 AGAIN = 16  # slots that come again are dealt also to who did not ask for so many: somebody may wait for them
 CLAIMED = 1 << 16  # slots that one report may name of which nobody knows who had them
 IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
-
-Runs = list[tuple[int, int]]
 
 
 class Order(Protocol):
@@ -195,6 +194,23 @@ class Workload:
         elsewhere = {slot for out in self._out.values() for slot in out}
         back = [slot for slot in slots if not self.is_counted(slot) and slot not in elsewhere]
         self._again = deque(sorted({*self._again, *back}))
+
+    def held(self, worker: int) -> list[int]:
+        """All slots that are meant for it and not counted, in order."""
+        mine = (*self._out.get(worker, ()), *self._pending.get(worker, ()))
+        return sorted(slot for slot in mine if not self.is_counted(slot))
+
+    def lend(self, worker: int, slots: Iterable[int]) -> None:
+        """It computes these, too; whoever else has them keeps them."""
+        self._out[worker].update(dict.fromkeys(slots))
+
+    def late(self, worker: int) -> list[int]:
+        """Slots that it has and that another one was faster with: it need not go on with them."""
+        out = self._out.get(worker, {})
+        slots = [slot for slot in out if self.is_counted(slot)]
+        for slot in slots:
+            del out[slot]
+        return slots
 
     # ------------------------------------------------------------ dealing
 
@@ -375,18 +391,3 @@ class Workload:
     def is_counted(self, slot: int) -> bool:
         number, place = divmod(slot, self.per_pass)
         return number < self._whole or (number in self._passes and bool(self._passes[number].counted[place]))
-
-
-def runs(slots: Iterable[int]) -> Runs:
-    """Slots as runs of neighbours, in the order given."""
-    numbers = list(slots)
-    cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(numbers)) if b != a + 1), len(numbers)]
-    return [(numbers[a], numbers[b - 1] + 1) for a, b in pairwise(cuts) if a < b]
-
-
-def spread(found: Iterable[tuple[int, int]], most: int) -> list[int]:
-    """The slots of runs, one by one; none at all if there are more than can be."""
-    pairs = list(found)
-    if sum(max(0, stop - first) for first, stop in pairs) > most:
-        return []
-    return [slot for first, stop in pairs for slot in range(first, stop)]

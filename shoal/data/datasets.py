@@ -153,6 +153,12 @@ def load(source: Source, seed: int, cache: Path | None = None, progress: Progres
     return Dataset.open(folder)
 
 
+def check_source(source: Source) -> None:
+    """Refuse what ``load`` would refuse before it reads a row."""
+    _check(source)
+    _plan(source, 0)
+
+
 def _pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
     try:
         pack(plan, folder, progress)

@@ -100,6 +100,8 @@ def _report(reports: int, name: str, event: RunEvent) -> None:
 
 def dealing_of(facts: Facts) -> Dealing:
     """What the coordinator deals."""
+    from shoal.cluster.delay import AutoDelay
+    from shoal.cluster.second_copies import SecondCopies
     from shoal.cluster.stopping import ENDLESS, Stopping
     from shoal.cluster.workload import Workload
     from shoal.data.slots import Slots
@@ -108,7 +110,7 @@ def dealing_of(facts: Facts) -> Dealing:
 
     job = Job.of(tomllib.loads(facts.job))
     slots = Slots(facts.rows, job.data.batch, job.seed)
-    table = job.strategy.table(job.model.keys(facts.features), job.update.update(), slots.per_pass)
+    table = job.servers_strategy.table(job.model.keys(facts.features), job.update.update(), slots.per_pass)
     workload = Workload(slots, ENDLESS, table.apply if isinstance(table.apply, Step) else None)
     stopping = Stopping(job.stop)
     limit, reason = stopping.limit(
@@ -132,8 +134,11 @@ def dealing_of(facts: Facts) -> Dealing:
         features=facts.features,
         batch=job.data.batch,
         slots=slots.per_pass,
+        emulated=job.emulate.words(),
     )
-    return Dealing(workload, stopping, started, every, reason)
+    auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
+    second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
+    return Dealing(workload, stopping, started, every, reason, auto, second)
 
 
 def saving_of(facts: Facts) -> Saving:

@@ -287,7 +287,7 @@ class Training:
         self._cluster.start()
         self._write_address()
         job = self.job
-        table = job.strategy.table(job.model.keys(self.dataset.features), job.update.update(), self._per_pass)
+        table = job.servers_strategy.table(job.model.keys(self.dataset.features), job.update.update(), self._per_pass)
         self._client = self._cluster.client("launcher")
         if self._resume is None:
             self._client.create(TABLE, table)
@@ -310,6 +310,7 @@ class Training:
 
     def _start_evaluator(self) -> None:
         worker = Worker("evaluator", "evaluator", secrets.token_hex(8))
+        worker.clock = time.monotonic_ns
         kept = None
         if self._folder is not None and self.job.stop.keeps_best:
             kept = Best(self._folder / "best.safetensors", self.job.model, self.dataset.features, self._listener)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 import threading
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,25 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
     data = Packed.open(Path(work.rows))
     slots = Slots(data.rows, job.data.batch, job.seed)
     worker = Worker(name, "worker", token)
-    return Trainer(worker, job.strategy, job.model, data, slots, lambda: transport.traffic, work.cache_bytes)
+    worker.clock = time.monotonic_ns
+    pace = job.emulate.pace(number_of(name), job.seed)
+    return Trainer(
+        worker,
+        job.servers_strategy,
+        job.model,
+        data,
+        slots,
+        lambda: transport.traffic,
+        work.cache_bytes,
+        pace,
+        job.trace.spans,
+    )
+
+
+def number_of(worker: str) -> int:
+    """The n of worker-n."""
+    number = worker.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None = None) -> None:
@@ -58,6 +77,7 @@ def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None 
             raise done.error  # whoever started us tells why we are gone: no good-bye in order
         loop.carry_out(trainer.worker.leave())
     finally:
+        trainer.close()
         loop.close()
 
 

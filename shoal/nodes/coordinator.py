@@ -109,6 +109,7 @@ class Coordinator:
             effects += self._remove(now, name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s", died=True)
         if self.dealing is not None:
             effects += self.dealing.tick(now)
+            self.dealing.set_delay(self.roster)
         effects += self.saving.tick(now, self)
         self.counts["refills"] += self.roster.refill()
         effects += self._write(now)

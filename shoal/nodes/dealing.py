@@ -15,8 +15,9 @@ import math
 import msgspec
 
 from shoal import limits
-from shoal.cluster.workload import Runs, runs
-from shoal.events import Evaluated, Gone, Joined, Progress, Stopped, Voided, Warned
+from shoal.cluster.membership import Roster
+from shoal.cluster.runs import Runs, runs
+from shoal.events import Delayed, Evaluated, Gone, Joined, Progress, Spans, Stopped, Voided, Warned
 from shoal.nodes.dealt import Line as Line
 from shoal.nodes.dealt import Marked as Marked
 from shoal.nodes.dealt import State as State
@@ -24,6 +25,8 @@ from shoal.nodes.dealt import Tally
 from shoal.nodes.dealt import Whole as Whole
 from shoal.nodes.kept import JOURNAL_TOKEN as JOURNAL_TOKEN
 from shoal.nodes.kept import Kept
+from shoal.nodes.spent import COMPUTE, IDLE, KINDS, WAIT
+from shoal.strategies import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
@@ -54,6 +57,8 @@ class Dealing(Kept):
             self._judge_gone = (now, why)
             return []
         self._unheard.pop(member.incarnation, None)
+        if self.second is not None:
+            self.second.gone(member.incarnation)
         slots = self.workload.leave(member.incarnation, died)
         self._seen.pop(member.incarnation, None)
         self._answers.pop(member.incarnation, None)
@@ -117,9 +122,17 @@ class Dealing(Kept):
         since, why = self._judge_gone
         if since and now - since > _NOBODY:
             return self.fail(f"the evaluator is gone ({why}), and did not come back")
+        if self.auto is not None and not self.over and self.auto.look(now, len(self._seen)):
+            effects.append(Tell(Delayed(seconds=self.seconds, max_delay=self.auto.delay, waiting=self.auto.share)))
         if now - self._told >= _TELL:
             effects += self._tell_progress(now)
         return self._journalled(effects)
+
+    def set_delay(self, roster: Roster) -> None:
+        """Workers may be as far apart as they should be: with the next view servers know it."""
+        placed = roster.tables.get(TABLE)
+        if self.auto is not None and placed is not None and placed.spec.max_delay != self.auto.delay:
+            roster.delay(TABLE, self.auto.delay)
 
     # ------------------------------------------------------------ workers
 
@@ -135,7 +148,8 @@ class Dealing(Kept):
             self._first_seen = self._first_seen or now
             work.enter(who, sender)
         self.traffic.by[who] = (want.sent, want.received)
-        effects: list[Effect] = []
+        effects = self._tell_spans(sender, want.spans)
+        self._measure(want)
         self._count(who, sender, want)
         work.give_back(who, work.among(who, want.back))
         for slot, why in want.refused.items():
@@ -147,13 +161,22 @@ class Dealing(Kept):
             effects += self.warn("a slot that was dealt again read weights of which some were one step newer")
         if not self._begun and not self.ended and len(self._seen) >= self._awaited:
             effects += self._begin(now)
-        again, fresh = work.deal(who, want.more) if self._may_deal(want) else ([], [])
+        again, fresh, late = self._deal(now, want) if self._may_deal(want) else ([], [], [])
         self._check_finished()
         void = [slot for slot in (*again, *fresh) if slot in work.voids]
         over = self.over if self._done else "you left" if want.leaving else ""
-        deal = m.Deal(want.request, runs(fresh), runs(again), void, over)
+        deal = m.Deal(want.request, runs(fresh), runs(again), runs(late), void, over)
         self._answers[who] = deal
         return self._journalled([*effects, Send(sender, deal)])
+
+    def _deal(self, now: int, want: m.Want) -> tuple[list[int], list[int], list[int]]:
+        """Slots that come again, new ones, and those it has that another one was faster with."""
+        again, fresh = self.workload.deal(want.incarnation, want.more)
+        if self.second is None:
+            return again, fresh, []
+        lent = self.second.choose(now, want.incarnation, self.workload)
+        self.counts["second copies"] += len(lent)
+        return sorted([*again, *lent]), fresh, self.workload.late(want.incarnation)
 
     def _hold(self, who: int, holds: Runs | None) -> None:
         if holds is not None and who in self._unheard and who in self._seen:
@@ -162,11 +185,28 @@ class Dealing(Kept):
             self.counts["slots that never came"] += self.workload.keep_only(who, holds)
         self._unheard.pop(who, None)
 
+    def _measure(self, want: m.Want) -> None:
+        """Where its time went, for whoever decides by that."""
+        spent = [*want.spent[: len(KINDS)], *[0] * (len(KINDS) - len(want.spent))]
+        self._spent = [a + b for a, b in zip(self._spent or [0] * len(KINDS), spent, strict=True)]
+        done = sum(max(0, stop - first) for first, stop in want.counted)
+        if (name := self._seen.get(want.incarnation)) is not None:
+            did = self._each.setdefault(name, {"slots": 0})
+            for what, one in (("slots", done), *((kind, one / 1e6) for kind, one in zip(KINDS, spent, strict=True))):
+                if one:
+                    did[what] = round(did.get(what, 0) + one, 6)
+        if self.auto is not None:
+            self.auto.take(spent[WAIT], sum(spent) - spent[IDLE], done)
+        if self.second is not None and want.incarnation in self._seen:
+            self.second.take(want.incarnation, spent[COMPUTE], done)
+
     def _count(self, who: int, sender: str, want: m.Want) -> None:
         work = self.workload
         new = work.count(who, work.among(who, want.counted))
         if self._former and sender not in self._new and who in self._seen:
             new += work.claim(who, want.counted)
+        if self.second is not None:
+            self.counts["second copies first"] += self.second.first(who, new)
         self._counted += new
         told = sum(max(0, stop - first) for first, stop in want.counted)
         examples, loss = want.examples, want.loss
@@ -209,13 +249,14 @@ class Dealing(Kept):
     def ready(self, now: int, sender: str, ready: m.Ready) -> list[Effect]:
         self._it_is(now)
         self._judge_gone = (0, "")
-        effects: list[Effect] = []
+        effects = self._tell_spans(sender, ready.spans)
         asked, first = self.evaluations, self.evaluations.held < 0
         if ready.error:
             effects += self.fail(f"the model cannot be judged: {ready.error}")
         if asked.read(ready.holds):
             if first and not self.generation:  # the first weights are read: from here on slots are dealt
                 self._since = self._told = now
+            self._read_at = self.seconds
             self._set_barrier()
         if not self.ended and (where := asked.judged(ready.found)) is not None:
             effects += self._judged(ready, *where)
@@ -247,9 +288,12 @@ class Dealing(Kept):
                     metrics=ready.metrics,
                     workers=workers,
                     best=best,
+                    read=self._read_at,
+                    each=self._each,
                 )
             )
         ]
+        self._each = {}
         if not math.isfinite(ready.loss):
             return [*effects, *self.fail(why)]
         if why and not self.over:
@@ -279,9 +323,21 @@ class Dealing(Kept):
             examples=self.examples,
             train_loss=self._progress.mean(),
             workers=len(self._seen),
+            spent={kind: spent / 1e6 for kind, spent in zip(KINDS, self._spent, strict=False) if spent},
         )
-        self._progress = Tally()
+        self._progress, self._spent = Tally(), []
         return [*(self._line() if self._counted else []), Tell(progress)]
+
+    def _tell_spans(self, name: str, told: list[tuple[int, int, int]]) -> list[Effect]:
+        """What a node did, on our clock: it says how long ago that was."""
+        now = self.seconds
+        spans = [
+            (KINDS[kind], round(now - ago / 1e6, 6), round(length / 1e6, 6))
+            for kind, ago, length in told[: limits.SPANS]
+            if kind < len(KINDS) and ago / 1e6 <= now
+        ]
+        counts = self._begun and self.evaluations.held >= 0  # before that, time does not count yet
+        return [Tell(Spans(seconds=now, name=name, spans=spans))] if spans and counts else []
 
     def _tell_voids(self) -> list[Effect]:
         effects: list[Effect] = []

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from shoal.cluster.runs import Runs, runs
 from shoal.cluster.stopping import Patience
-from shoal.cluster.workload import Runs, runs
 from shoal.wire import messages as m
 
 

@@ -26,6 +26,7 @@ from shoal.errors import Fenced, ShoalError, Unanswered
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.models.linear import Linear
 from shoal.nodes.going_back import goes_back
+from shoal.nodes.spent import COMMUNICATE, EVALUATE, IDLE, Spent
 from shoal.nodes.worker import Worker
 from shoal.store.task import Task
 from shoal.strategies import TABLE
@@ -72,6 +73,7 @@ class Evaluator:
         self._read: tuple[Asked, Values] | None = None  # the weights that were read last, and what for
         self._found: tuple[Asked, Judged] | None = None
         self._rows = model.keys(test.features)
+        self._spent = Spent(worker.clock, limits.SPANS)
         self._closed = False  # what is judged from now on comes too late
 
     def start(self) -> Task:
@@ -111,6 +113,7 @@ class Evaluator:
                 await client.refresh()
             await self.worker.sleep(_ASK)
         while True:
+            self._spent.did(IDLE)
             ask = await self._ready()
             if ask.over:
                 return
@@ -138,10 +141,14 @@ class Evaluator:
         if self._found is not None and self._found[0] == asked:
             return self._found[1]
         if self._read is None or self._read[0] != asked:
+            self._spent.did(IDLE)
             self._read = (asked, await self._weights(asked.clock))
+            self._spent.did(COMMUNICATE)
         weights = self._read[1]
         await self._ready(holds=asked.number)
+        self._spent.did(COMMUNICATE)
         loss, metrics = await self._off_the_loop(lambda: _judge(self.model, self.test, weights))
+        self._spent.did(EVALUATE)
         judged = Judged(asked.number, weights, loss, metrics)
         self._found = (asked, judged)
         if not self._closed and self._take(judged) and self._keep_it is not None:
@@ -157,9 +164,10 @@ class Evaluator:
         error: str = "",
     ) -> m.Judge:
         client = self.worker.client
+        spans = [one for one in self._spent.told()[1] if one[0] != IDLE]
 
         def ready(request: int) -> m.Message:
-            return m.Ready(request, client.incarnation, holds, found, loss, metrics or {}, error)
+            return m.Ready(request, client.incarnation, holds, found, loss, metrics or {}, error, spans)
 
         while True:
             with contextlib.suppress(Unanswered):  # a coordinator that is away comes back

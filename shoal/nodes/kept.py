@@ -19,8 +19,11 @@ from collections.abc import Iterable
 import msgspec
 
 from shoal import limits
+from shoal.cluster.delay import AutoDelay
+from shoal.cluster.runs import Runs, runs, spread
+from shoal.cluster.second_copies import SecondCopies
 from shoal.cluster.stopping import Stopping
-from shoal.cluster.workload import Runs, Workload, runs, spread
+from shoal.cluster.workload import Workload
 from shoal.events import RolledBack, Started
 from shoal.nodes.dealt import (
     Account,
@@ -46,8 +49,18 @@ JOURNAL_TOKEN = -1  # of a Persist whose answer only matters if it is an error
 class Kept:
     """One run, as far as it is kept."""
 
-    def __init__(self, workload: Workload, stopping: Stopping, started: Started, every: int, limit_reason: str) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        stopping: Stopping,
+        started: Started,
+        every: int,
+        limit_reason: str,
+        auto: AutoDelay | None = None,
+        seconds: SecondCopies | None = None,
+    ) -> None:
         self.workload, self.stopping = workload, stopping
+        self.auto, self.second = auto, seconds
         self.evaluations = Evaluations(every)
         self.generation = 0
         self.over = ""  # nothing more is dealt, and why
@@ -73,6 +86,9 @@ class Kept:
         self._last_loss: float | None = None
         self._progress, self._between = Tally(), Tally()
         self._told = 0
+        self._spent: list[int] = []  # microseconds of the workers, by kind, not yet told
+        self._each: dict[str, dict[str, float]] = {}  # of every worker, since the last evaluation
+        self._read_at: float | None = None  # seconds when the weights that are judged were read
         self._counted: list[int] = []  # not yet journalled
         self._voided: dict[int, str] = {}
         self._known_voids: set[int] = set()
@@ -182,6 +198,8 @@ class Kept:
         self._counted, self._voided = [], {}
         self._seen, self._answers, self._new, self._unheard = {}, {}, set(), {}
         self._alone_since, self._judge_gone = 0, (0, "")
+        if self.second is not None:
+            self.second = SecondCopies()
         self.generation = max(self.generation, account.generation)
         self.over, self._finished, self._computed = account.over, False, account.computing
         self.examples, self._before, self._since = account.examples, account.seconds, 0

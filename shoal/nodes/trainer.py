@@ -7,6 +7,7 @@ lanes of their own, one for each deal: others wait for them, and this worker's o
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,14 +16,17 @@ from typing import Any
 import numpy as np
 
 from shoal import limits
-from shoal.cluster.workload import MOST, runs, spread
+from shoal.cluster.runs import runs, spread
+from shoal.cluster.workload import MOST
 from shoal.data.batch import Local
 from shoal.data.packed import Packed
 from shoal.data.slots import Slots
+from shoal.emulate import Pace
 from shoal.errors import Fenced, ShoalError
 from shoal.models.linear import Linear
 from shoal.nodes.going_back import goes_back
 from shoal.nodes.rows import Rows
+from shoal.nodes.spent import COMMUNICATE, IDLE, Spent
 from shoal.nodes.worker import Worker
 from shoal.store.client import Client
 from shoal.store.task import Task
@@ -35,9 +39,9 @@ _REPORT = 200 * limits.MILLISECOND  # at least so often
 _SOON = 2 * limits.MILLISECOND  # when there is nothing to do: at first, then twice that,
 _LATER = 10 * limits.MILLISECOND  # up to this
 _FEWEST = 4  # slots asked for
+_FIRST = 16  # at first: how long one takes is not known; then as many as are done
 _NOTHING = Task("nothing to count")
 _NOTHING.finish()
-_FIRST_ROWS = 125_000  # asked for at first: half a second of work at a modest pace
 
 
 class Lane:
@@ -92,6 +96,9 @@ class Lane:
         if self._waits is not None:
             self._waits.finish()
 
+    def waited(self, task: Task) -> None:
+        self._trainer.spent.waited(task.held, IDLE if task is self._waits else COMMUNICATE)
+
     def is_void(self, slot: Slot) -> bool:
         return self._trainer.number(slot) in self._trainer.void
 
@@ -107,8 +114,8 @@ class Lane:
         tally = self._trainer.tally(self, slot)
         tally.then(lambda _: task.then(pushed) if tally.error is None else None)
 
-    def newer(self) -> None:
-        self._trainer.newer += 1
+    def leaves(self, slot: Slot) -> bool:
+        return self._trainer.leaves(self._trainer.number(slot))
 
     def refuse(self, slot: Slot, why: str) -> None:
         self._trainer.refuse(self._trainer.number(slot), why)
@@ -126,7 +133,10 @@ class Trainer:
         slots: Slots,
         traffic: Callable[[], tuple[int, int]],
         cache_bytes: int = limits.SLOT_CACHE,
+        pace: Pace | None = None,
+        spans: int = 0,
     ) -> None:
+        """``pace`` holds computation up, ``spans`` is how many of a second's are told one by one."""
         self.worker, self.strategy, self.model, self.data, self.slots = worker, strategy, model, data, slots
         self.over = False
         self.leaving = False
@@ -137,13 +147,16 @@ class Trainer:
         self._generation = 0  # when it began
         worker.on_fenced = self._fenced
         worker.client.patient = True  # who is silent may be back: if not, the view says so
-        self._traffic = traffic
+        self._traffic, self._pace = traffic, pace
+        self._closed = threading.Event()
+        self.spent = Spent(worker.clock, spans)
         self._rows = Rows(worker, data, slots, model.bias, cache_bytes)
         self._lane = Lane(self)
         self._lanes: dict[Lane, Task] = {}  # at work: the first, and those of slots that came again
         self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
         self._highest = 0  # of those on the first lane
         self._counted: list[int] = []
+        self._back, self._left = list[int](), set[int]()  # slots to be given back, and all that ever were
         self._tallies: dict[Task, None] = {}  # under way
         self._examples, self._loss = 0, 0.0
         self._rate = 0.0  # slots a second
@@ -178,7 +191,27 @@ class Trainer:
         return self._rows.local(slot)
 
     def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
-        return self.worker.compute(partial(self._gradient, local, weights, mean), local.nonzeros // 2)
+        function, cost = partial(self._gradient, local, weights, mean), local.nonzeros // 2
+        self.spent.computing()
+        if self._pace is not None:
+            task = self.worker.compute(
+                partial(self._held_up, self._pace, function, len(local)), limits.INLINE_ELEMENTS + 1
+            )
+        else:
+            task = self.worker.compute(function, cost)
+        task.then(lambda _: self.spent.computed())
+        return task
+
+    def _held_up(self, pace: Pace, function: Callable[[], Any], rows: int) -> Any:
+        """Off the loop, which stays awake; whoever ends the worker does not wait for it."""
+        began = self.worker.clock()
+        result = function()
+        self._closed.wait(pace.extra(rows, (self.worker.clock() - began) / limits.SECOND))
+        return result
+
+    def close(self) -> None:
+        """Nothing is waited for any more."""
+        self._closed.set()
 
     def _gradient(self, local: Local, weights: Any, mean: bool) -> tuple[float, Any]:
         counts = None
@@ -214,6 +247,17 @@ class Trainer:
         self._mine.discard(slot)
         self.refused[slot] = why
 
+    def leaves(self, slot: int) -> bool:
+        """Give it back: who pushed it will see to it, with the weights of its step. If it comes again, that one is dead."""
+        if slot in self._left:
+            self.newer += 1
+            return False
+        self._left.add(slot)
+        self._mine.discard(slot)
+        self._back.append(slot)
+        self.ask_now()
+        return True
+
     # ------------------------------------------------------------ life
 
     async def _work(self) -> None:
@@ -242,6 +286,7 @@ class Trainer:
             await self.worker.client.refresh()
             await self.worker.sleep(20 * limits.MILLISECOND)
         self._life, self._generation = self.worker.client.incarnation, self.worker.client.view.generation
+        self.spent.skip()
         self._run(self._lane)
         while self._lanes:
             await self._report()
@@ -260,7 +305,7 @@ class Trainer:
 
     async def _report(self, idle: bool = False) -> None:
         """Say what is counted, ask for more; unless there is nothing to do it with."""
-        back: list[int] = []
+        back, self._back = self._back, []
         client, leaving = self.worker.client, self.leaving
         if client.incarnation != self._life:  # what would be dealt now is for the next life
             raise Fenced(self.worker.name, self._life)
@@ -269,7 +314,7 @@ class Trainer:
                 back += lane.queue
                 lane.queue.clear()
             self._mine.difference_update(back)
-        slots = self._rate * _AHEAD / limits.SECOND if self._rate else _FIRST_ROWS / self.slots.batch
+        slots = self._rate * _AHEAD / limits.SECOND if self._rate else max(_FIRST, self._done)
         ahead = max(_FEWEST, min(MOST, int(slots)))
         self.low = ahead // 2
         more = 0 if leaving or self.over or idle else max(0, ahead - len(self._lane.queue))
@@ -278,23 +323,14 @@ class Trainer:
         newer, self.newer = self.newer, 0
         holds = runs(sorted(self._mine))  # now: what is counted a moment later is told with the next report
         sent, received = self._traffic()
+        spent, spans = self.spent.told()
 
         def want(request: int) -> m.Message:
             return m.Want(
-                request,
-                client.incarnation,
-                more,
-                counted=runs(sorted(counted)),
-                back=runs(sorted(back)),
-                refused=refused,
-                examples=examples,
-                loss=loss,
-                sent=sent,
-                received=received,
-                leaving=leaving,
-                holds=holds,
-                newer=newer,
-            )
+                request, client.incarnation, more, counted=runs(sorted(counted)), back=runs(sorted(back)),
+                refused=refused, examples=examples, loss=loss, sent=sent, received=received, leaving=leaving,
+                holds=holds, newer=newer, spent=spent, spans=spans,
+            )  # fmt: skip
 
         self._take(await client.ask("ask for slots", want, m.Deal))
 
@@ -316,7 +352,19 @@ class Trainer:
         self._lane.queue.extend(new)
         if deal.over:
             self.over = True
+            for lane in self._lanes:
+                lane.queue.clear()  # all is counted, whoever did it
+        self._drop(deal.late)
         self._wake()
+
+    def _drop(self, late: list[tuple[int, int]]) -> None:
+        """Others were faster with these."""
+        if not late:
+            return
+        gone = set(spread(late, limits.LEDGER_WINDOW))
+        self._mine -= gone
+        for lane in self._lanes:
+            lane.queue = deque(slot for slot in lane.queue if slot not in gone)
 
     def _pause(self) -> int:
         """How long to wait before asking again."""
@@ -344,5 +392,5 @@ class Trainer:
         """What this life had is dealt to others; rows that were read stay."""
         self.over = False
         self._lane, self._lanes, self._tallies = Lane(self), {}, {}
-        self._mine, self._highest = set(), 0
+        self._mine, self._highest, self._back = set(), 0, []
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}

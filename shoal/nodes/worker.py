@@ -37,6 +37,7 @@ class Worker:
         self.member = Membership(name, role, token)
         self.member.reaches = {"server"}
         self.now = 0
+        self.clock: Callable[[], int] = lambda: self.now  # a finer one, where time goes on by itself
         self.joined = Task("join the cluster")
         self.on_fenced: Callable[[], None] | None = None
         self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # running, waiting for, its own task

@@ -126,6 +126,12 @@ class Cluster:
     def tables(self) -> list[Placed]:
         return list(self.coordinator.roster.tables.values())
 
+    def delays(self) -> set[int | None]:
+        """What the servers that are there go by."""
+        here = [server for name, server in self.servers.items() if name in self.world.hosts]
+        parts = [holding.own for server in here for holding in server.tables.values()]
+        return {part.spec.max_delay for part in parts if part is not None}
+
     def incarnations(self) -> list[int]:
         """Of all who are members."""
         return [person.member.incarnation for person in self.coordinator.roster.people.values()]

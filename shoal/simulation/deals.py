@@ -10,18 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from shoal.cluster.workload import Runs, runs, spread
+from shoal.cluster.membership import Roster
+from shoal.cluster.runs import Runs, runs, spread
 from shoal.events import RunEvent, Saved
 from shoal.nodes.dealing import Dealing
 from shoal.nodes.dealt import State
 from shoal.simulation.checker import Violation, steps_of
 from shoal.simulation.faults import Plan
+from shoal.simulation.stragglers import Auto
 from shoal.simulation.workload import Dealer, Scribe
 from shoal.tables import Step
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 
-COORDINATORS_OWN = ("started_again", "joined", "gone", "never_came", "tick", "warn")  # said, and of no consequence here
+COORDINATORS_OWN = ("started_again", "joined", "gone", "never_came", "warn")  # said, and of no consequence here
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Deals:
         self.violations: list[Violation] = []
         self.failed = ""
         self.rollbacks = self.checkpoints = self.older = 0
+        self.auto: Auto | None = None
         self.on_rollback: Callable[[], None] = lambda: None
         self.generation: Callable[[], int] = lambda: 0
         self._steps = steps_of(plan)
@@ -55,6 +58,15 @@ class Deals:
         if name in COORDINATORS_OWN:
             return lambda *facts: []
         raise AttributeError(name)
+
+    def tick(self, now: int) -> list[Effect]:
+        if self.auto is not None:
+            self.auto.tick(now)
+        return []
+
+    def set_delay(self, roster: Roster) -> None:
+        if self.auto is not None:
+            self.auto.set_delay(roster)
 
     # ------------------------------------------------------------ what a checkpoint asks
 

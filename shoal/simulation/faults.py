@@ -30,6 +30,11 @@ SERVER_FAMILIES = (
     "full disk",
 )
 HABITS = ("park", "second copies", "void", "change delay", "pipeline", "small pieces")
+STRAGGLING = (
+    "slower",
+    "halting",
+    "stall",
+)  # a worker computes slowly, with breaks, or not at all for once: it is alive
 NONSENSE = ("nan", "unsorted", "short", "far")
 
 
@@ -107,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             lasts=random.choice([1_000, 2_000, 4_000, 9_000]),
             habits=tuple(random.sample(HABITS, random.choice([0, 1, 2, 3]))),
         )
-        return msgspec.structs.replace(plan, faults=draw_faults(plan))
+        return with_stragglers(msgspec.structs.replace(plan, faults=draw_faults(plan)))
 
     @classmethod
     def read(cls, text: str) -> Plan:
@@ -166,6 +171,33 @@ def draw_faults(plan: Plan) -> tuple[Fault, ...]:
     elif random.random() < 0.2:
         faults += _coordinator(plan, random)
     return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def with_stragglers(plan: Plan) -> Plan:
+    """In three plans of ten some workers are slow, and mostly something is done about it (drawn apart: S3-07)."""
+    random = Random(f"{plan.seed}/stragglers")
+    if random.random() >= 0.3:
+        return plan
+    faults = [
+        _straggler(plan, random, name)
+        for name in random.sample(plan.worker_names, min(plan.workers, random.choice([1, 1, 2])))
+    ]
+    remedy: tuple[str, ...] = ()
+    if plan.kind == "step" and random.random() < 0.7:
+        remedy = ("lend",)
+    elif plan.kind == "each" and plan.max_delay is not None and "change delay" not in plan.habits:
+        remedy = ("auto delay",) if random.random() < 0.7 else ()
+    faults = sorted([*plan.faults, *faults], key=lambda fault: fault.at)
+    return msgspec.structs.replace(plan, faults=tuple(faults), habits=(*plan.habits, *remedy))
+
+
+def _straggler(plan: Plan, random: Random, name: str) -> Fault:
+    match random.choice(["slower", "slower", "halting", "stall"]):
+        case "slower":  # so many times
+            return Fault("slower", random.randrange(plan.lasts // 2), plan.lasts, name, rate=random.choice([3, 5, 10]))
+        case "halting":  # the chance that it stands still before a slot
+            return Fault("halting", 0, plan.lasts, name, rate=random.choice([0.2, 0.5]))
+    return Fault("stall", random.randrange(plan.lasts // 2), random.choice([500, 2_000, 6_000]), name)
 
 
 def _some(plan: Plan, random: Random) -> list[int]:

@@ -29,6 +29,7 @@ SOMETIMES = (
     "coordinator: late hello",
     "coordinator: removed",
     "coordinator: shrunk",
+    "delays that changed",
     "disk: records refused by a full disk",
     "disk: records that were never acknowledged, and survived",
     "disk: writes torn by a crash",
@@ -43,9 +44,12 @@ SOMETIMES = (
     "fault: pause server",
     "fault: pause worker",
     "fault: full coordinator",
+    "fault: halting worker",
     "fault: power",
     "fault: rogue",
     "fault: rot",
+    "fault: slower worker",
+    "fault: stall worker",
     "fault: twin server",
     "fault: twin worker",
     "fault: withheld",
@@ -84,6 +88,8 @@ SOMETIMES = (
     "server: view behind",
     "server: void",
     "server: waited",
+    "slots lent",
+    "slots that took longer",
 )
 
 

@@ -13,6 +13,7 @@ from unittest import mock
 from msgspec.structs import replace
 
 from shoal import limits
+from shoal.cluster.delay import AutoDelay
 from shoal.cluster.membership import Roster
 from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.simulation.disk import CHECKPOINT_MUTANTS
@@ -256,6 +257,45 @@ def promote_a_filling_server() -> Any:
         real(self, server)
 
     return mock.patch.object(Roster, "_without", without)
+
+
+# ---------------------------------------------------------------- stragglers, and what is done about them
+
+
+@mutant
+def second_copy_added_too() -> Any:
+    """A slot that two workers computed is added for each of them."""
+    real = Segments._push_slot
+
+    def push_slot(self: Segments, now: int, asker: Asker, slot: tuple[int, int], given: KeyValues | None) -> Outcome:
+        firsts = self.__dict__.setdefault("firsts", {})
+        opened, who = self._open.get(slot[0]), asker.ask.incarnation
+        if firsts.setdefault(slot, who) != who and opened is not None and opened.have[:, slot[1]].any():
+            opened.have[:, slot[1]] = False
+        return real(self, now, asker, slot, given)
+
+    return mock.patch.object(Segments, "_push_slot", push_slot)
+
+
+@mutant
+def delay_never_shrinks() -> Any:
+    """A server takes a longer delay and keeps it when a shorter one is set."""
+    real = Segments.set_delay
+
+    def set_delay(self: Segments, spec: Any) -> Outcome:
+        before = self.clocks.max_delay
+        outcome = real(self, spec)
+        if before is None or (self.clocks.max_delay is not None and self.clocks.max_delay < before):
+            self.clocks.max_delay = before
+        return outcome
+
+    return mock.patch.object(Segments, "set_delay", set_delay)
+
+
+@mutant
+def delay_shrinks_while_they_wait() -> Any:
+    """Where workers wait too much, the automatic delay gets shorter."""
+    return mock.patch.object(AutoDelay, "_longer", lambda self: max(0, self.delay - 1))
 
 
 # ---------------------------------------------------------------- checkpoints; more of them in simulation.disk

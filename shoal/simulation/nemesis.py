@@ -10,7 +10,7 @@ from typing import Protocol
 
 from shoal.limits import MILLISECOND, SECOND, SUSPECT_AFTER
 from shoal.simulation.cluster import COORDINATOR
-from shoal.simulation.faults import WEATHER, Fault, Plan
+from shoal.simulation.faults import STRAGGLING, WEATHER, Fault, Plan
 from shoal.simulation.world import Journal, World
 
 SETTLE = 6 * SECOND  # a pause may outlast the healing by so much
@@ -34,6 +34,11 @@ class Stage(Protocol):
     def rot(self, fault: Fault) -> None: ...
 
     def rogue(self, fault: Fault) -> None: ...
+
+    def straggle(self, fault: Fault, until: int) -> None: ...
+
+    def hurry(self) -> None:
+        """Nobody straggles any more."""
 
 
 class Nemesis:
@@ -103,6 +108,8 @@ class Nemesis:
                 self._stage.twin(fault)
             case "rogue":
                 self._stage.rogue(fault)
+            case kind if kind in STRAGGLING:
+                self._stage.straggle(fault, until)
             case other:
                 raise ValueError(f"no fault {other!r}")
         role = fault.who.partition("-")[0]
@@ -123,6 +130,7 @@ class Nemesis:
             host.paused_until = min(host.paused_until, world.now + SETTLE)
         for journal in world.journals.values():
             journal.full_until = 0
+        self._stage.hurry()
         self._healed = True
 
 

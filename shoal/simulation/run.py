@@ -21,6 +21,7 @@ from shoal.simulation.copies import Owners, differences
 from shoal.simulation.deals import Deals
 from shoal.simulation.faults import Fault, Plan
 from shoal.simulation.nemesis import Nemesis
+from shoal.simulation.stragglers import Auto, Lending, Stragglers, quick
 from shoal.simulation.workload import (
     TABLE,
     Dealer,
@@ -77,8 +78,12 @@ class Run:
         self.scribe.on_broken = self._stopped
         self.random = Random(f"{plan.seed}/run")
         self.dealer = Dealer(plan)
+        self.stragglers = Stragglers(plan, lambda: self.world.now)
+        self.lending, self.auto = Lending(plan, self.dealer), Auto(plan, self.stragglers, self.scribe)
+        self.scribe.takes, self.scribe.waited = self.stragglers.takes, self.stragglers.did_wait
+        self.scribe.took, self.scribe.lent = self.lending.took, self.lending.choose
         self.deals = Deals(plan, self.dealer, self.scribe)
-        self.deals.on_rollback = self._rolled_back
+        self.deals.on_rollback, self.deals.auto = self._rolled_back, self.auto
         self.cluster = Cluster(self.world, plan, self.deals)
         self.owners = Owners(self.cluster)
         self.counts: Counter[str] = Counter()
@@ -96,7 +101,7 @@ class Run:
         # Where there are many pieces, more can come between them.
         pieces = 64 if "small pieces" in self.plan.habits else limits.FILL_BYTES
         try:
-            with mock.patch.object(limits, "FILL_BYTES", pieces):
+            with mock.patch.object(limits, "FILL_BYTES", pieces), quick():
                 violations = self._run()
         except Exception as error:  # what must never happen at all
             violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
@@ -137,6 +142,7 @@ class Run:
             *self.deals.violations,
             *check(self.plan, self.scribe.history, self.dealer.void, self.scribe.past),
         ]
+        violations += self.auto.violations
         violations += self._check_end(operator)
         violations += self._check_copies()
         if self._silent:
@@ -208,6 +214,12 @@ class Run:
             self._counted("rogue pushes")
             self.world.send(fault.who, fault.others[0], *sent)
 
+    def straggle(self, fault: Fault, until: int) -> None:
+        self.stragglers.straggle(fault, until)
+
+    def hurry(self) -> None:
+        self.stragglers.hurry()
+
     # ------------------------------------------------------------ the workers
 
     def _start(self, name: str) -> None:
@@ -252,6 +264,7 @@ class Run:
 
     def _rolled_back(self) -> None:
         """Who was done has something to do again; all others are fenced, and begin another life."""
+        self.lending.forget()
         for name, life in self._lives.items():
             if life.done:
                 self._stopped(self.workers[name])
@@ -259,6 +272,7 @@ class Run:
     def _crashed(self, name: str) -> None:
         if name in self.workers:
             self._note_end(self.workers[name])
+            self.lending.gone(name)
 
     def _twin_ended(self, worker: Worker) -> None:
         self._note_end(worker)
@@ -296,6 +310,8 @@ class Run:
         self.counts[what] += 1
 
     def _after_event(self, name: str) -> None:
+        if self.auto.pending is not None:
+            self.auto.seen(self.cluster.delays())
         if name == COORDINATOR:
             self._see_members()
         elif (worker := self.workers.get(name)) is not None and worker.client.flight.letters:
@@ -359,7 +375,8 @@ class Run:
 
     def _parts(self) -> Iterator[dict[str, int]]:
         deals = self.deals
-        yield {"rollbacks": deals.rollbacks, "checkpoints": deals.checkpoints}
+        yield {"rollbacks": deals.rollbacks, "checkpoints": deals.checkpoints, "slots lent": self.lending.lent}
+        yield {**self.stragglers.counts, "delays that changed": self.auto.changes}
         yield {"rare: restored from an older checkpoint": deals.older}
         for coordinator in self.cluster.coordinators:
             yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}

@@ -71,6 +71,14 @@ class Dealer:
         holders.append(worker)
         return slot
 
+    def held(self, worker: str) -> list[int]:
+        """What it has, and is not counted."""
+        return [slot for slot in sorted(self._out) if worker in self._out[slot]]
+
+    def lend(self, slot: int, worker: str) -> None:
+        """It has this one, too."""
+        self._deal(slot, worker)
+
     @property
     def reached(self) -> int:
         """No slot from here on was ever dealt."""
@@ -107,6 +115,10 @@ class Scribe:
         self.history: list[Event] = []
         self._calls = 0
         self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push of it failed for good: it cannot go on
+        self.takes: Callable[[str, int], int] = lambda worker, nanoseconds: nanoseconds  # what would take so long
+        self.took: Callable[[str, int], None] = lambda worker, nanoseconds: None
+        self.waited: Callable[[int], None] = lambda nanoseconds: None  # for slower ones, for a step
+        self.lent: Callable[[int, str], list[int]] = lambda now, worker: []  # slots that this worker is lent
         self.past = Past()
         self._steps: dict[int, int] = {}  # the last one named, by incarnation
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
@@ -133,6 +145,7 @@ class Scribe:
         call = self._begin(worker, "pull", clock=client.clock if clock is None else clock, enter=enter)
         task.then(lambda task: self._ended(call, task))
         await _or_stop(task)
+        self.waited(worker.now - task.held if task.held else 0)
 
     def push(
         self, worker: Worker, layout: Layout, column: int, amounts: Values, number: int, void: bool = False
@@ -193,7 +206,7 @@ async def client_life(worker: Worker, scribe: Scribe, column: int, done: list[in
     under_way: deque[Task] = deque()
     while done[0] < plan.slots:
         done[0] += 1
-        await _think(worker, plan, random)
+        await _think(worker, scribe, random)
         if random.random() < 0.4:
             await scribe.pull(worker, layout, None)
         if random.random() < 0.1:
@@ -230,7 +243,7 @@ async def worker_life(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
                 scribe.note("entered", worker.name, client.incarnation, client.clock)
         else:
             await scribe.pull(worker, layout, _step(layout, plan, slot))
-        await _think(worker, plan, random)
+        await _think(worker, scribe, random)
         task = scribe.push(
             worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
         )
@@ -246,10 +259,11 @@ async def second_hand(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
     layout = await _table(worker)
     while not dealer.finished:
         slot = dealer.take_again(worker.name)
-        if slot is None:
+        again = scribe.lent(worker.now, worker.name) if slot is None else [slot]
+        if not again:
             await worker.sleep(50 * MILLISECOND)
-        else:  # each on a lane of its own: an earlier one may come back while this one waits
-            worker.start(_once_more(worker, scribe, dealer, layout, slot))
+        for one in again:  # each on a lane of its own: an earlier one may come back while this one waits
+            worker.start(_once_more(worker, scribe, dealer, layout, one))
 
 
 async def _once_more(worker: Worker, scribe: Scribe, dealer: Dealer, layout: Layout, slot: int) -> None:
@@ -288,8 +302,11 @@ async def _table(worker: Worker) -> Layout:
     return worker.client.layout(TABLE)
 
 
-async def _think(worker: Worker, plan: Plan, random: Random) -> None:
-    await worker.sleep(random.randrange(plan.think * MILLISECOND // 10, plan.think * MILLISECOND))
+async def _think(worker: Worker, scribe: Scribe, random: Random) -> None:
+    longest = scribe.plan.think * MILLISECOND
+    takes = scribe.takes(worker.name, random.randrange(longest // 10, longest))
+    await worker.sleep(takes)
+    scribe.took(worker.name, takes)
 
 
 async def _or_stop(task: Task) -> None:

@@ -141,6 +141,7 @@ class Dispatch:
         match message:
             case m.Held(_, waits):
                 op.task.waits_for = f"{sender}: {waits}"
+                op.task.held = op.task.held or now
                 if self.flight.held(now, request):
                     self._bytes -= op.waiting[request]
                     op.waiting[request] = 0

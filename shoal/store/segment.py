@@ -97,9 +97,8 @@ class Segments(Waiting):
             fresh = fresh & ~waits if (fresh & ~waits).any() else None
         if fresh is None:
             return self._counted_before(now, asker)
-        outcome = self._make(
-            now, self._change(push, "push", fresh), self.extent.only(given, fresh, asker.covered), asker, fresh
-        )
+        counts = self._damped(self.extent.only(given, fresh, asker.covered), push.read, fresh)
+        outcome = self._make(now, self._change(push, "push", fresh), counts, asker, fresh)
         if fresh is not asker.covered and not (fresh == asker.covered).all():
             outcome += self._make(now, self._change(push, "tick", asker.covered), None, None, asker.covered)
         return outcome

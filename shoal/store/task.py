@@ -30,6 +30,7 @@ class Task:
         "clocks",
         "done",
         "error",
+        "held",
         "value",
         "versions",
         "waits_for",
@@ -45,6 +46,7 @@ class Task:
         self.error: Exception | None = None
         self.versions: dict[str, list[int]] = {}  # of a pull: what each server's segments were at
         self.clocks: list[Any] = []  # of a pull that asked for them: (range, vector clock), in key order
+        self.held = 0  # when somebody first said that it is kept back; 0: nobody has
         self.waits_for = ""  # the last thing that was heard about it
         self._then: list[Callable[[Task], None]] = []
         self._waiter: Waiter | None = None

@@ -13,13 +13,13 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, KeyValues
 from shoal.store.aggregate import OpenStep
 from shoal.store.ledger import Mask, Numbers
 from shoal.store.outcome import Asker, Outcome, Work
 from shoal.store.part import Part
 from shoal.store.replicate import Log
-from shoal.tables import Step
+from shoal.tables import Each, Step
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 from shoal.wire.base import Events
@@ -169,12 +169,26 @@ class Waiting(Part):
         return sum(opened.size for opened in self._open.values())
 
     def _record_staleness(self, version: Numbers | int, read: list[int], fresh: Mask) -> None:
+        age = self._age(version, read, fresh)
+        if age >= 0:
+            self.staleness[min(age, len(self.staleness) - 1)] += 1
+
+    def _age(self, version: Numbers | int, read: list[int], fresh: Mask) -> int:
+        """How many updates came between what was read and now; -1: that is not known."""
         if len(read) == 1 and fresh is self.extent.whole:
-            age = int(version) - read[0] if isinstance(version, int) else int(version.max()) - read[0]
-            self.staleness[min(max(age, 0), len(self.staleness) - 1)] += 1
-            return
+            return max(0, int(version) - read[0] if isinstance(version, int) else int(version.max()) - read[0])
         known = np.asarray(read, np.int64)
         if len(known) not in (1, len(fresh)):
-            return  # read by another placement
-        age = int((np.asarray(version) - (known if len(known) == 1 else known[fresh])).max())
-        self.staleness[min(max(age, 0), len(self.staleness) - 1)] += 1
+            return -1  # read by another placement
+        return max(0, int((np.asarray(version) - (known if len(known) == 1 else known[fresh])).max()))
+
+    def _damped(self, given: KeyValues | None, read: list[int], fresh: Mask) -> KeyValues | None:
+        """A gradient that is too stale counts less, where the table is so."""
+        above = self.spec.apply.damp_above if isinstance(self.spec.apply, Each) else None
+        if above is None or given is None or not read:
+            return given
+        version = self.version if fresh is self.extent.whole else self.version[fresh]
+        if (age := self._age(version, read, fresh)) <= above:
+            return given
+        self.counts["damped"] += 1
+        return KeyValues(given.keys, given.values * np.float32(above / age))

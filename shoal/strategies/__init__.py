@@ -37,6 +37,9 @@ class Lane(Protocol):
     def more(self) -> Task:
         """Done when there may be another slot, or it is over."""
 
+    def waited(self, task: Task) -> None:
+        """This was awaited, and is done: the time since the last such call, or computation, went by for it."""
+
     def is_void(self, slot: Slot) -> bool:
         """Nobody can compute it: push it empty."""
 
@@ -49,8 +52,8 @@ class Lane(Protocol):
     def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
         """This push is under way: report the slot when it is counted."""
 
-    def newer(self) -> None:
-        """A slot was computed with weights of which some are newer than its step."""
+    def leaves(self, slot: Slot) -> bool:
+        """Some of its weights are newer than its step: whether somebody else is left to see to it."""
 
     def refuse(self, slot: Slot, why: str) -> None:
         """Its gradient cannot be pushed."""

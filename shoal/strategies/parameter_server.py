@@ -45,9 +45,11 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 64:
             raise Invalid(f"strategy.prefetch={self.prefetch}: needs 0 to 64")
-        for name, least, most in (("max_delay", 0, MAX_DELAY), ("slots_per_step", 1, SLOTS_PER_STEP)):
-            if not least <= getattr(self, name, least) <= most:
-                raise Invalid(f"strategy.{name}={getattr(self, name)}: needs {least} to {most:,}")
+        bounds = (("max_delay", 0, MAX_DELAY), ("slots_per_step", 1, SLOTS_PER_STEP), ("damp_above", 1, MAX_DELAY))
+        for name, least, most in bounds:
+            value = getattr(self, name, None)
+            if value not in (None, "auto") and not least <= value <= most:
+                raise Invalid(f"strategy.{name}={value}: needs {least} to {most:,}")
 
     @property
     def name(self) -> str:
@@ -79,6 +81,7 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
             if begun:
                 one = begun.popleft()
                 weights = await one.pull
+                lane.waited(one.pull)
                 clock = lane.client.clock if clock is None else clock
                 push = await self._push(lane, one, weights, clock + 1 + len(begun))
                 if push is not None:
@@ -86,16 +89,18 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
                     pushed.append(push.pull)
                     if push.local is not None:
                         begun.append(push)
-                await self._settle(pushed)
+                await self._settle(lane, pushed)
             elif lane.over:
                 break
             else:
                 clock = None
                 if not self.in_steps:
-                    await _all(pushed)
+                    await _all(lane, pushed)
                     await lane.client.park()  # nobody waits for who has nothing to do
-                await lane.more()
-        await _all(pushed)
+                more = lane.more()
+                await more
+                lane.waited(more)
+        await _all(lane, pushed)
         if not self.in_steps:  # there nobody waits for workers, and another lane may be at work
             await lane.client.park()
 
@@ -117,8 +122,8 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
             void = client.push(TABLE, (), (), slot=slot, void=True)
             lane.push(slot, None, 0.0, void)
             return Begun(slot, None, void)
-        if self.in_steps and _is_newer(client, one):
-            lane.newer()  # its first worker died with some servers served and others not
+        if self.in_steps and _is_newer(client, one) and lane.leaves(slot):
+            return None  # another one pushed it, and some servers have that already
         loss, gradient = await lane.gradient(local, weights, self.combine == "mean")
         following = None if self.in_steps else lane.next()
         coming = None if following is None or lane.is_void(following) else lane.local(following)
@@ -141,13 +146,13 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         lane.push(slot, local, loss, push)
         return Begun(slot if following is None or coming is None else following, coming, push)
 
-    async def _settle(self, pushed: deque[Task]) -> None:
+    async def _settle(self, lane: Lane, pushed: deque[Task]) -> None:
         """Not too many at once; one that failed for good ends this life, since somebody may wait for it."""
         # A slot of a step is counted only when the step is whole; a push that looks ahead is done when that pull is, which may
         # wait for all of ours that are begun.
         most = SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2)
         while len(pushed) > most or (pushed and pushed[0].done):
-            await pushed.popleft()
+            await _one(lane, pushed)
 
 
 class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
@@ -155,6 +160,7 @@ class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
 
     slots_per_step: int = 8  # never taken from the number of workers
     max_delay: int = 0  # steps that the weights of a slot may be behind
+    second_copies: bool = False  # slots of a worker that is much slower than the others are dealt to another one, too
 
     @property
     def in_steps(self) -> bool:
@@ -167,17 +173,20 @@ class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
 class Bounded(ParameterServer, frozen=True, tag="bounded", kw_only=True):
     """Nobody runs more than max_delay steps ahead of the slowest worker."""
 
-    max_delay: int = 4
+    max_delay: int | Literal["auto"] = 4  # auto: the smallest at which they hardly wait, found while they run
+    damp_above: int | None = None  # a gradient twice as stale as this counts half, and so on
 
     def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
-        return Each(), self.max_delay
+        return Each(self.damp_above), 0 if self.max_delay == "auto" else self.max_delay
 
 
 class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
     """Nobody waits."""
 
+    damp_above: int | None = None  # as in Bounded
+
     def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
-        return Each(), None
+        return Each(self.damp_above), None
 
 
 def _is_newer(client: Client, one: Begun) -> bool:
@@ -189,6 +198,12 @@ def _is_newer(client: Client, one: Begun) -> bool:
     return any(taken) and not all(taken)  # all: it was counted before, and what is computed now counts nowhere
 
 
-async def _all(tasks: deque[Task]) -> None:
+async def _all(lane: Lane, tasks: deque[Task]) -> None:
     while tasks:
-        await tasks.popleft()
+        await _one(lane, tasks)
+
+
+async def _one(lane: Lane, tasks: deque[Task]) -> None:
+    task = tasks.popleft()
+    await task
+    lane.waited(task)

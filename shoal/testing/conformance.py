@@ -28,7 +28,7 @@ SUMMARY = (
     "train_loss", "test_loss", "metrics", "bytes_sent", "bytes_received", "staleness", "stopped_because",
 )  # fmt: skip
 METRICS = {"accuracy", "auc"}
-STALENESS = {"mean", "p95", "max"}
+STALENESS = {"mean", "p95", "max", "counts"}
 
 ROWS, BATCH, PASSES = 3_000, 32, 3
 JOB: Mapping[str, Any] = {

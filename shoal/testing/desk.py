@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from shoal.cluster.runs import runs, spread
 from shoal.cluster.stopping import ENDLESS, Stop, Stopping
-from shoal.cluster.workload import Workload, runs, spread
+from shoal.cluster.workload import Workload
 from shoal.data.slots import Slots
 from shoal.events import RunEvent, Started, Stopped
 from shoal.limits import MILLISECOND, SECOND

@@ -2,7 +2,7 @@
 
 A worker's own gradient and a server's own table, in turn, in one thread. In step mode the gradients of a step's slots
 are added in slot order in double precision and rounded once, as the design says; written out here once more, so that
-equality says something. ``benchmarks.serial`` is its fast sibling, and knows no steps of several slots.
+equality says something. ``strategies.serial`` is its fast sibling, and knows no steps of several slots.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Ship:
         client = Worker("launcher", "client", "token")
         self.board(client)
         keys = self.job.model.keys(rows.features)
-        table = self.job.strategy.table(keys, self.job.update.update(), self.dealing.workload.per_pass)
+        table = self.job.servers_strategy.table(keys, self.job.update.update(), self.dealing.workload.per_pass)
         self.until(lambda: client.joined.done and len(client.member.view.members) == 1 + self.job.servers)
         made = client.client.create(TABLE, table)
         self.feed("launcher", Tick())
@@ -91,7 +91,7 @@ class Ship:
         assert isinstance(slots, Slots)
         trainer = Trainer(
             worker,
-            self.job.strategy,
+            self.job.servers_strategy,
             self.job.model,
             self.rows.train,
             slots,

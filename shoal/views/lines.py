@@ -1,4 +1,9 @@
-"""A run in few calm lines, for a log: an hour takes tens of them, however much happens.
+"""A run in few calm lines, for a log: an hour takes tens of them, however much happens. How much is told may be chosen:
+
+    0   nothing
+    1   as below
+    2   also who joins, checkpoints, delays that change, and where the workers' time went; what happens each by itself
+    3   every event
 
     told                        when
     progress                    after 1 s, then 2, 4, 8, ... s after the last such line, at last every 10 minutes
@@ -13,9 +18,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 from shoal.events import (
+    Delayed,
     Evaluated,
     Gone,
     Joined,
@@ -23,12 +30,13 @@ from shoal.events import (
     Resumed,
     RolledBack,
     RunEvent,
+    Saved,
     Started,
     Stopped,
     Voided,
     Warned,
 )
-from shoal.views import words
+from shoal.views import every, words
 from shoal.views.sofar import SoFar
 
 FIRST = 1.0  # seconds
@@ -54,7 +62,8 @@ class Pace:
 class Lines:
     """Which lines to print, event by event."""
 
-    def __init__(self) -> None:
+    def __init__(self, verbosity: int = 1) -> None:
+        self._verbosity = verbosity
         self._so_far = SoFar()
         self._progress = Pace()
         self._evaluations = Pace()
@@ -65,24 +74,35 @@ class Lines:
         self._news: list[words.News] = []  # happened, not told yet
         self._last_news = -math.inf
         self._subject = ""
+        self._spent: Counter[str] = Counter()  # by the workers, not told yet
 
     def take(self, event: RunEvent) -> list[str]:
         self._so_far.take(event)
+        if self._verbosity < 1:
+            return []
+        if self._verbosity > 2 and not isinstance(event, Stopped):
+            return [every.line(event)]
         match event:
             case Started():
-                return [_started(event)]
+                return [every.started(event)]
             case Progress():
                 return [*self._tell_news(event.seconds), *self._tell_progress(event)]
             case Evaluated():
                 return [*self._tell_news(event.seconds), *self._tell_evaluation(event)]
             case Stopped():
                 return [*self.end(), self._stopped(event)]
+            case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack() | Saved() | Delayed() if (
+                self._verbosity > 1
+            ):
+                return [every.line(event)]
             case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack():
                 return self._tell_happening(event) if words.is_news(event) else []
-            case _:  # a checkpoint was saved: that is as it should be
+            case _:  # a checkpoint was saved, say: that is as it should be
                 return []
 
     def note(self, now: float, text: str) -> list[str]:
+        if self._verbosity < 1:
+            return []
         text = words.clean(text)
         subject = re.sub(r"\d[\d,.]*", "#", text)
         if subject != self._subject:
@@ -100,6 +120,7 @@ class Lines:
         return told
 
     def _tell_progress(self, event: Progress) -> list[str]:
+        self._spent.update(event.spent)
         if not self._progress.due(event.seconds):
             return []
         seconds, examples = self._counted
@@ -107,7 +128,9 @@ class Lines:
         self._counted = event.seconds, event.examples
         rate = words.rate(done / elapsed if elapsed > 0 and done >= 0 else None)  # less than before: a rollback
         loss = words.loss(self._so_far.train_loss)
-        return [f"{_at(event)}  {rate}  train loss {loss}  {words.many(event.workers, 'worker')}"]
+        where = f"  {every.shares(self._spent)}" if self._verbosity > 1 and self._spent else ""
+        self._spent.clear()
+        return [f"{_at(event)}  {rate}  train loss {loss}  {words.many(event.workers, 'worker')}{where}"]
 
     def _tell_evaluation(self, event: Evaluated) -> list[str]:
         first = len(self._so_far.evaluations) == 1
@@ -127,28 +150,18 @@ class Lines:
     def _tell_news(self, now: float) -> list[str]:
         if not self._news or not self._happenings.due(now):
             return []
-        line = f"{_clock(self._news[-1].seconds)}  {words.summary(self._news)}"
+        line = f"{every.clock(self._news[-1].seconds)}  {words.summary(self._news)}"
         self._news.clear()
         return [line]
 
     def _stopped(self, event: Stopped) -> str:
         best = self._so_far.best
         so_good = f"; best test loss {words.loss(best.test_loss)} at pass {words.passes(best.passes)}" if best else ""
-        return f"{_clock(event.seconds)}  stopped: {words.clean(event.why)}{so_good}"
-
-
-def _started(event: Started) -> str:
-    what = ", ".join(words.title(event)[:-2])
-    rows = f"{event.rows:,} rows (and {event.test_rows:,} to test) of {event.features:,} features"
-    return f"{what}: {rows}, {words.crew(event)} on {words.many(event.cores, 'core')}"
-
-
-def _clock(seconds: float) -> str:
-    return f"{words.seconds(seconds):>6} s"
+        return f"{every.clock(event.seconds)}  stopped: {words.clean(event.why)}{so_good}"
 
 
 def _at(event: Progress | Evaluated) -> str:
-    return f"{_clock(event.seconds)}  pass {words.passes(event.passes):<3}"
+    return f"{every.clock(event.seconds)}  pass {words.passes(event.passes):<3}"
 
 
 def _evaluated(event: Evaluated) -> str:

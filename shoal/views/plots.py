@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.errors import Invalid
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
 from shoal.views import words
+from shoal.views.drawing import canvas, target_of, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,8 +92,8 @@ class Run:
 
 def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str = "") -> Figure:
     """Losses (and accuracy, auc, ... where there are any) over time and passes; written to ``path`` if one is given."""
-    figure = _figure()
-    target = None if path is None else _target(Path(path))
+    figure = canvas(5.6, 9.0)
+    target = None if path is None else target_of(Path(path))
     run = _sorted(events)
     unit, scale = _unit(run.seconds)
     metrics = {name: one for name, one in run.metrics.items() if one.y and min(one.y) >= 0 and max(one.y) <= 1}
@@ -120,18 +119,7 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
     caption = "\n".join(textwrap.wrap(_caption(run), 150))
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color=INK, parse_math=False)
     if target is not None:
-        _write(figure, target)
-    return figure
-
-
-def _figure() -> Figure:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise Invalid("pictures need matplotlib, which is not installed: pip install 'shoal[view]'") from error
-    figure = Figure(figsize=(9, 5.6), dpi=100, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+        write(figure, target)
     return figure
 
 
@@ -292,28 +280,3 @@ def _draw_moves(axes: Axes, moves: Sequence[Joined | Gone], scale: float) -> Non
 
 def _over(seconds: Sequence[float], scale: float) -> list[float]:
     return [at / scale for at in seconds]
-
-
-# ---------------------------------------------------------------- writing
-
-
-def _target(path: Path) -> Path:
-    """Where the picture goes; what cannot be is said before the work, not after it."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = sorted(FigureCanvasBase.get_supported_filetypes())
-    if path.suffix.removeprefix(".").lower() not in known:
-        raise Invalid(f"{path} names no kind of picture: end it in .png, .svg or .pdf (known: {', '.join(known)})")
-    if not path.parent.is_dir():
-        raise Invalid(f"there is no folder {path.parent} to write {path.name} to: make it first")
-    return path
-
-
-def _write(figure: Figure, path: Path) -> None:
-    """Aside and renamed: whoever looks sees the old picture or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        figure.savefig(aside, format=path.suffix.removeprefix(".").lower())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

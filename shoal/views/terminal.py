@@ -36,19 +36,20 @@ REFRESHES = 4  # a second
 GONE = (OSError, ValueError)  # what a stream raises that was closed, or whose other end was
 
 
-def view(stream: TextIO | None = None, epochs: float | None = None) -> View:
+def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: int = 1) -> View:
     """A live view where the stream (standard error if none is given) is a terminal, else few lines.
 
-    ``epochs`` is how many passes there will be, if that is known: events do not tell.
+    ``epochs`` is how many passes there will be, if that is known: events do not tell. With a ``verbosity`` of 0 nothing is
+    shown; with 2 or 3, lines on a terminal, too: more than a picture holds.
     """
     stream = sys.stderr if stream is None else stream
-    if _is_terminal(stream):
+    if verbosity == 1 and _is_terminal(stream):
         from rich.console import Console
 
         console = Console(file=stream)
         if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
             return LiveView(stream, console, epochs)
-    return LineView(stream)
+    return LineView(stream, verbosity=verbosity)
 
 
 class View(ABC):
@@ -76,9 +77,9 @@ class View(ABC):
 class LineView(View):
     """Lines, each written whole."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, verbosity: int = 1) -> None:
         self._stream, self._clock = stream, clock
-        self._lines = Lines()
+        self._lines = Lines(verbosity)
         self._lock = threading.Lock()
         self._closed = False
 

@@ -22,6 +22,8 @@ class Want(Message, frozen=True):
     received: Count = 0
     leaving: bool = False
     holds: list[Run] | None = None  # dealt to me, and none of the above; what I was dealt besides never came here
+    spent: list[Count] = []  # microseconds since the last of these, by kind (see nodes.spent)
+    spans: list[tuple[Count, Count, Count]] = []  # some of them: kind, microseconds ago, microseconds long
     newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
 
 
@@ -31,6 +33,7 @@ class Deal(Message, frozen=True):
     request: int
     slots: list[Run]
     again: list[Run] = []  # were dealt before, and somebody may wait for them: first
+    late: list[Run] = []  # others were faster with these: leave them
     void: list[Count] = []  # nobody can compute these: push them empty
     over: str = ""  # nothing will come any more, and why; or you are asked to leave
 
@@ -45,6 +48,7 @@ class Ready(Message, frozen=True):
     loss: float = 0.0
     metrics: dict[str, float | None] = {}
     error: str = ""  # it cannot be judged, and why
+    spans: list[tuple[Count, Count, Count]] = []  # as in Want
 
 
 class Judge(Message, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.benchmarks.serial import serial_fit
 from shoal.data.slots import Slots
+from shoal.strategies.serial import serial_fit
 from shoal.testing.conformance import Candidate, Check, plain, suite
 from shoal.testing.serial import serial
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shoal.benchmarks.serial import serial_fit
 from shoal.data.batch import Batch
 from shoal.data.datasets import Source, load
 from shoal.data.localise import Localiser
@@ -21,6 +20,7 @@ from shoal.models import Linear
 from shoal.models.linear import Loss
 from shoal.store.table import Table
 from shoal.store.update import FTRL, SGD, AdaGrad, rule_named
+from shoal.strategies.serial import serial_fit
 from shoal.tables import Sparse, Update
 
 Floats = npt.NDArray[np.float32]

@@ -101,7 +101,10 @@ def test_help_names_every_option_and_imports_nothing_heavy() -> None:
         (["--set", "update.stp=3"], "no setting update.stp: did you mean 'update.step'?"),
         (["--set", "epochs"], "'epochs': write it as a.b=c"),
         (["--set", "=3"], "no setting '' (settings: data, data.source"),
-        (["--strategy", "asink"], "no strategy 'asink': did you mean 'async'? (strategies: sync, bounded, async)"),
+        (
+            ["--strategy", "asink"],
+            "no strategy 'asink': did you mean 'async'? (strategies: sync, bounded, async, serial)",
+        ),
         (["--model", "logistik"], "did you mean 'logistic'? (there are logistic, hinge, squared)"),
         (["--model", "hing"], "did you mean 'hinge'?"),
         (["--set", "update=adagard"], "did you mean 'adagrad'? (there are adagrad, sgd, ftrl)"),
@@ -432,3 +435,42 @@ def test_what_is_typed_is_what_a_program_would_call(home: Path) -> None:
     other = shoal.Run.load("two")
     assert other.job == run.job and other.model is not None and run.model is not None
     assert other.model.table.tobytes() == run.model.table.tobytes()
+
+
+# ---------------------------------------------------------------- verbosity
+
+
+def test_verbosity_chooses_how_much_is_told_and_the_folder_has_it_all(home: Path) -> None:
+    told = {}
+    for level in range(4):
+        ended = call("train", "rows.svm", *QUICK, "--verbosity", str(level), "--out", f"run-{level}")
+        assert ended.exit_code == 0, ended.output
+        told[level] = ended.stderr.splitlines()
+        assert bool(ended.stdout) == (level > 0)  # the figures; errors only is errors only
+    assert told[0] == []
+    assert len(told[1]) < len(told[2]) < len(told[3])
+    assert any("worker-0 joined" in line for line in told[2]) and not any("joined" in line for line in told[1])
+    assert any("spans (" in line for line in told[3])
+    for level in range(4):
+        log, events = Path(f"run-{level}/log.txt").read_text().splitlines(), read_run(Path(f"run-{level}/events.jsonl"))
+        assert log[-1].partition("stopped: ")[2].startswith("1 epoch done") and any("joined" in line for line in log)
+        assert (len(log) == len(events)) == (level == 3)  # filtered, and full
+
+
+def test_verbosity_0_leaves_the_json_and_errors(home: Path) -> None:
+    ended = call("train", "rows.svm", *QUICK, "--verbosity", "0", "--json")
+    assert json.loads(ended.stdout)["examples"] > 0 and ended.stderr == ""
+    assert refused("rows.svm", "--verbosity", "0", "--set", "workers=0").startswith("workers=0")
+
+
+def test_verbosity_is_a_setting_of_a_job_and_may_change_when_a_run_goes_on(home: Path) -> None:
+    Path("job.toml").write_text('data = "rows.svm"\nverbosity = 2\n')
+    ended = call("train", "job.toml", *QUICK, "--out", "run")
+    assert "worker-0 joined" in ended.stderr
+    again = call("train", "--resume", "run", "--epochs", "2", "--verbosity", "0")
+    assert (again.exit_code, again.output) == (0, "")
+    log = Path("run/log.txt").read_text()  # so short a run has no checkpoint: it began anew
+    assert "it begins anew" in log and log.count("stopped: ") == 1
+    assert (
+        refused("job.toml", "--set", "verbosity=4") == "job.toml: verbosity=4: needs 0 (errors only) to 3 (every event)"
+    )

@@ -14,7 +14,7 @@ import pytest
 
 import shoal
 from shoal.errors import Invalid, RunFailed
-from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, read_run
+from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Spans, Started, Stopped, read_run
 from shoal.job import Job, changed
 from shoal.launch.training import Training
 from shoal.run import Run, execute, train
@@ -29,7 +29,8 @@ ALL = pytest.mark.parametrize("strategy", STRATEGIES)
 SUMMARY = {
     "data", "model", "strategy", "workers", "servers", "seed", "seconds", "steps", "examples", "examples_per_second",
     "train_loss", "test_loss", "metrics", "bytes_sent", "bytes_received", "staleness", "stopped_because", "failed",
-    "cores", "workers_lost", "servers_lost", "coordinator_restarts", "slots_dealt_again", "resumed", "rollbacks", "computing_seconds",
+    "cores", "workers_lost", "servers_lost", "coordinator_restarts", "slots_dealt_again", "resumed", "rollbacks", "computing_seconds", "machine",
+    "spent", "emulated", "second_copies", "second_copies_first",
 }  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def test_what_happens_is_told_in_order() -> None:
     heard: list[RunEvent] = []
     run = small(on_event=heard.append, stop__epochs=3)
     assert heard == run.events
-    kinds = [type(event) for event in heard if not isinstance(event, Joined | Progress | Gone)]
+    kinds = [type(event) for event in heard if not isinstance(event, Joined | Progress | Gone | Spans)]
     assert kinds[0] is Started and kinds[-1] is Stopped and set(kinds[1:-1]) == {Evaluated}
     assert [event.number for event in evaluated(run)] == list(range(len(evaluated(run))))
     assert evaluated(run)[0].test_loss == pytest.approx(math.log(2))

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.cluster.workload import AGAIN, AHEAD, MOST, Workload, runs, spread
+from shoal.cluster.runs import runs, spread
+from shoal.cluster.workload import AGAIN, AHEAD, MOST, Workload
 from shoal.tables import Step
 
 LAWS = settings(max_examples=200, deadline=None)

@@ -32,6 +32,9 @@ def test_there_are_the_mutants_that_were_asked_for() -> None:
         "manifest before data",
         "no directory sync",
         "no generation after rollback",
+        "second copy added too",
+        "delay never shrinks",
+        "delay shrinks while they wait",
     }
 
 

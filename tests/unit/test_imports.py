@@ -15,7 +15,8 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 # A module may import its own room and all that stands below. The last level is single modules that know each other.
 LEVELS = (
     ("cli",),
-    ("frontends", "testing", "benchmarks", "chaos"),
+    ("report",),  # of everything
+    ("frontends", "testing", "benchmarks", "chaos", "sweeping"),
     ("run", "folder", "resuming"),  # a run and its folder know each other
     ("views",),
     ("launch", "simulation"),
@@ -25,7 +26,7 @@ LEVELS = (
     ("store", "cluster"),
     ("filters", "models"),
     ("data", "wire"),
-    ("tables", "keys", "events", "errors", "limits", "cache", "compiled", "files"),
+    ("tables", "keys", "events", "errors", "limits", "emulate", "cache", "compiled", "files"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

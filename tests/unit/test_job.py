@@ -117,6 +117,35 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         Job.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"strategy": "bounded", "strategy.max_delay": "automatic"}, "did you mean 'auto'? (there are auto, a whole number)"),
+        ({"strategy": "bounded", "strategy.max_delay": 1.5}, "strategy.max_delay: Expected `int | str`, got `float`: give auto or a whole number"),
+        ({"strategy": "bounded", "strategy.max_delay": -1}, "strategy.max_delay=-1: needs 0 to"),
+        ({"strategy": "sync", "strategy.max_delay": "auto"}, "strategy.max_delay: Expected `int`, got `str`: give a whole number"),
+        ({"strategy": "async", "strategy.second_copies": True}, "strategy 'async' has no setting 'second_copies', only sync"),
+        ({"strategy": "sync", "strategy.second_copies": 1}, "strategy.second_copies: Expected `bool`, got `int`: give true or false"),
+        ({"strategy": "sync", "strategy.damp_above": 2}, "strategy 'sync' has no setting 'damp_above', only bounded, async"),
+        ({"strategy.damp_above": 0}, "strategy.damp_above=0: needs 1 to"),
+        ({"strategy.damp_above": math.nan}, "strategy.damp_above: Expected `int | null`, got `float`: give a whole number or none"),
+        ({"emulate.slow": [99], "workers": 4}, "emulate.slow=[99]: there is no worker 99, only 0 to 3: name those, or take more workers"),
+        ({"emulate.slow": [0, 1], "strategy": "serial"}, "emulate.slow=[0, 1]: there is no worker 1, only worker 0"),
+        ({"emulate.slow": 3}, "emulate.slow: Expected `array`, got `int`: give a list, such as [0, 1]"),
+        ({"emulate.per_example": math.nan}, "emulate.per_example=nan: needs 0 to 3600 seconds"),
+        ({"emulate.factor": math.nan}, "emulate.factor=nan: needs 1 or more"),
+        ({"emulate.pause_every": math.nan}, "emulate.pause_every=nan: needs a number of seconds above 0"),
+        ({"emulate.stall_at": math.inf}, "emulate.stall_at=inf: needs 0 to 3600 seconds"),
+        ({"emulate.stal": 1}, "no setting emulate.stal: did you mean 'emulate.stall'?"),
+        ({"trace.spans": -1}, "trace.spans=-1: needs 0 to"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_said_of_a_straggler_is_refused_with_the_next_move(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(Invalid) as error:
+        Job.of(changed({"data": "clicks"}, changes))
+    assert says in str(error.value)
+
+
 # ---------------------------------------------------------------- shorthands and changes
 
 
@@ -189,7 +218,7 @@ def test_a_value_on_the_command_line_is_what_it_would_be_in_a_file_or_a_string(t
         ({"update": {"stepp": 2}}, "no setting update.stepp: did you mean 'update.step'?"),
         ({"strategy": {"name": "sync", "slots_per_stop": 2}}, "did you mean 'strategy.slots_per_step'?"),
         ({"strategy": {"name": "async", "max_delay": 2}}, "strategy 'async' has no setting 'max_delay', only sync, bounded"),
-        ({"strategy": "synch"}, "no strategy 'synch': did you mean 'sync'? (strategies: sync, bounded, async)"),
+        ({"strategy": "synch"}, "no strategy 'synch': did you mean 'sync'? (strategies: sync, bounded, async, serial)"),
         ({"strategy": 3}, "no strategy 3"),
         ({"strategy": ["sync"]}, "no strategy ['sync']"),
         ({"launch": {"qqqq": 1}}, "no setting launch.qqqq (settings: launch.how, launch.transport"),

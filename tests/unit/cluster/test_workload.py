@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shoal.cluster.workload import AHEAD, DEATHS, IN_HAND, MOST, Workload, runs, spread
+from shoal.cluster.runs import runs, spread
+from shoal.cluster.workload import AHEAD, DEATHS, IN_HAND, MOST, Workload
 from shoal.tables import Step
 
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from shoal.cluster.runs import runs, spread
 from shoal.cluster.stopping import Stop
-from shoal.cluster.workload import runs, spread
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.coordinator import Coordinator
@@ -67,6 +67,24 @@ def test_a_run_that_loses_all_its_workers_before_the_beginning_ends() -> None:
     assert not desk.dealing.ended  # the other may come
     desk.feed(desk.dealing.never_came(desk.now, "worker-2", "exit code 1"))
     assert "no worker was there" in desk.why
+
+
+# ---------------------------------------------------------------- who did what
+
+
+def test_an_evaluation_tells_what_every_worker_did_since_the_last_one() -> None:
+    desk = Desk(dealing()).begin()
+    desk.want(1, 4)
+    done, desk.hands[1] = desk.hands[1], []
+    desk.want(1, 4, counted=done, spent=[250_000, 0, 500_000])
+    desk.want(1, 4, spent=[250_000, 0, 500_000])
+    desk.run()
+    before, *after = desk.all(Evaluated)
+    assert before.each == {"worker-1": {"slots": 0}, "worker-2": {"slots": 0}}
+    did = {name: sum(event.each.get(name, {}).get("slots", 0) for event in after) for name in ("worker-1", "worker-2")}
+    assert sum(did.values()) == desk.dealing.workload.done
+    assert sum(event.each.get("worker-1", {}).get("compute", 0) for event in after) == 0.5
+    assert sum(event.each.get("worker-1", {}).get("wait", 0) for event in after) == 1.0
 
 
 # ---------------------------------------------------------------- asking twice

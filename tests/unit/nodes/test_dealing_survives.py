@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from shoal.cluster.runs import runs, spread
+from shoal.cluster.second_copies import SecondCopies
 from shoal.cluster.stopping import Stop
-from shoal.cluster.workload import runs, spread
 from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided
 from shoal.job import Job
@@ -207,7 +208,7 @@ def test_every_slot_counts_once_when_the_coordinator_is_started_again(rows: Data
 def test_a_synchronous_run_is_the_same_bit_for_bit_when_its_coordinator_is_started_again(
     rows: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.nodes.trainer._FIRST_ROWS", 0)  # few slots at a time
+    monkeypatch.setattr("shoal.nodes.trainer._FIRST", 0)  # few slots at a time
     settings = {"strategy": "sync", "strategy__slots_per_step": 4, "evaluate__every": 0.3}
     calm = Ship(rows, workers=1, **settings).home()
     for seed in range(6):
@@ -224,7 +225,7 @@ def test_nothing_hangs_when_a_worker_dies_with_slots_that_nobody_knows_it_has(
     rows: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F15: the others may be full of later slots, and wait for one of its."""
-    monkeypatch.setattr("shoal.nodes.trainer._FIRST_ROWS", 0)  # so that they are full soon
+    monkeypatch.setattr("shoal.nodes.trainer._FIRST", 0)  # so that they are full soon
     for seed in range(12):
         ship = Ship(rows, seed=seed, strategy="sync", workers=3, strategy__slots_per_step=3, evaluate__every=math.inf)
         ship.until(lambda ship=ship, seed=seed: ship.slots_done() >= 2 * seed + 2)  # type: ignore[misc]
@@ -415,6 +416,19 @@ def test_a_journal_in_which_the_run_went_back_says_what_holds_now() -> None:
     assert folded([Marked([(0, 9)]), whole, Marked([(4, 6)]), Marked([(3, 4)], {5: "x"})]) == State(
         counted=[(0, 6)], voids={1: "nan", 5: "x"}
     )
+
+
+def test_after_a_rollback_nothing_is_known_of_who_was_slow_before() -> None:
+    """All are others then: a turn is kept for nobody who is gone, and slots that come again may be copied again."""
+    desk = Desk(dealing(Stop(epochs=3), slots=3))
+    second = desk.dealing.second = SecondCopies()
+    desk.begin()
+    for who, each in ((1, 5_000), (2, 1_000), (3, 1_000)):
+        second.take(who, 9 * each, 9)
+    assert second.slow() == {1}
+    desk.feed(desk.dealing.rollback(desk.now, None, [], "server-0 is gone", None))
+    assert desk.dealing.second is not None and desk.dealing.second is not second
+    assert desk.dealing.second.slow() == set()
 
 
 def test_a_rollback_after_the_end_is_none() -> None:

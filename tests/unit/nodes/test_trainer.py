@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shoal.cluster.second_copies import SecondCopies
+from shoal.cluster.workload import Workload
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Fenced
 from shoal.events import Evaluated, Gone, Started, Stopped, Voided
@@ -60,6 +63,44 @@ def test_a_synchronous_run_is_the_same_whoever_dies_in_it(rows: Dataset) -> None
         assert ship.slots_done() == 50
         assert len(ship.all(Gone)) == 2
     assert calm.slots_done() == 50
+
+
+class Generous(SecondCopies):
+    """Lends everybody what anybody has of the oldest step, when it may just be pushed."""
+
+    def choose(self, now: int, worker: int, work: Workload) -> list[int]:
+        held = {slot for other in work._names if other != worker for slot in work.held(other)}
+        late = {slot for slot in held - set(work.held(worker)) if work.step_of(slot) <= work.steps}
+        found = sorted(late - set(self._copied))
+        self._copied.update(dict.fromkeys(found, worker))
+        work.lend(worker, found)
+        return found
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_second_copies_change_nothing_also_where_one_server_is_ahead(rows: Dataset, dies: bool) -> None:
+    """A copy that finds its step taken by one server and not by the other leaves it to who pushed it there."""
+    settings: dict[str, Any] = {"strategy": "sync", "strategy__slots_per_step": 4, "stop__epochs": 2}
+    calm, left = Ship(rows, workers=1, **settings).home(), 0
+    for seed in range(4):
+        ship = Ship(rows, seed=seed, workers=3, strategy__second_copies=True, **settings)
+        ship.dealing.second = Generous()
+        ship.drop = partial(lost_on_the_way_to_one_server, ship)
+        if dies:
+            ship.until(lambda ship=ship: ship.slots_done() >= 9)  # type: ignore[misc]
+            ship.kill("worker-1")
+        ship.home()
+        left += sum(len(trainer._left) for trainer in ship.trainers.values())
+        assert ship.slots_done() == 50 and ship.dealing.examples == 2 * 400
+        newer = ship.dealing.counts["slots with newer weights"]
+        assert dies or not newer
+        if not newer:
+            np.testing.assert_array_equal(ship.weights, calm.weights)
+    assert left > 0
+
+
+def lost_on_the_way_to_one_server(ship: Ship, sender: str, to: str, message: m.Message) -> bool:
+    return isinstance(message, m.Push) and to == "server-1" and ship.draw.random() < 0.08
 
 
 def test_slots_that_come_again_in_several_deals_do_not_wait_for_each_other(rows: Dataset) -> None:

@@ -36,6 +36,7 @@ class Paper:
         self.bad: set[int] = set()
         self.refused: dict[Slot, str] = {}
         self.newers = 0
+        self.left: set[Slot] = set()
         self.counted: list[Slot] = []
         self.losses: list[float] = []
         self.sent: list[Any] = []
@@ -85,8 +86,12 @@ class Paper:
         self.losses.append(loss)
         task.then(lambda task: self.counted.append(slot))
 
-    def newer(self) -> None:
+    def waited(self, task: Task) -> None:
+        pass
+
+    def leaves(self, slot: Slot) -> bool:
         self.newers += 1
+        return slot in self.left
 
     def refuse(self, slot: Slot, why: str) -> None:
         self.refused[slot] = why
@@ -208,6 +213,17 @@ def test_weights_that_are_newer_than_their_step_are_reported() -> None:
         (pull,) = lane.take(m.Pull)
         lane.answer(pull, versions)
         assert lane.newers == newers
+
+
+def test_a_slot_of_which_some_weights_are_newer_is_left_to_who_pushed_it() -> None:
+    lane = Paper(Sync(slots_per_step=2, prefetch=0), slots=2)
+    lane.left = {(0, 0)}
+    (pull,) = lane.take(m.Pull)
+    lane.answer(pull, [0, 1])
+    assert lane.take(m.Push) == [] and lane.losses == []
+    (pull,) = lane.take(m.Pull)  # and on with the next
+    lane.answer(pull, [0, 0])
+    assert len(lane.take(m.Push)) == 1
 
 
 def test_a_synchronous_pull_waits_for_the_step_of_its_slot() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from shoal.events import Stopped, Warned
+from shoal.events import Delayed, Joined, Progress, RunEvent, Saved, Spans, Stopped, Warned
 from shoal.views.lines import Lines
 
 
-def told(events: Any) -> list[str]:
-    lines = Lines()
+def told(events: Any, verbosity: int = 1) -> list[str]:
+    lines = Lines(verbosity)
     return [line for event in events for line in lines.take(event)]
 
 
@@ -102,3 +102,58 @@ def test_a_note_on_a_new_subject_is_told_at_once_and_its_figures_now_and_then() 
 
 def test_a_rollback_makes_no_negative_rate(story: Any) -> None:
     assert "- rows/s" in told([story.progress(2, 5), story.progress(5, 3)])[1]
+
+
+# ---------------------------------------------------------------- verbosity
+
+
+def busy(story: Any) -> list[RunEvent]:
+    """A little of everything."""
+    at_work = {"compute": 0.7, "communicate": 0.1, "wait": 0.2}
+    return [
+        Joined(seconds=0.0, name="worker-0", role="worker"),
+        story.started(),
+        story.evaluated(0, 0.0, 0.0, 0.6931),
+        Spans(seconds=0.4, name="worker-0", spans=[("compute", 0.1, 0.2), ("wait", 0.3, 0.1), ("compute", 0.4, 0.1)]),
+        Progress(seconds=0.5, passes=0.1, steps=7, examples=1_400, train_loss=0.5, workers=4, spent=at_work),
+        Progress(seconds=2.0, passes=0.4, steps=30, examples=6_000, train_loss=0.4, workers=4, spent=at_work),
+        Delayed(seconds=2.5, max_delay=4, waiting=0.21),
+        Saved(seconds=3.0, number=1, steps=40, bytes=12_300_000, took=0.4),
+        Warned(seconds=3.5, what="one"),
+        Warned(seconds=3.5, what="two"),
+        story.evaluated(1, 14.0, 4.0, 0.1422),
+        Stopped(seconds=16.0, why="5 passes are done"),
+    ]
+
+
+def test_with_verbosity_0_nothing_is_told(story: Any) -> None:
+    assert told(busy(story), 0) == []
+    assert Lines(0).note(0.0, "packing rcv1") == [] == Lines(0).end()
+
+
+def test_with_verbosity_2_joins_checkpoints_delays_and_where_time_went_are_told_too(story: Any) -> None:
+    assert told(busy(story), 2)[:1] == ["   0.0 s  worker-0 joined"]
+    assert told(busy(story), 2)[3:] == [
+        "   2.0 s  pass 0.4  3,000 rows/s  train loss 0.4000  4 workers  70% computing, 10% communicating, 20% waiting",
+        "   2.5 s  workers may be 4 steps apart: they waited 21% of their time",
+        "   3.0 s  checkpoint 1 saved at step 40: 12.3 MB in 0.4 s",
+        "   3.5 s  warning: one",
+        "   3.5 s  warning: two",
+        "    14 s  pass 4    test loss 0.1422  accuracy 0.9478  auc 0.9880  best",
+        "    16 s  stopped: 5 passes are done; best test loss 0.1422 at pass 4",
+    ]
+
+
+def test_with_verbosity_3_every_event_is_a_line(story: Any) -> None:
+    events = busy(story)
+    lines = told(events, 3)
+    assert len(lines) == len(events)
+    assert lines[3:5] == [
+        "   0.4 s  worker-0: 3 spans (compute 0.300 s, wait 0.100 s)",
+        "   0.5 s  pass 0.1  7 steps  1,400 examples  train loss 0.5000  4 workers  70% computing, 10% communicating, 20% waiting",
+    ]
+
+
+def test_more_verbosity_never_tells_less(story: Any) -> None:
+    counts = [len(told(busy(story), verbosity)) for verbosity in range(4)]
+    assert counts == sorted(counts) and counts[0] == 0 < counts[1] < counts[2] < counts[3]

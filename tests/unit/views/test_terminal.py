@@ -388,3 +388,13 @@ def test_looking_is_light_until_there_is_something_to_see() -> None:
     code = "import sys, shoal.views; print(*[name for name in ('rich', 'matplotlib', 'numpy', 'numba') if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == []
+
+
+def test_with_another_verbosity_a_terminal_gets_lines_or_nothing(terminal: Terminal, story: Any) -> None:
+    assert isinstance(view(terminal.stream), LiveView)
+    for verbosity in (2, 3):
+        assert isinstance(view(terminal.stream, verbosity=verbosity), LineView)
+    with view(stream := io.StringIO(), verbosity=0) as show:
+        show.note("packing")
+        show(story.started())
+    assert stream.getvalue() == ""

@@ -1,6 +1,7 @@
 """Minibatch training on one core with no store under it: the rival of a cluster, and what its result is held against.
 
-    weights, seconds = serial_fit(Linear(), AdaGrad(step=0.1), rows, 256, features, passes, order)
+    one = OneCore(Linear(), AdaGrad(step=0.1), rows, 256, features)
+    loss = one.run(order)               the slots in this order, a step for each; the sum of the losses
 
 One compiled loop walks the slots of a pass: gather the weights of the slot's keys, the gradient by the very kernel
 that a worker runs, the update rule inlined on the rows of one dense array. So it takes the steps of one worker and one
@@ -16,7 +17,9 @@ import hashlib
 import time
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -134,6 +137,73 @@ def bare_pass(slab, indptr, columns, values, labels, size, kind, bias, mean, ord
 '''
 
 
+class Serial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="serial", kw_only=True):
+    """One process, no server: what the others are held against."""
+
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
+
+    @property
+    def name(self) -> str:
+        return "serial"
+
+    @property
+    def in_steps(self) -> bool:
+        return False
+
+
+class OneCore:
+    """Weights, and the one core that changes them."""
+
+    def __init__(
+        self,
+        model: Linear,
+        update: Update,
+        rows: Batch,
+        batch_size: int,
+        features: int,
+        *,
+        mean: bool = True,
+        counts: Floats | None = None,
+        bare: bool = False,
+    ) -> None:
+        """``rows`` lie in slot order: slot s has rows s * batch_size to (s + 1) * batch_size.
+
+        ``counts`` is for l2_per_count, one for each key; ``bare``: without key lists that are made beforehand.
+        """
+        if not len(rows) or batch_size < 1:
+            raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
+        model.check_labels(rows.labels)
+        rule = rule_named(update.name)
+        kernels = generate._module(rule, generate.ROWS + LOOP.format(models=_hash_of_kernels()))
+        self._slots = -(-len(rows) // batch_size)
+        self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
+        values = NONE if rows.values is None else rows.values
+        self._given = np.array(rule.settings(update.settings), np.float64)
+        how = (batch_size, model.kind, model.bias, mean)
+        if bare:
+            if model.l2_per_count:
+                raise Invalid("l2_per_count is not there without key lists: leave bare out")
+            self._run = partial(kernels.bare_pass, self._slab, rows.indptr, rows.columns, values, rows.labels, *how)
+        else:
+            starts, keys, columns = _plan(model, rows, batch_size, features)
+            counts = _checked_counts(model, features, keys, counts)
+            self._run = partial(
+                kernels.serial_pass, self._slab, starts, keys, rows.indptr, columns, values, rows.labels, counts, *how,
+                model.l2_per_count,
+            )  # fmt: skip
+
+    @property
+    def weights(self) -> Floats:
+        """As they are now; a copy."""
+        return self._slab[:, 0].copy()
+
+    def run(self, slots: Ids) -> float:
+        """A step for each of these slots; the sum of the losses, each before its own step."""
+        if slots.size and not 0 <= slots.min() <= slots.max() < self._slots:
+            raise Invalid(f"slots {slots.min()} to {slots.max()}: there are {self._slots}, numbered from 0")
+        return float(self._run(slots, self._given))
+
+
 def serial_fit(
     model: Linear,
     update: Update,
@@ -149,36 +219,18 @@ def serial_fit(
 ) -> tuple[Floats, list[float]]:
     """The weights after so many passes, from zero, and how many seconds each pass took.
 
-    ``bare``: without key lists that are made beforehand, as on rows that nobody has seen.
-
-    ``rows`` lie in slot order: slot s has rows s * batch_size to (s + 1) * batch_size. ``order`` has one row for each
-    pass, the slots as that pass takes them; ``counts`` is for l2_per_count, one for each key.
+    ``order`` has one row for each pass, the slots as that pass takes them.
     """
     order = np.ascontiguousarray(order, np.int64)
-    _check(model, rows, batch_size, passes, order)
-    rule = rule_named(update.name)
-    kernels = generate._module(rule, generate.ROWS + LOOP.format(models=_hash_of_kernels()))
-    slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
-    values = NONE if rows.values is None else rows.values
-    given = np.array(rule.settings(update.settings), np.float64)
-    how = (batch_size, model.kind, model.bias, mean)
-    if bare:
-        if model.l2_per_count:
-            raise Invalid("l2_per_count is not there without key lists: leave bare out")
-        one_pass = partial(kernels.bare_pass, slab, rows.indptr, rows.columns, values, rows.labels, *how)
-    else:
-        starts, keys, columns = _plan(model, rows, batch_size, features)
-        counts = _checked_counts(model, features, keys, counts)
-        one_pass = partial(
-            kernels.serial_pass, slab, starts, keys, rows.indptr, columns, values, rows.labels, counts, *how,
-            model.l2_per_count,
-        )  # fmt: skip
+    if order.ndim != 2 or len(order) < passes:
+        raise Invalid(f"order has shape {order.shape} for {passes} passes: give a row of slots for each pass")
+    one = OneCore(model, update, rows, batch_size, features, mean=mean, counts=counts, bare=bare)
     seconds = []
     for of_pass in range(passes):
         start = time.perf_counter()
-        one_pass(order[of_pass], given)
+        one.run(order[of_pass])
         seconds.append(time.perf_counter() - start)
-    return slab[:, 0].copy(), seconds
+    return one.weights, seconds
 
 
 def _plan(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[Ids, Ids, npt.NDArray[np.uint32]]:
@@ -192,17 +244,6 @@ def _plan(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[I
         keys.append(local.keys.astype(np.int64))
         starts.append(starts[-1] + len(local.keys))
     return np.array(starts, np.int64), np.concatenate(keys), columns
-
-
-def _check(model: Linear, rows: Batch, batch_size: int, passes: int, order: Ids) -> None:
-    if not len(rows) or batch_size < 1:
-        raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
-    if order.ndim != 2 or len(order) < passes:
-        raise Invalid(f"order has shape {order.shape} for {passes} passes: give a row of slots for each pass")
-    slots = -(-len(rows) // batch_size)
-    if order.size and not 0 <= order.min() <= order.max() < slots:
-        raise Invalid(f"order names slots {order.min()} to {order.max()}: there are {slots}, numbered from 0")
-    model.check_labels(rows.labels)
 
 
 def _checked_counts(model: Linear, features: int, keys: Ids, counts: Floats | None) -> Floats:

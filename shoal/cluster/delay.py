@@ -1,0 +1,90 @@
+"""How far apart workers may be, found while they run: the smallest delay at which they hardly wait.
+
+A short delay makes fresh weights and long waiting, a long one the reverse (Li et al., OSDI'14, section 5). Workers tell how
+long they waited for slower ones; every so often that share is looked at. Where it is too much, the delay was too small: twice
+as much is tried, or halfway to one that was enough. Otherwise it is enough: halfway to one that was too small is tried, until
+the two are neighbours. After a while the one below is tried again, less and less often: whoever was slow may have gone.
+
+Pure bookkeeping: no messages, no time but what it is told.
+"""
+
+from __future__ import annotations
+
+from shoal import limits
+
+MOST_WAITING = 0.05  # of the workers' time
+FAR = 0.25  # waiting that much, it is far too small: four times as much
+LONGEST = 256  # steps: beyond that it is no matter of the delay
+WINDOW = 500 * limits.MILLISECOND  # is looked at as a whole
+SETTLING = (
+    250 * limits.MILLISECOND
+)  # after a change: reports that are under way are of the time before; and so many steps
+# of each worker as it was changed by: until then who is fast runs ahead, or waits for what it was ahead before
+FEWEST = 4  # steps of each worker in a window
+PATIENCE = 16  # windows before the one below is tried again; twice as many each time that it was too small
+
+
+class AutoDelay:
+    """One table's delay."""
+
+    def __init__(self, delay: int = 0) -> None:
+        self.delay = delay
+        self.share = 0.0  # that was waited, in the last window
+        self._short, self._enough = -1, LONGEST + 1  # the largest too small, the smallest large enough, so far
+        self._calm, self._patience, self._doubt = 0, PATIENCE, False
+        self._since, self._settling = 0, 0
+        self._waited = self._whole = self._steps = 0
+
+    @property
+    def too_short(self) -> bool:
+        """Even the longest delay is: somebody is far slower than the others."""
+        return self._short >= LONGEST
+
+    def take(self, waited: int, whole: int, steps: int) -> None:
+        """A worker's report: it waited so much of the whole time, and took so many steps."""
+        self._waited += waited
+        self._whole += whole
+        self._steps += steps
+
+    def look(self, now: int, workers: int) -> bool:
+        """Whether the delay is another one from now on."""
+        age = now - self._since
+        settled = age >= SETTLING and self._steps >= self._settling * workers
+        if not self._since or (self._settling and settled):
+            self._begin(now)
+            return False
+        if self._settling or age < WINDOW or self._steps < FEWEST * workers or not self._whole:
+            return False
+        self.share, before = self._waited / self._whole, self.delay
+        self._begin(now)
+        self.delay = self._longer() if self.share > MOST_WAITING else self._shorter()
+        self._settling = abs(self.delay - before)
+        return self._settling > 0
+
+    def _longer(self) -> int:
+        if self._calm and not self._doubt:  # once may be chance
+            self._doubt = True
+            return self.delay
+        self._calm, self._doubt, self._short = 0, False, self.delay
+        if self._enough <= self.delay:
+            self._enough = LONGEST + 1
+        if self._enough > LONGEST:
+            return min(LONGEST, max(self.delay + 1, (4 if self.share > FAR else 2) * self.delay))
+        if self._enough - self._short == 1:
+            self._patience = min(2 * self._patience, 1 << 10)
+        return -(-(self._short + self._enough) // 2)
+
+    def _shorter(self) -> int:
+        self._doubt, self._enough = False, self.delay
+        self._short = min(self._short, self.delay - 1)
+        if self._enough - self._short > 1:
+            return (self._short + self._enough) // 2
+        self._calm += 1
+        if self.delay and self._calm >= self._patience:
+            self._calm, self._short = 0, self.delay - 2
+            return self.delay - 1
+        return self.delay
+
+    def _begin(self, now: int) -> None:
+        self._since, self._settling = now, 0
+        self._waited = self._whole = self._steps = 0

@@ -1,0 +1,114 @@
+"""Computation that takes longer than it would: to study stragglers, and more workers than there are cores.
+
+    [emulate]
+    per_example = 50e-6     # seconds: a gradient takes at least this for each of its rows, most of it asleep
+    slow = [0]              # these workers, by number, ...
+    factor = 5.0            # ... take so many times as long
+
+What is measured so is called emulated wherever it is shown: waiting, delay and staleness are real, in real processes over
+real sockets, the work is not. A gradient that takes longer than it is to be emulated takes what it takes.
+
+Nothing here sleeps or reads a clock: ``Pace`` says for how long its worker is to be held up.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+
+from shoal.errors import Invalid
+
+
+class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is slower than they would be, and how."""
+
+    per_example: float = 0.0  # seconds, of every worker
+    slow: list[int] = msgspec.field(default_factory=lambda: [0])  # the workers, by number, for whom the rest is meant
+    factor: float = 1.0  # their computation takes so many times as long
+    pause: float = 0.0  # seconds on average that they stand still now and then (exponential)
+    pause_every: float = 1.0  # seconds of computing on average between two pauses
+    stall: float = 0.0  # seconds that they stand still once ...
+    stall_at: float = 0.0  # ... after so many seconds of computing
+
+    def __post_init__(self) -> None:
+        for name in ("per_example", "pause", "stall", "stall_at"):
+            if not 0 <= getattr(self, name) <= 3600:
+                raise Invalid(f"emulate.{name}={getattr(self, name)!r}: needs 0 to 3600 seconds")
+        if not 0 < self.pause_every < math.inf:
+            raise Invalid(f"emulate.pause_every={self.pause_every!r}: needs a number of seconds above 0")
+        if not 1 <= self.factor <= 1e6:
+            raise Invalid(f"emulate.factor={self.factor!r}: needs 1 or more: nobody is made faster")
+        if any(number < 0 for number in self.slow):
+            raise Invalid(f"emulate.slow={self.slow}: needs numbers of workers, 0 or more")
+
+    def check(self, workers: int) -> None:
+        """Nobody is slowed who is not there."""
+        if missing := [number for number in self.slow if number >= workers]:
+            raise Invalid(
+                f"emulate.slow={self.slow}: there is no worker {missing[0]}, only "
+                f"{'worker 0' if workers == 1 else f'0 to {workers - 1}'}: name those, or take more workers"
+            )
+
+    @property
+    def slows(self) -> bool:
+        """Whether the chosen workers are slower than the others."""
+        return bool(self.slow) and (self.factor > 1 or self.pause > 0 or self.stall > 0)
+
+    def words(self) -> str:
+        """What is emulated, for whoever looks at figures; nothing if nothing is."""
+        said = [f"emulated compute ({_short(self.per_example)} per example)"] if self.per_example else []
+        if self.slows:
+            how = [f"{self.factor:g}x slower"] if self.factor > 1 else []
+            if self.pause:
+                how.append(f"pausing {_short(self.pause)} every {_short(self.pause_every)} on average")
+            if self.stall:
+                how.append(f"stalled once for {_short(self.stall)} after {_short(self.stall_at)}")
+            said.append(f"{_names(self.slow)} {' and '.join(how)}{'' if said else ' (emulated)'}")
+        return ", ".join(said)
+
+    def pace(self, worker: int, seed: int) -> Pace | None:
+        """What holds this worker up, if anything does."""
+        chosen = self.slows and worker in self.slow
+        return Pace(self, chosen, random.Random(f"{seed} {worker}")) if chosen or self.per_example else None
+
+
+class Pace:
+    """How much longer each computation of one worker takes."""
+
+    def __init__(self, settings: Emulate, chosen: bool, draw: random.Random) -> None:
+        self._settings, self._chosen, self._draw = settings, chosen, draw
+        self._computed = 0.0
+        self._pause_at = draw.expovariate(1 / settings.pause_every) if settings.pause else math.inf
+        self._stall_at = settings.stall_at if settings.stall else math.inf
+
+    def extra(self, rows: int, took: float) -> float:
+        """Seconds to stand still after a computation over so many rows that took so long."""
+        settings = self._settings
+        whole = max(took, settings.per_example * rows)
+        if self._chosen:
+            whole *= settings.factor
+        self._computed += whole
+        held = whole - took
+        if self._chosen and self._computed >= self._pause_at:
+            held += self._draw.expovariate(1 / settings.pause)
+            self._pause_at = self._computed + self._draw.expovariate(1 / settings.pause_every)
+        if self._chosen and self._computed >= self._stall_at:
+            held += settings.stall
+            self._stall_at = math.inf
+        return held
+
+
+def _names(workers: list[int]) -> str:
+    first, last = min(workers), max(workers)
+    if 2 < len(set(workers)) == last - first + 1:
+        return f"worker-{first} to worker-{last}"
+    return ", ".join(f"worker-{number}" for number in workers)
+
+
+def _short(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size or unit == "us":
+            return f"{seconds / size:.3g} {unit}"
+    raise AssertionError

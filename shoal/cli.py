@@ -14,6 +14,7 @@ import click
 from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
 from shoal.simulation.command import simulate
+from shoal.sweeping.command import sweep
 
 if TYPE_CHECKING:
     from shoal.folder import Folder
@@ -305,3 +306,4 @@ def limits() -> None:
 main.add_command(bench)
 main.add_command(chaos)
 main.add_command(simulate)
+main.add_command(sweep)

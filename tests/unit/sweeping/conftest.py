@@ -1,0 +1,79 @@
+"""Sweeps whose runs never ran: a study, and what each of its runs would have told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.events import Evaluated, Progress, RunEvent
+from shoal.sweeping.disk import Result, Sweep
+from shoal.sweeping.study import Planned, Study
+
+
+@dataclass
+class Told:
+    """A loss that falls from 0.7 to ``floor``, half of the way every ``half`` seconds, judged every ``every``."""
+
+    half: float = 1.0
+    floor: float = 0.4
+    every: float = 0.5
+    end: float = 10.0
+    rate: float = 1_000.0
+    wait: float = 0.1
+    stale: float = 1.0
+    state: str = "finished"
+    emulated: str = ""
+
+    def loss(self, seconds: float) -> float:
+        return self.floor + (0.7 - self.floor) * 0.5 ** (seconds / self.half)
+
+    def result(self, run: Planned) -> Result:
+        if self.state not in ("finished", "diverged"):
+            return Result(run, self.state, Path("runs") / run.name, "broken" if self.state == "failed" else "")  # type: ignore[arg-type]
+        events: list[RunEvent] = []
+        for number in range(int(self.end / self.every) + 1):
+            at = number * self.every
+            rows, loss = int(at * self.rate), self.loss(at)
+            events.append(Progress(seconds=at, passes=at, steps=rows, examples=rows, train_loss=loss - 0.02, workers=2))
+            events.append(
+                Evaluated(
+                    seconds=at + 0.1, read=at, number=number, passes=at, steps=rows, examples=rows, train_loss=None,
+                    test_loss=loss, metrics={}, workers=2, best=True,
+                )
+            )  # fmt: skip
+        if self.state == "diverged":
+            last = events[-1]
+            assert isinstance(last, Evaluated)
+            events[-1] = Evaluated(
+                seconds=last.seconds, read=last.read, number=last.number, passes=last.passes, steps=last.steps, examples=0,
+                train_loss=None, test_loss=math.nan, metrics={}, workers=2, best=False,
+            )  # fmt: skip
+        summary: dict[str, Any] = {
+            "seconds": self.end,
+            "examples_per_second": self.rate,
+            "train_loss": self.loss(self.end),
+        }
+        summary |= {"spent": {"compute": 1 - self.wait, "wait": self.wait}, "cores": 2, "emulated": self.emulated}
+        summary |= {"staleness": {"mean": self.stale, "p95": 2 * self.stale, "max": 3 * self.stale, "counts": [1]}}
+        summary |= {"bytes_sent": 5_000_000, "bytes_received": 5_000_000, "test_loss": self.loss(self.end)}
+        return Result(run, self.state, Path("runs") / run.name, "", summary, events)  # type: ignore[arg-type]
+
+
+def make(tree: dict[str, Any], tells: Callable[[Planned], Told], name: str = "made") -> Sweep:
+    study = Study.of({"job": {"data": "clicks"}, **tree}, name)
+    return Sweep(study, [tells(run).result(run) for run in study.runs], Path("nowhere"))
+
+
+@pytest.fixture
+def made() -> Callable[..., Sweep]:
+    return make
+
+
+@pytest.fixture
+def told() -> type[Told]:
+    return Told

@@ -13,6 +13,7 @@ import click
 
 from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
+from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
 
@@ -305,5 +306,6 @@ def limits() -> None:
 
 main.add_command(bench)
 main.add_command(chaos)
+main.add_command(report)
 main.add_command(simulate)
 main.add_command(sweep)

@@ -1,0 +1,337 @@
+"""The sections of a report on one run, or on several beside each other. What a run does not tell has no section."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.events import Gone, Joined, Resumed, RolledBack, Saved, Voided, Warned
+from shoal.views import charts, compare, explain, timeline, words
+from shoal.views.account import OF_WORKERS, Happened, seconds_of
+from shoal.views.drawing import clock, picture
+from shoal.views.explain import VERBS
+from shoal.views.sections import Picture, Section, Table
+from shoal.views.told import Told, number, unlike
+
+COLUMNS = 4  # runs beside each other
+EVALUATIONS = 40  # rows of a table: of more, some are left out
+HAPPENINGS = 60
+NAMED = 6  # runs in a title
+
+
+def sections(runs: Sequence[Told]) -> list[Section]:
+    """Of one run, or of several beside each other."""
+    seen, *of_each = _seen(runs)
+    made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
+    made += [_staleness(runs), _bytes(runs)]
+    for about in (_members, _faults, _delay):
+        made += [about(one, runs) for one in runs]
+    made += [_trained(runs), _machine(runs)]
+    return [one for one in made if one is not None]
+
+
+def title(runs: Sequence[Told]) -> str:
+    if len(runs) > 1:
+        names = [words.clean(one.name) for one in runs]
+        more = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
+        return f"{len(runs)} runs: {', '.join([*names[:NAMED], *more])}"
+    started = runs[0].run.started
+    return f"{runs[0].name}: {' · '.join(words.title(started)) if started else 'a run'}"
+
+
+def _of(one: Told, runs: Sequence[Told]) -> str:
+    return f" of {words.clean(one.name)}" if len(runs) > 1 else ""
+
+
+# ---------------------------------------------------------------- words, figures, settings
+
+
+def _seen(runs: Sequence[Told]) -> list[Section]:
+    if len(runs) == 1:
+        return [Section("What is seen", [*explain.of_one(runs[0]), *runs[0].problems])]
+    each = [f"{words.clean(one.name)}: {' '.join([*explain.of_one(one, among=True), *one.problems])}" for one in runs]
+    return [Section("What is seen", compare.of_several(list(runs))), Section("What is seen of each run", each)]
+
+
+def _figures(runs: Sequence[Told]) -> Section:
+    """Runs beside each other: as columns while they are few."""
+    judged = [one for one in runs if one.run.best is not None]
+    common = compare.common_loss(judged) if judged else None
+    heads = ["workers", "seconds", "rows/s", "best test loss", "last test loss"]
+    heads += [] if common is None else [f"seconds to {words.loss(common)}", f"rows to {words.loss(common)}"]
+    heads += [*(VERBS[kind] for kind in OF_WORKERS), "staleness, mean"]
+    rows = [
+        [f"{one.name} ({one.strategy})" if one.strategy not in one.name else one.name, *_row(one, common)]
+        for one in runs
+    ]
+    heads = ["run", *heads]
+    if len(runs) <= COLUMNS:
+        turned = [list(row) for row in zip(heads, *rows, strict=True)]
+        heads, rows = ["", *turned[0][1:]], turned[1:]
+    return Section("Figures", [], [], [Table(heads, rows)])
+
+
+def _row(one: Told, common: float | None) -> list[str]:
+    run, stale = one.run, one.staleness
+    last = run.finite[-1].test_loss if run.finite else None
+    row = [str(run.started.workers if run.started else "-"), _seconds(run.seconds)]
+    row += [f"{one.speed:,.0f}" if one.speed else "-"]
+    row += [words.loss(run.best.test_loss if run.best else None), words.loss(last)]
+    if common is not None:
+        there = run.reached(common)
+        row += [_seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
+    return [*row, *(_share(run.shares, kind) for kind in OF_WORKERS), f"{stale[1]:.3g}" if stale else "-"]
+
+
+def _trained(runs: Sequence[Told]) -> Section | None:
+    told = [(one, unlike(one.job)) for one in runs if one.job is not None]
+    if not told:
+        return None
+    names = list(dict.fromkeys(name for _, settings in told for name in settings))
+    rows = [[name, *(_setting(settings, name) for _, settings in told)] for name in names]
+    heads = ["setting", *(one.name for one, _ in told)] if len(runs) > 1 else ["setting", "value"]
+    said = []
+    for one in runs if len(runs) == 1 else ():
+        if (s := one.run.started) is not None:
+            said.append(
+                f"{words.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features, "
+                f"{s.slots:,} slots of {s.batch:,} rows in a pass."
+            )
+    return Section("What was trained", said, [], [Table(heads, rows, "Settings that are not the defaults.")])
+
+
+def _setting(settings: dict[str, Any], name: str) -> str:
+    if name not in settings:
+        return "(default)"
+    value = settings[name]
+    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
+
+
+def _machine(runs: Sequence[Told]) -> Section | None:
+    heads = ["run", "cores", "processor", "memory", "platform", "python", "numpy", "load at the end"]
+    rows = []
+    for one in runs:
+        told = one.summary.get("machine")
+        if isinstance(told, dict):
+            memory = number(told.get("memory"))
+            row = [one.name, _cores(one, told), *(str(told.get("processor") or "-") for _ in "1")]
+            row += ["-" if memory is None else f"{memory / 2**30:.1f} GB"]
+            row += [str(told.get(what, "-")) for what in ("platform", "python", "numpy", "load")]
+        else:
+            row = [one.name, _cores(one, {}), "-", "-", "-", "-", "-", "-"]
+        rows.append(row)
+    first = 0 if len(runs) > 1 else 1
+    return Section("The machine", [], [], [Table(heads[first:], [row[first:] for row in rows])])
+
+
+def _cores(one: Told, told: dict[str, Any]) -> str:
+    used = one.run.started.cores if one.run.started else "-"
+    return f"{used} of {told['cores']}" if told.get("cores") not in (None, used) else f"{used}"
+
+
+# ---------------------------------------------------------------- pictures with their tables
+
+
+def _losses(runs: Sequence[Told]) -> Section:
+    caption = "Test loss of every evaluation, at the moment its weights were read."
+    if len(runs) == 1:
+        caption += " Train loss of the rows since the record before, each before its own update."
+        if any(isinstance(event, Joined | Gone) and event.seconds > 0 for event in runs[0].run.happened):
+            caption += " Upright lines: who came (dotted) and went (dashed)."
+    drawn = [picture("losses", charts.losses(runs), caption)]
+    return Section("Losses", [], drawn, [_evaluations(runs[0])] if len(runs) == 1 and runs[0].run.evaluations else [])
+
+
+def _evaluations(one: Told) -> Table:
+    run, events = one.run, one.run.evaluations
+    every = -(-len(events) // EVALUATIONS)
+    shown = [one for at, one in enumerate(events) if at % every == 0 or one is run.best or one is events[-1]]
+    metrics = list(dict.fromkeys(name for event in events for name in event.metrics))
+    heads = ["evaluation", "seconds", "pass", "rows", "train loss", "test loss", *metrics, "workers"]
+    rows = [
+        [
+            f"{event.number:,}",
+            _seconds(seconds_of(event)),
+            words.passes(event.passes),
+            f"{event.examples:,}",
+            words.loss(event.train_loss),
+            words.loss(event.test_loss),
+            *(words.loss(event.metrics.get(name)) for name in metrics),
+            str(event.workers),
+        ]
+        for event in shown
+    ]
+    more = f" {len(events) - len(shown):,} more are left out." if len(events) > len(shown) else ""
+    if any(isinstance(event, RolledBack) for event in run.happened):
+        more += " The run went back to a checkpoint: some numbers come twice."
+    return Table(heads, rows, f"Workers: how many were at work when the weights were read.{more}")
+
+
+def _time(runs: Sequence[Told]) -> Section | None:
+    if len(runs) > 1:
+        bars = [(one.name, one.run.shares) for one in runs if one.run.shares]
+    else:
+        bars = [(node.name, node.shares) for node in runs[0].run.workers if node.shares]
+        bars = [*bars, ("all workers", runs[0].run.shares)] if runs[0].run.shares and len(bars) != 1 else bars
+    if not bars:
+        return None
+    said = "Wait: a server kept the answer back, for slower workers or the other slots of a step. Idle: there was no slot to do."
+    said += _emulated(runs)
+    tables = [_workers(runs[0])] if len(runs) == 1 and runs[0].run.workers else []
+    return Section("Where the time went", [], [picture("shares", charts.shares(bars), said)], tables)
+
+
+def _workers(one: Told) -> Table:
+    rows = []
+    for node in one.run.workers:
+        pace = node.per_slot
+        row = [node.name, f"{node.slots:,}" if node.exact else "-", "-" if pace is None else clock(pace)]
+        rows.append([*row, *(_share(node.shares, kind) for kind in OF_WORKERS)])
+    partly = "" if all(node.exact for node in one.run.workers) else " Shares are of the time that was recorded."
+    return Table(["worker", "slots", "computing per slot", *OF_WORKERS], rows, f"Up to the last evaluation.{partly}")
+
+
+def _timeline(runs: Sequence[Told]) -> Section | None:
+    drawn = [one for one in runs if one.run.nodes and any(node.spans for node in one.run.nodes.values())]
+    if not drawn:
+        return None
+    figure = timeline.drawn([(one.name, one.run) for one in drawn])
+    said = "A stretch of each run after it warmed up, one row for each node; percentages are of the whole run. Hatched: nothing is known of it, or it was told late."
+    pictures = [picture("timeline", figure, said + _emulated(runs))]
+    if (step := timeline.step(drawn[0].run)) is not None:
+        where = f" ({words.clean(drawn[0].name)})" if len(runs) > 1 else ""
+        pictures.append(
+            picture(
+                "step",
+                step,
+                f"The four steps of one iteration on a real worker's row{where}: it computes a gradient, pushes it, the servers "
+                f"update the model, and it pulls the next weights. Push and pull are measured together, and pulls for the next "
+                f"step may go on while it computes.",
+            )
+        )
+    return Section("Timeline", [], pictures)
+
+
+def _emulated(runs: Sequence[Told]) -> str:
+    told = list(dict.fromkeys(one.emulated for one in runs if one.emulated))
+    return f" Not real: {'; '.join(told)}." if told else ""
+
+
+def _staleness(runs: Sequence[Told]) -> Section | None:
+    told = [one for one in runs if one.staleness is not None and one.strategy != "serial"]
+    if not told:
+        return None
+    rows = [
+        [one.name, f"{mean:.3g}", f"{p95:,}", explain.most_stale(most)]
+        for one in told
+        if one.staleness
+        for _, mean, p95, most in [one.staleness]
+    ]
+    table = Table(["run", "mean", "95th percentile", "most"], rows)
+    caption = "How many other pushes were counted between reading the weights and pushing their gradient."
+    drawn: list[Picture] = []
+    if any(one.staleness and one.staleness[3] for one in told):
+        drawn = [picture("staleness", charts.staleness(told), caption)]
+    return Section("Staleness", [] if drawn else ["No gradient was stale."], drawn, [table] if len(runs) > 1 else [])
+
+
+def _bytes(runs: Sequence[Told]) -> Section | None:
+    rows = []
+    for one in runs:
+        sent, received = number(one.summary.get("bytes_sent")), number(one.summary.get("bytes_received"))
+        examples, steps = number(one.summary.get("examples")), number(one.summary.get("steps"))
+        if sent is None or received is None or not sent + received:
+            continue
+        both = sent + received
+        per = [f"{both / what:,.0f} B" if what else "-" for what in (examples, steps)]
+        rows.append([one.name, _mega(sent), _mega(received), *per])
+    if not rows:
+        return None
+    first = 0 if len(runs) > 1 else 1
+    heads = ["run", "sent", "received", "per row", "per step"]
+    caption = "As workers counted them."
+    return Section("Bytes", [], [], [Table(heads[first:], [row[first:] for row in rows], caption)])
+
+
+def _members(one: Told, runs: Sequence[Told]) -> Section | None:
+    run = one.run
+    told = [event.workers for event in run.progress] + [event.workers for event in run.evaluations]
+    if not told or (len(runs) > 1 and len(set(told)) < 2):
+        return None
+    drawn = picture(
+        f"members-{one.name}",
+        charts.members(run),
+        "Workers at work; a dot is an evaluation, at the moment its weights were read.",
+    )
+    heads = ["evaluation", *(f"{event.number:,}" for event in run.evaluations[:EVALUATIONS])]
+    row = ["workers", *(str(event.workers) for event in run.evaluations[:EVALUATIONS])]
+    return Section(f"Members{_of(one, runs)}", [], [drawn], [Table(heads, [row])] if run.evaluations else [])
+
+
+def _faults(one: Told, runs: Sequence[Told]) -> Section | None:
+    happened = [event for event in one.run.happened if not (isinstance(event, Joined) and event.seconds <= 0)]
+    if not happened:
+        return None
+    shown = happened[:HAPPENINGS]
+    rows = [[_seconds(event.seconds), *_told(event), _felt(one, event)] for event in shown]
+    more = f" {len(happened) - len(shown):,} more are left out." if len(happened) > len(shown) else ""
+    caption = f"Back: how long until rows/s were at 90% of what they were before, for a second.{more}"
+    return Section(
+        f"Faults and recoveries{_of(one, runs)}", [], [], [Table(["seconds", "", "what", "back"], rows, caption)]
+    )
+
+
+def _told(event: Happened) -> tuple[str, str]:
+    match event:
+        case Saved():
+            return (
+                "saved",
+                f"checkpoint {event.number:,}, {event.bytes / 1e6:,.1f} MB in {clock(event.took)}, at step {event.steps:,}",
+            )
+        case Joined():
+            return "joined", words.news(event)
+        case Gone():
+            return "gone", words.news(event)
+        case RolledBack():
+            return "went back", words.news(event)
+        case Resumed():
+            return "taken up", words.news(event)
+        case Voided():
+            return "void", words.news(event)
+        case Warned():
+            return "warning", words.news(event).removeprefix("warning: ")
+
+
+def _felt(one: Told, event: Happened) -> str:
+    if not isinstance(event, Gone | RolledBack):
+        return ""
+    after = one.run.back_after(event.seconds)
+    if after is None:
+        return "-"
+    return "not felt" if after == 0 else "not while it ran" if math.isinf(after) else clock(after)
+
+
+def _delay(one: Told, runs: Sequence[Told]) -> Section | None:
+    if not one.run.delays:
+        return None
+    drawn = picture(
+        f"delay-{one.name}",
+        charts.delays(one.run),
+        "How many steps workers might be apart, chosen while running, and the share of their time they had waited before each change "
+        "(dashed: 5%).",
+    )
+    return Section(f"Delay{_of(one, runs)}", [], [drawn])
+
+
+def _share(shares: dict[str, float], kind: str) -> str:
+    return explain.percent(shares[kind]).replace("less than ", "<") if shares else "-"
+
+
+def _mega(number: float) -> str:
+    return f"{number / 1e6:,.1f} MB"
+
+
+def _seconds(value: float) -> str:
+    """To the hundredth, and finer where that would be nothing."""
+    return f"{value:.3g}" if 0 < value < 0.1 else f"{value:,.2f}" if value < 100 else f"{value:,.1f}"

@@ -1,0 +1,191 @@
+"""Pictures of a report: losses, where the time went, staleness, who took part, delay. Each from accounts, each a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shoal.events import Evaluated, Gone, Joined, Progress
+from shoal.views import words
+from shoal.views.account import OF_WORKERS, Account, seconds_of
+from shoal.views.drawing import DASHES, INK, JOINED, LOST, PALE, SERIES, canvas, tidy, titled
+from shoal.views.explain import most_stale
+from shoal.views.plots import FEW, NAMED, WIDE, Series
+from shoal.views.timeline import COLORS
+from shoal.views.told import Told
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BINS = 64  # of a histogram
+BARS = 32  # workers in one picture
+
+
+def losses(runs: Sequence[Told]) -> Figure:
+    """One run: train and test loss over time. Several: their test losses, over time and over passes."""
+    if len(runs) == 1:
+        figure = canvas(3.7)
+        axes = figure.subplots()
+        _finish(axes, "seconds since training began", _one_loss(axes, runs[0].run))
+        return figure
+    figure = canvas(6.2)
+    upper, lower = figure.subplots(2, 1)
+    for number, told in enumerate(runs):
+        judged = told.run.finite
+        _curve(upper, [seconds_of(event) for event in judged], judged, number, words.clean(told.name))
+        _curve(lower, [event.passes for event in judged], judged, number, words.clean(told.name))
+    titled(upper, "test loss over time")
+    titled(lower, "test loss over passes: what each row was worth")
+    drawn = [event.test_loss for told in runs for event in told.run.finite]
+    _finish(upper, "seconds since training began", drawn)
+    _finish(lower, "passes over the data", drawn)
+    return figure
+
+
+def _one_loss(axes: Axes, run: Account) -> list[float]:
+    train = Series()
+    last = 0
+    for event in run.progress or run.evaluations:
+        train.add(event.seconds, event.train_loss, max(1, event.examples - last))
+        last = event.examples
+    train = train.thinned()
+    if train.x:
+        axes.plot(
+            train.x, train.y, color=SERIES[0], linewidth=1.3, label="train", marker="o" if len(train.x) == 1 else None
+        )
+    judged = run.finite
+    _curve(axes, [seconds_of(event) for event in judged], judged, 1, "test", "-")
+    if run.best is not None:
+        said = f"best: {words.loss(run.best.test_loss)} at pass {words.passes(run.best.passes)}"
+        at = ([seconds_of(run.best)], [run.best.test_loss])
+        axes.plot(*at, "*", color=SERIES[1], markersize=14, markeredgecolor="white", zorder=5, label=said)
+    _moves(axes, run)
+    return [*train.y, *(event.test_loss for event in judged)]
+
+
+def _curve(
+    axes: Axes, x: Sequence[float], judged: Sequence[Evaluated], number: int, label: str, dashes: str | None = None
+) -> None:
+    if not judged:
+        return
+    style = DASHES[number % len(DASHES)] if dashes is None else dashes
+    mark = "o" if len(judged) <= FEW else None
+    y = [event.test_loss for event in judged]
+    (line,) = axes.plot(x, y, style, color=SERIES[number % len(SERIES)], label=label, marker=mark)
+    line.set(linewidth=1.5, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
+
+
+def _finish(axes: Axes, below: str, drawn: Sequence[float]) -> None:
+    if drawn:
+        if min(drawn) > 0 and max(drawn) / min(drawn) > WIDE:
+            axes.set_yscale("log")
+        for text in axes.legend(frameon=False, fontsize=9).get_texts():
+            text.set_parse_math(False)
+    else:
+        axes.text(0.5, 0.5, "no loss is recorded", transform=axes.transAxes, ha="center", color=INK)
+    axes.set(ylabel="loss", xlabel=below)
+    tidy(axes)
+
+
+def _moves(axes: Axes, run: Account) -> None:
+    moves = [event for event in run.happened if isinstance(event, Joined | Gone) and event.seconds > 0]
+    for event in moves:
+        color, dashes = (LOST, "--") if isinstance(event, Gone) else (JOINED, ":")
+        few = len(moves) <= NAMED
+        axes.axvline(event.seconds, ymax=1.0 if few else 0.06, color=color, linestyle=dashes, linewidth=1, zorder=1)
+        if few:
+            said = f"{words.clean(event.name)} {'gone' if isinstance(event, Gone) else 'joined'}"
+            where = axes.get_xaxis_transform()
+            text = axes.text(
+                event.seconds, 0.5, said, transform=where, rotation=90, color=color, ha="right", va="center"
+            )
+            text.set(fontsize=8, parse_math=False)
+
+
+def shares(rows: Sequence[tuple[str, dict[str, float]]]) -> Figure:
+    """Where the time went: a bar for each worker, or each run."""
+    figure = canvas(0.9 + 0.3 * len(rows[:BARS]))
+    axes = figure.subplots()
+    for row, (_, one) in enumerate(rows[:BARS]):
+        left = 0.0
+        for kind in OF_WORKERS:
+            share = one.get(kind, 0.0)
+            axes.barh(row, share, 0.72, left=left, color=COLORS[kind], label=kind if row == 0 else None)
+            if share >= 0.06:
+                color = "#111111" if kind in ("idle", "communicate") else "white"
+                axes.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", fontsize=8.5, color=color)
+            left += share
+    axes.set_yticks(range(len(rows[:BARS])), [words.clean(name)[:28] for name, _ in rows[:BARS]])
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set(xlim=(0, 1), ylim=(len(rows[:BARS]) - 0.5, -0.5))
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.tick_params(axis="y", length=0)
+    tidy(axes, grid="")
+    figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def staleness(runs: Sequence[Told]) -> Figure:
+    """How many pushes were how stale, in percent; a panel for each run, on one scale."""
+    told = [(one, stale) for one in runs if (stale := one.staleness) is not None]
+    most = max(len(counts) for _, (counts, *_) in told)
+    width = -(-most // BINS)
+    figure = canvas(0.6 + 1.7 * len(told))
+    panels = figure.subplots(len(told), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (one, (counts, mean, p95, highest)) in zip(panels, told, strict=True):
+        whole = sum(counts)
+        bars = [sum(counts[at : at + width]) / whole for at in range(0, len(counts), width)]
+        middles = [at * width + (width - 1) / 2 for at in range(len(bars))]
+        axes.bar(middles, bars, 0.86 * width, color=SERIES[0])
+        axes.axvline(mean, color=SERIES[1], linewidth=1.4, label=f"mean {mean:.3g}")
+        axes.axvline(p95, color=SERIES[3], linewidth=1.4, linestyle="--", label=f"95% are {p95:,} or less")
+        axes.plot([highest], [0], "v", color=INK, label=f"most {most_stale(highest)}", clip_on=False)
+        axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        axes.set_ylabel("pushes")
+        axes.legend(frameon=False, fontsize=9, loc="best")
+        tidy(axes, grid="y")
+        if len(runs) > 1:
+            titled(axes, one.name)
+    each = "" if width == 1 else f" ({width} to a bar)"
+    panels[-1].set_xlabel(f"other pushes between reading weights and pushing{each}")
+    panels[-1].set_xlim(-0.6 * width, max(most, 4) - 0.4)
+    return figure
+
+
+def members(run: Account) -> Figure:
+    """Workers at work over time; a dot for each evaluation."""
+    figure = canvas(2.4)
+    axes = figure.subplots()
+    told: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
+    axes.step([event.seconds for event in told], [event.workers for event in told], where="post", color=SERIES[0])
+    at = [seconds_of(event) for event in run.evaluations]
+    axes.plot(
+        at, [event.workers for event in run.evaluations], "o", color=SERIES[1], label="at an evaluation", clip_on=False
+    )
+    _moves(axes, run)
+    most = max([1, *(event.workers for event in told)])
+    axes.set(ylim=(0, most * 1.15), ylabel="workers", xlabel="seconds since training began")
+    axes.yaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    tidy(axes)
+    return figure
+
+
+def delays(run: Account) -> Figure:
+    """The delay that was chosen while running, and how much was waited before each change."""
+    figure = canvas(3.2)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    at = [event.seconds for event in run.delays]
+    upper.step([*at, run.seconds], [*(event.max_delay for event in run.delays), run.delays[-1].max_delay], where="post")
+    upper.lines[0].set(color=SERIES[0], linewidth=1.6)
+    upper.set_ylabel("max_delay")
+    lower.plot(at, [event.waiting for event in run.delays], "o-", color=SERIES[1], linewidth=1)
+    lower.axhline(0.05, color=PALE, linewidth=1, linestyle="--")
+    lower.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    lower.set(ylabel="waiting", xlabel="seconds since training began")
+    for axes in (upper, lower):
+        axes.set_ylim(bottom=0)
+        tidy(axes)
+    return figure

@@ -1,0 +1,271 @@
+"""What is seen, in words: sentences that are made of a run's figures, and of nothing else.
+
+A sentence that no figure backs is not said. ``compare`` says which of several runs was sooner, and why.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+
+from shoal import limits
+from shoal.events import Gone, Resumed, RolledBack, Saved
+from shoal.views import words
+from shoal.views.account import median, seconds_of
+from shoal.views.drawing import clock
+from shoal.views.told import Told
+
+MUCH = 0.05  # of the time: worth a reason
+SLOW = 1.25  # times as long as others: worth a name
+NEAR = 0.1  # seconds that an evaluation may be away from what is due to it
+STILL = 0.002  # of the loss, from one evaluation to the next: it still falls
+VERBS = {"compute": "computed", "communicate": "communicated", "wait": "waited", "idle": "had nothing to do"}
+
+
+def of_one(told: Told, among: bool = False) -> list[str]:
+    """Paragraphs (one, if it is one ``among`` others): how fast and where the time went; what was learned; who took part, and what went wrong."""
+    first = [
+        _work(told),
+        "" if among else emulated([told]),
+        _shares(told),
+        _waiting(told),
+        _delay(told),
+        _stale(told),
+        _idle(told),
+        _even(told),
+    ]
+    second = [_loss(told), _end(told)]
+    third = [_part(told), _faults(told)]
+    parts = ([*first, *second, *third],) if among else (first, second, third)
+    return [text for part in parts if (text := " ".join(one for one in part if one))]
+
+
+def percent(share: float) -> str:
+    if 0 < share < 0.001:
+        return "less than 0.1%"
+    return f"{share:.1%}" if 0 < share < 0.0995 else f"{share:.0%}"
+
+
+def times(factor: float) -> str:
+    if factor < 0.1:
+        return f"{factor:.2g}"
+    return f"{factor:.2f}" if factor < 2 else f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}"
+
+
+# ---------------------------------------------------------------- one run
+
+
+def _work(told: Told) -> str:
+    run = told.run
+    if run.started is None:
+        return ""
+    crew = words.crew(run.started).replace(" x ", " and ")
+    lasted = words.duration(run.seconds) if run.seconds >= 1 else clock(run.seconds)
+    rate = f", {told.speed:,.0f} a second" if told.speed else ""
+    return f"{crew} on {words.many(run.started.cores, 'core')} computed {run.examples:,} rows in {lasted}{rate}."
+
+
+def emulated(runs: list[Told]) -> str:
+    """What is not real is said first."""
+    found = list(dict.fromkeys(one.emulated for one in runs if one.emulated))
+    if not found:
+        return ""
+    some = [one.name for one in runs if one.emulated]
+    whose = "The computing" if len(some) == len(runs) else f"The computing of {words.names(some)}, not of the others,"
+    return f"{whose} is not real: {'; '.join(found)}. Waiting, delay and staleness are measured."
+
+
+def _shares(told: Told) -> str:
+    shares = told.run.shares
+    if not shares:
+        return ""
+    parts = [
+        f"{VERBS[kind]} {'for ' if kind == 'idle' else ''}{percent(share)}" for kind, share in shares.items() if share
+    ]
+    return f"Of their time workers {_listed(parts)}."
+
+
+def _waiting(told: Told) -> str:
+    wait, slowest = told.run.shares.get("wait"), told.run.slowest
+    if wait is None or wait < MUCH:
+        return "" if wait is None or told.strategy not in ("sync", "bounded") else "Nearly nobody waited for another."
+    if slowest is None:
+        return ""
+    node, factor = slowest
+    if factor < SLOW:
+        return (
+            f"No worker is much slower than the others (the slowest, {words.clean(node.name)}, computes {times(factor)} "
+            f"times as long for a slot as the median of the others): they wait for each other."
+        )
+    others = [one for one in told.run.workers if one is not node and one.per_slot is not None]
+    late = sum((node.per_slot or 0.0) * one.slots - one.spent.get("compute", 0.0) for one in others)
+    due = late / (sum(one.spent.get("wait", 0.0) for one in others) or 1.0)
+    slow = f"{words.clean(node.name)} computes {times(factor)} times as long for a slot as the median of the others"
+    if due < 0.5:  # the arithmetic of the slowest: others cannot wait longer for its computing than that takes
+        return f"The slowest worker is not the reason: {slow}, and that is {percent(due)} of what the others waited."
+    waited = percent(median([one.shares.get("wait", 0.0) for one in others]))
+    return (
+        f"They wait for the slowest: {slow}; it waited {percent(node.shares.get('wait', 0.0))} of its time, the others {waited} "
+        f"of theirs (median)."
+    )
+
+
+def _delay(told: Told) -> str:
+    delays = told.run.delays
+    if not delays:
+        return ""
+    half = told.run.seconds / 2
+    held: dict[int, float] = {}  # seconds of the second half
+    for event, until in zip(delays, [*(later.seconds for later in delays[1:]), told.run.seconds], strict=True):
+        if (seconds := until - max(half, event.seconds)) > 0:
+            held[event.max_delay] = held.get(event.max_delay, 0.0) + seconds
+    said = f"How far workers may be apart was chosen while it ran, and changed {_often(len(delays))}."
+    if held:
+        longest = max(held, key=lambda delay: held[delay])
+        between = f", {min(held):,} to {max(held):,} in all" if len(held) > 1 else ""
+        said += f" In the second half it was {longest:,} steps for longest{between}."
+    return f"{said} Before the last change they had waited {percent(delays[-1].waiting)}."
+
+
+def _stale(told: Told) -> str:
+    if (stale := told.staleness) is None or told.strategy == "serial":
+        return ""
+    _, mean, p95, most = stale
+    if not most:
+        return "Every gradient was computed with the newest weights: staleness is 0."
+    return (
+        f"Between reading weights and pushing their gradient {mean:.3g} other pushes were counted on average, {p95:,} at the "
+        f"95th percentile, {most_stale(most)} at most."
+    )
+
+
+def most_stale(most: int) -> str:
+    """The last bucket of the histogram holds all that is staler."""
+    return f"{most:,}{' or more' if most >= limits.STALENESS_BUCKETS - 1 else ''}"
+
+
+def _idle(told: Told) -> str:
+    run, share = told.run, told.run.shares.get("idle", 0.0)
+    if share < MUCH or not run.progress:
+        return ""
+    whole = sum(event.spent.get("idle", 0.0) for event in run.progress)
+    last = run.progress[-1].passes
+    late = sum(event.spent.get("idle", 0.0) for event in run.progress if event.passes > 0.9 * last)
+    if whole and late > 0.5 * whole:
+        return f"Of the {percent(share)} without a slot, {percent(late / whole)} came in the last tenth of the work."
+    around = _around_evaluations(told)
+    if around is not None and around > 0.5 and told.strategy == "sync":
+        return f"Of the {percent(share)} without a slot, {percent(around)} came right before an evaluation read its weights."
+    return ""
+
+
+def _around_evaluations(told: Told) -> float | None:
+    """Which share of the workers' recorded idle time ended when weights were read to be judged."""
+    reads = sorted(seconds_of(event) for event in told.run.evaluations)
+    whole = near = 0.0
+    for node in told.run.workers:
+        for kind, start, stop in node.spans:
+            if kind == "idle":
+                at = bisect.bisect_left(reads, start - NEAR)
+                whole += stop - start
+                near += stop - start if at < len(reads) and reads[at] <= stop + NEAR else 0.0
+    return near / whole if whole else None
+
+
+def _even(told: Told) -> str:
+    done = sorted((node.slots, node.name) for node in told.run.workers if node.exact)
+    whole = sum(slots for slots, _ in done)
+    if len(done) < 2 or not whole:
+        return ""
+    (least, who), (most, other) = done[0], done[-1]
+    if most <= 1.1 * least:
+        return f"Work was even: {least:,} to {most:,} slots each."
+    return f"{words.clean(who)} did fewest slots, {least:,} ({percent(least / whole)}), {words.clean(other)} most, {most:,}."
+
+
+def _loss(told: Told) -> str:
+    run = told.run
+    if not run.evaluations:
+        return "The model was never judged: nothing can be said of its loss."
+    ran_away = next((event for event in run.evaluations if not math.isfinite(event.test_loss)), None)
+    away = "" if ran_away is None else f"At pass {words.passes(ran_away.passes)} the test loss was no number any more."
+    if (best := run.best) is None:
+        return away
+    first, last = run.finite[0], run.finite[-1]
+    if len(run.finite) == 1:
+        return f"The model was judged once: test loss {words.loss(first.test_loss)}. {away}".strip()
+    said = f"Test loss went from {words.loss(first.test_loss)} to {words.loss(last.test_loss)}."
+    if best.test_loss < last.test_loss:
+        said += f" The best, {words.loss(best.test_loss)}, was at pass {words.passes(best.passes)}; it rose since."
+        if best.train_loss is not None and last.train_loss is not None and last.train_loss < best.train_loss:
+            said += (
+                f" The training loss fell further, from {words.loss(best.train_loss)} to {words.loss(last.train_loss)}: "
+                f"it overfits."
+            )
+    else:
+        before = run.finite[-2].test_loss
+        fell = (before - last.test_loss) / abs(before) if before else 0.0
+        still = "it still fell at the end" if fell > STILL else "it hardly changed at the end"
+        said += f" The last is the best, and {still} (by {percent(fell)} since the evaluation before)."
+    return f"{said} {away}".strip()
+
+
+def _end(told: Told) -> str:
+    if told.run.stopped is None:
+        return "No end is recorded: the run goes on, or was cut short."
+    failed = "It failed" if told.summary.get("failed") else "It stopped"
+    return f"{failed}: {words.clean(told.run.stopped.why)}."
+
+
+def _part(told: Told) -> str:
+    run = told.run
+    if not run.evaluations or run.started is None or run.started.workers < 2:
+        return ""
+    most = max(run.started.workers, *(event.workers for event in run.evaluations))
+    fewer = [event for event in run.evaluations if event.workers < most]
+    if not fewer:
+        return f"All {most} workers were at work at every evaluation."
+    least = min(fewer, key=lambda event: event.workers)
+    return (
+        f"At {len(fewer):,} of {words.many(len(run.evaluations), 'evaluation')} fewer than {most} workers were at work, "
+        f"{least.workers} at the fewest (evaluation {least.number:,}): times are not those of {most} workers throughout."
+    )
+
+
+def _faults(told: Told) -> str:
+    happened = told.run.happened
+    gone = [event for event in happened if isinstance(event, Gone)]
+    back = [event for event in happened if isinstance(event, RolledBack)]
+    again = [event for event in happened if isinstance(event, Resumed)]
+    saved = [event for event in happened if isinstance(event, Saved)]
+    said = []
+    if gone:
+        said.append(f"{words.many(len(gone), 'node')} left or lost: {words.names(event.name for event in gone)}.")
+        slots = sum(event.slots for event in gone)
+        said += [f"Slots of theirs that were dealt again: {slots:,}."] if slots else []
+    if back:
+        steps = sum(max(0, event.steps_before - event.steps_after) for event in back)
+        said.append(f"The run went back to a checkpoint {_often(len(back))}, {words.many(steps, 'step')} in all.")
+    said += [f"It was taken up again {_often(len(again))}."] if again else []
+    felt = [after for event in (*gone, *back) if (after := told.run.back_after(event.seconds)) is not None]
+    said += [_felt(felt)] if felt else []
+    said += [f"{words.many(len(saved), 'checkpoint')} went to disk."] if saved else []
+    return " ".join(said)
+
+
+def _felt(after: list[float]) -> str:
+    never = sum(math.isinf(one) for one in after)
+    worst = max((one for one in after if math.isfinite(one)), default=0.0)
+    if never:
+        return f"After {never:,} of {len(after):,} of these rows/s did not come back to 90% of what they were while it ran."
+    if not worst:
+        return "Rows/s were at 90% or more of what they were in the second after."
+    return f"Rows/s were back at 90% of what they were after {clock(worst)} at the latest."
+
+
+def _often(number: int) -> str:
+    return "once" if number == 1 else f"{number:,} times"
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,219 @@
+"""Sections become a page: one HTML file that needs nothing else, or Markdown with its pictures beside it.
+
+No script, no font, no address outside: it can be mailed, and looks the same in ten years. Light and dark follow the reader;
+on a narrow screen tables and pictures scroll or shrink in boxes of their own. Whatever text comes in is escaped here, once.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.files import replace_file
+from shoal.views import words
+from shoal.views.sections import Picture, Section, Table
+
+# Colours of the pictures, by the names that the page gives them: in the dark they are others.
+_COLORS = {
+    "#ffffff": "paper",
+    "#000000": "ink",
+    "#444444": "ink",
+    "#262626": "ink",
+    "#dddddd": "grid",
+    "#bbbbbb": "pale",
+    "#b0b0b0": "grid",
+    "#0072b2": "blue",
+    "#d55e00": "red",
+    "#007a5a": "green",
+    "#a0447c": "purple",
+}
+_LIGHT = {
+    "paper": "#ffffff",
+    "ink": "#2b2b2b",
+    "soft": "#5c5c5c",
+    "grid": "#dddddd",
+    "pale": "#b4b4b4",
+    "blue": "#0072b2",
+}
+_LIGHT |= {"red": "#d55e00", "green": "#007a5a", "purple": "#a0447c", "back": "#f4f5f6"}
+_DARK = {
+    "paper": "#16191d",
+    "ink": "#e4e4e2",
+    "soft": "#a9adb3",
+    "grid": "#363b42",
+    "pale": "#6b727c",
+    "blue": "#4aa8e0",
+}
+_DARK |= {"red": "#f0813a", "green": "#3fbf93", "purple": "#e08fc0", "back": "#1f2328"}
+
+LONG = 40  # characters of a cell that may be broken into lines
+_STYLE = """
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",sans-serif}
+main{max-width:60rem;margin:0 auto;padding:1.5rem 1rem 4rem}
+h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0 1rem;overflow-wrap:anywhere}
+h2{font-size:1.15rem;margin:2.4rem 0 .5rem;padding-top:.8rem;border-top:1px solid var(--grid);overflow-wrap:anywhere}
+p{max-width:44rem;margin:.6rem 0;overflow-wrap:anywhere}
+.seen{background:var(--back);border-left:4px solid var(--blue);padding:.4rem 1rem;max-width:46rem}
+nav{font-size:.9rem;color:var(--soft)} nav a{color:inherit;margin-right:.9rem;white-space:nowrap}
+figure{margin:1rem 0} figure .box{margin:0} figure svg{display:block;width:100%;height:auto;fill:currentColor}
+figure svg text{font-family:system-ui,-apple-system,"Segoe UI",sans-serif!important}
+figcaption,.cap{font-size:.88rem;color:var(--soft);text-align:left;padding:.2rem 0;max-width:44rem}
+.cap{margin:1rem 0 0}
+.box{overflow-x:auto;margin:.2rem 0 1rem;max-width:100%}
+table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .7rem;text-align:left;border-bottom:1px solid var(--grid);vertical-align:top}
+th:first-child,td:first-child{padding-left:0} th{font-weight:600;white-space:nowrap;color:var(--soft)}
+td{white-space:nowrap} td.w{white-space:normal;min-width:16rem;max-width:34rem} td.n,th.n{text-align:right}
+footer{margin-top:3rem;font-size:.85rem;color:var(--soft)}
+@media print{main{max-width:none} h2,figure,tr{break-inside:avoid}}
+"""
+
+
+def page(title: str, sections: Sequence[Section], foot: str = "") -> str:
+    """One HTML document."""
+    names = [_anchor(number, section.title) for number, section in enumerate(sections)]
+    links = " ".join(f'<a href="#{name}">{_text(one.title)}</a>' for name, one in zip(names, sections, strict=True))
+    body = "\n".join(_section(name, section) for name, section in zip(names, sections, strict=True))
+    light, dark = (";".join(f"--{name}:{color}" for name, color in one.items()) for one in (_LIGHT, _DARK))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{_text(title)}</title>\n<style>\n:root{{color-scheme:light dark;{light}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{_text(title)}</h1>\n<nav>{links}</nav>\n{body}\n<footer>{_text(foot)}</footer>\n</main>\n</body>\n</html>\n"
+    )
+
+
+def markdown(title: str, sections: Sequence[Section], pictures: str, foot: str = "") -> str:
+    """The same in Markdown; ``pictures`` is the folder beside it where they are."""
+    parts = [f"# {_plain(title)}"]
+    at = 0
+    for section in sections:
+        parts.append(f"## {_plain(section.title)}")
+        parts += [_plain(paragraph) for paragraph in section.words]
+        for one in section.pictures:
+            at += 1
+            parts.append(f"![{_plain(one.caption)}]({pictures}/{at}-{_file(one.name)}.svg)")
+        parts += [_rows(table) for table in section.tables]
+    return "\n\n".join([*parts, *([_plain(foot)] if foot else [])]) + "\n"
+
+
+def write_html(path: Path, title: str, sections: Sequence[Section], foot: str = "") -> None:
+    replace_file(path, page(title, sections, foot).encode("utf-8", "replace"))
+
+
+def write_markdown(path: Path, title: str, sections: Sequence[Section], foot: str = "") -> None:
+    """The pictures first: whoever sees the page finds them."""
+    folder = path.with_name(f"{path.stem}-pictures")
+    folder.mkdir(exist_ok=True)
+    for at, one in enumerate((one for section in sections for one in section.pictures), 1):  # names may be alike
+        replace_file(folder / f"{at}-{_file(one.name)}.svg", one.svg)
+    replace_file(path, markdown(title, sections, folder.name.replace(" ", "%20"), foot).encode("utf-8", "replace"))
+
+
+# ---------------------------------------------------------------- HTML
+
+
+def _section(name: str, section: Section) -> str:
+    seen = ' class="seen"' if "what is seen" in section.title.lower() else ""
+    said = "\n".join(f"<p>{_text(paragraph)}</p>" for paragraph in section.words)
+    parts = [f'<section id="{name}">\n<h2>{_text(section.title)}</h2>', f"<div{seen}>\n{said}\n</div>" if said else ""]
+    parts += [_figure(f"{name}-{number}", one) for number, one in enumerate(section.pictures)]
+    parts += [_table(table) for table in section.tables]
+    return "\n".join([*(part for part in parts if part), "</section>"])
+
+
+def _figure(name: str, one: Picture) -> str:
+    return f'<figure>\n<div class="box">{inline(one, name)}</div>\n<figcaption>{_text(one.caption)}</figcaption>\n</figure>'
+
+
+def inline(one: Picture, name: str) -> str:
+    """An SVG as part of a page: its ids its own, its colours the page's, its size that of its box."""
+    drawing = one.svg.decode("utf-8", "replace")
+    drawing = drawing[max(0, drawing.find("<svg")) :]
+    head, close, rest = drawing.partition(">")
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head) + _sized(head)
+    rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
+    rest = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", rest)
+    rest = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: _color(found.group()), rest)
+    return f'{head} role="img" aria-label="{_text(one.caption)}"{close}{rest.strip()}'
+
+
+def _sized(head: str) -> str:
+    """As large as its letters can be read: a wide one scrolls on a narrow screen, none is blown up on a wide one."""
+    found = re.search(r'viewBox="[-\d.]+ [-\d.]+ (\d+)', head)
+    points = int(found.group(1)) if found else 460
+    return f' style="min-width:{0.65 * points:.0f}px;max-width:{1.53 * points:.0f}px"'
+
+
+def _color(written: str) -> str:
+    name = _COLORS.get(written.lower())
+    return written if name is None else f"var(--{name},{written})"
+
+
+def _table(table: Table) -> str:
+    right = _numeric(table)
+    caption = f'<p class="cap">{_text(table.caption)}</p>\n' if table.caption else ""
+    heads = "".join(_cell("th", head, right[at]) for at, head in enumerate(table.heads))
+    rows = "\n".join(
+        f"<tr>{''.join(_cell('td', one, right[at]) for at, one in enumerate(row))}</tr>" for row in table.rows
+    )
+    body = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>"
+    return f'{caption}<div class="box" tabindex="0"><table>{body}</table></div>'
+
+
+def _cell(tag: str, text: str, right: bool) -> str:
+    kind = ' class="n"' if right else ' class="w"' if tag == "td" and len(text) > LONG else ""
+    return f"<{tag}{kind}>{_text(text)}</{tag}>"
+
+
+def _text(text: str) -> str:
+    return html.escape(words.clean(text), quote=True)
+
+
+def _anchor(number: int, title: str) -> str:
+    return f"s{number}-{_file(title)}"
+
+
+# ---------------------------------------------------------------- both
+
+
+def _numeric(table: Table) -> list[bool]:
+    """Columns of numbers: every cell that says something begins with a digit."""
+    width = max([len(table.heads), *(len(row) for row in table.rows)])
+    columns = [[row[at] for row in table.rows if at < len(row)] for at in range(width)]
+    return [_are_numbers(column) for column in columns]
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    told = [cell for cell in cells if cell not in ("", "-")]
+    return bool(told) and all(re.match(r"[-+−<]?[\d.]", cell) and len(cell) < 32 for cell in told)
+
+
+def _file(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "picture"
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def _plain(text: str) -> str:
+    """No text makes a tag, a link, a table or a heading of itself."""
+    escaped = re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", words.clean(text))
+    return re.sub(r"&(?=#?\w+;)", "&amp;", escaped)
+
+
+def _rows(table: Table) -> str:
+    right = _numeric(table)
+    heads = [*table.heads, *[""] * (len(right) - len(table.heads))]
+    lines = [_row(heads), "|" + "|".join("---:" if one else "---" for one in right) + "|"]
+    lines += [_row(row) for row in table.rows]
+    return (f"{_plain(table.caption)}\n\n" if table.caption else "") + "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_plain(cell) for cell in cells) + " |"

@@ -1,0 +1,261 @@
+"""Who did what when: a Gantt picture of one run, or of several over the same length of time.
+
+    timeline([("sync", events), ("async", others)], "timeline.svg")
+
+A row is a node; what it does has a colour and a height, so that it can be told without colours. What was not recorded
+(``[trace] spans`` bounds it) is hatched, which idle is not. At a row's end stands where the node's time went in the
+whole run, not in what is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.events import Gone, Joined, Resumed, RolledBack, RunEvent, Saved
+from shoal.nodes.spent import KINDS
+from shoal.views import words
+from shoal.views.account import OF_WORKERS, Account, Node, Span, account, median
+from shoal.views.drawing import GRID, INK, JOINED, LOST, PALE, canvas, clock, save, tidy, titled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = {"compute": "#0072B2", "communicate": "#E69F00", "wait": "#D55E00", "idle": "#AAAAAA", "evaluate": "#009E73"}
+HEIGHTS = {"compute": 0.84, "communicate": 0.64, "wait": 0.44, "idle": 0.2, "evaluate": 0.84}
+STEPS = 12  # of the slowest worker that are shown
+ROWS = 17  # of one run
+WARM = (0.3, 0.5, 0.7, 0.15, 0.0)  # where to begin, as shares of the run: the first where about most is recorded
+
+Window = tuple[float, float]
+
+
+def timeline(
+    runs: Sequence[tuple[str, Iterable[RunEvent]]], path: str | Path | None = None, window: Window | None = None
+) -> Figure:
+    """One panel for each run; without a ``window`` (seconds from, to) some steps after warm-up are shown of each."""
+    figure = drawn([(title, account(events)) for title, events in runs], window)
+    if path is not None:
+        save(figure, path)
+    return figure
+
+
+def drawn(runs: Sequence[tuple[str, Account]], window: Window | None = None) -> Figure:
+    windows = [window] * len(runs) if window else default_windows([run for _, run in runs])
+    shown = [rows(run) for _, run in runs]
+    heights = [0.75 + 0.24 * max(1, len(nodes)) for nodes in shown]
+    figure = canvas(sum(heights) + 0.75)
+    panels = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, (title, run), nodes, part in zip(panels, runs, shown, windows, strict=True):
+        _panel(panel, run, nodes, part)
+        hidden = len(run.nodes) - len(nodes)
+        said = words.clean(title) + (" (emulated compute)" if run.started and run.started.emulated else "")
+        titled(panel, said + (f", {words.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
+    panels[-1].set_xlabel("seconds since training began")
+    _legend(figure)
+    return figure
+
+
+def rows(run: Account) -> list[Node]:
+    """Whom to show: everybody, or of many the first, the slowest and the evaluator."""
+    nodes = list(run.nodes.values())
+    if len(nodes) <= ROWS:
+        return nodes
+    last = [node for node in nodes if node.role != "worker"][:1]
+    last += [run.slowest[0]] if run.slowest and run.slowest[0] not in nodes[: ROWS - 2] else []
+    return nodes[: ROWS - len(last)] + last[::-1]
+
+
+# ---------------------------------------------------------------- what to show
+
+
+def default_windows(runs: Sequence[Account]) -> list[Window]:
+    """Stretches of one length, such that the slowest worker's steps can be counted."""
+    lengths = [STEPS * period for run in runs if (period := _period(run)) is not None]
+    longest = max((run.seconds for run in runs), default=0.0) or 1.0
+    length = min(max(lengths, default=longest), longest)
+    return [_placed(run, length) for run in runs]
+
+
+def _period(run: Account) -> float | None:
+    """Seconds from one computation to the next, of the worker that takes longest for that."""
+    found = [period for node in run.workers if (period := median_period(node.spans)) is not None]
+    return max(found, default=None)
+
+
+def median_period(spans: Sequence[Span]) -> float | None:
+    starts = [start for start, _ in computations(spans)]
+    return median([b - a for a, b in pairwise(starts)]) if len(starts) > 2 else None
+
+
+def computations(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """The stretches in which gradients are computed; rows that are made ready while it waits are shorter by far."""
+    found = [(start, stop) for kind, start, stop in spans if kind == "compute"]
+    usual = sorted(stop - start for start, stop in found)
+    return [(a, b) for a, b in found if b - a >= 0.2 * usual[int(0.9 * len(usual))]] if usual else []
+
+
+def _placed(run: Account, length: float) -> Window:
+    """Where most of such a stretch is recorded."""
+    room = max(0.0, run.seconds - length)
+    starts = [share * room for share in WARM]
+    known = [recorded(run, (at, at + length)) for at in starts]
+    at = next(at for at, share in zip(starts, known, strict=True) if share >= 0.9 * max(known))
+    return at, at + length
+
+
+def recorded(run: Account, part: Window) -> float:
+    """Which share of the workers' time in there is known span by span."""
+    known = sum(max(0.0, min(b, part[1]) - max(a, part[0])) for node in run.workers for _, a, b in node.spans)
+    whole = (part[1] - part[0]) * len(run.workers)
+    return known / whole if whole else 0.0
+
+
+# ---------------------------------------------------------------- how it is drawn
+
+
+def _panel(axes: Axes, run: Account, nodes: Sequence[Node], part: Window) -> None:
+    blank: dict[str, Any] = {"facecolor": "none", "edgecolor": PALE, "hatch": "////", "linewidth": 0.5, "zorder": 1}
+    for row, node in enumerate(nodes):
+        _row(axes, row, node, part)
+        if node.role == "worker":  # an evaluator tells of all it does, and does nothing in between
+            stays = [(max(a, part[0]), min(b, part[1], run.seconds)) for a, b in node.here]
+            bars = [(a, b - a) for a, b in stays if b > a]
+            axes.broken_barh(bars, (row - 0.3, 0.6), **blank)
+    if not nodes:
+        axes.text(0.5, 0.5, "nothing was recorded", transform=axes.transAxes, ha="center", va="center", color=INK)
+    _shares(axes, run, nodes)
+    _marks(axes, run, part)
+    axes.set_xlim(*part)
+    axes.set_ylim(max(1, len(nodes)) - 0.5, -0.5)
+    axes.set_yticks(range(len(nodes)), [words.clean(node.name)[:24] for node in nodes])
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.tick_params(axis="y", length=0)
+    tidy(axes, grid="x")
+    axes.spines["left"].set_visible(False)
+
+
+def _row(axes: Axes, row: int, node: Node, part: Window) -> None:
+    white: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "zorder": 2}
+    inside = [(kind, max(a, part[0]), min(b, part[1])) for kind, a, b in node.spans if b > part[0] and a < part[1]]
+    axes.broken_barh([(a, b - a) for _, a, b in inside], (row - 0.45, 0.9), **white)
+    for kind in KINDS:
+        bars = [(a, b - a) for one, a, b in inside if one == kind]
+        if bars:
+            height = HEIGHTS[kind]
+            axes.broken_barh(bars, (row - height / 2, height), facecolor=COLORS[kind], linewidth=0, zorder=3)
+    # Where one computation follows another at once, a hair between them: else their number could not be seen.
+    begins = [a for kind, a, b in inside if kind == "compute" and b - a > (part[1] - part[0]) / 150]
+    axes.vlines(begins, row - 0.43, row + 0.43, color="white", linewidth=0.7, zorder=4)
+
+
+def _shares(axes: Axes, run: Account, nodes: Sequence[Node]) -> None:
+    """A small table to the right: percent of the node's time in the whole run."""
+    where = axes.get_yaxis_transform()
+    columns = {kind: 1.05 + 0.088 * at for at, kind in enumerate(OF_WORKERS)}
+    for kind, at in columns.items():
+        head = axes.text(at, -0.62, kind[:4], transform=where, color=COLORS[kind], fontsize=7, ha="center")
+        head.set(weight="bold", va="bottom")
+    for row, node in enumerate(nodes):
+        for kind, share in node.shares.items() if node.role == "worker" else ():
+            if kind in columns:
+                said = "-" if not share else "<1%" if share < 0.005 else f"{share:.0%}"
+                axes.text(columns[kind], row, said, transform=where, fontsize=8, ha="center", va="center", color=INK)
+    axes.text(columns["idle"] + 0.07, 0, " ", transform=where, fontsize=8)  # room for the last column
+
+
+def _marks(axes: Axes, run: Account, part: Window) -> None:
+    for event in run.happened:
+        if not part[0] < event.seconds < part[1]:
+            continue
+        match event:
+            case Saved(number=number):
+                said, color = f"checkpoint {number:,}", INK
+            case Joined():
+                said, color = f"{words.who(event)} joined", JOINED
+            case Gone():
+                said, color = f"{words.who(event)} gone", LOST
+            case RolledBack() | Resumed():
+                said, color = "goes back" if isinstance(event, RolledBack) else "goes on", LOST
+            case _:
+                continue
+        axes.axvline(event.seconds, color=color, linewidth=1.1, linestyle="--", zorder=4)
+        text = axes.text(event.seconds, -0.5, f" {said}", color=color, fontsize=8, va="top", ha="left", zorder=5)
+        text.set(parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
+
+
+def _legend(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    known = [Patch(color=COLORS[kind], label=kind) for kind in KINDS]
+    known.append(Patch(facecolor="none", edgecolor=GRID, hatch="////", label="not recorded"))
+    figure.legend(
+        handles=known,
+        loc="outside upper left",
+        ncols=6,
+        frameon=False,
+        fontsize=8.5,
+        handlelength=1.3,
+        columnspacing=1.3,
+    )
+
+
+# ---------------------------------------------------------------- one step
+
+
+def step(run: Account) -> Figure | None:
+    """The four steps of one iteration (compute, push, update, pull) on a real worker's row; None if none is recorded."""
+    if (found := one_step(run)) is None:
+        return None
+    node, inside = found
+    begin, end = inside[0][1], inside[-1][2]
+    figure = canvas(2.3)
+    axes = figure.subplots()
+    axes.set(xlim=(0, (end - begin) * 1.005), ylim=(-0.95, 1.15), yticks=[0.25], xlabel="seconds")
+    for kind, a, b in inside:
+        axes.broken_barh([(a - begin, b - a)], (0.0, 0.5), facecolor=COLORS[kind], linewidth=0)
+    computed = inside[0][2] - begin
+    _brace(axes, 0.0, computed, f"1 compute\n{clock(computed)}", COLORS["compute"], -0.18)
+    _brace(
+        axes, computed, end - begin, f"2 push … 4 pull\n{clock(end - begin - computed)}", COLORS["communicate"], -0.18
+    )
+    _brace(axes, computed, end - begin, "3 update, on the servers, some time in here", INK, 0.68)
+    axes.set_yticklabels([words.clean(node.name)[:24]], parse_math=False)
+    axes.tick_params(axis="y", length=0)
+    tidy(axes, grid="")
+    axes.spines["left"].set_visible(False)
+    titled(axes, f"one step of {words.clean(node.name)}, {begin:.2f} s after the beginning")
+    return figure
+
+
+def one_step(run: Account) -> tuple[Node, list[Span]] | None:
+    """A usual step of a worker: from one computation up to the next, with something between them."""
+    for node in sorted(run.workers, key=lambda one: one.shares.get("compute", 0.0)):  # who waits has most to show
+        starts = computations(node.spans)
+        cycles = [(a, b) for (a, _), (b, _) in pairwise(starts) if a > 0.1 * run.seconds]
+        usual = median([b - a for a, b in cycles]) if cycles else 0.0
+        for a, b in sorted(cycles, key=lambda one: abs(one[1] - one[0] - usual)):
+            inside = [one for one in node.spans if one[1] >= a and one[2] <= b]
+            whole = sum(stop - start for _, start, stop in inside)
+            if len(inside) > 1 and whole > 0.98 * (b - a) and inside[0][0] == "compute":
+                return node, inside
+    return None
+
+
+def _brace(axes: Axes, left: float, right: float, said: str, color: str, at: float) -> None:
+    below, end = at < 0, axes.get_xlim()[1]
+    axes.plot(
+        [left, left, right, right],
+        [at + 0.08, at, at, at + 0.08] if below else [at - 0.08, at, at, at - 0.08],
+        color=color,
+        linewidth=1.2,
+    )
+    side = "center" if right - left > 0.45 * end else "left" if left + right < end else "right"
+    where = {"left": left, "center": (left + right) / 2, "right": right}[side]
+    axes.text(
+        where, at - 0.08 if below else at + 0.08, said, ha=side, va="top" if below else "bottom", color=INK, fontsize=9
+    )

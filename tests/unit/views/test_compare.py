@@ -1,0 +1,73 @@
+"""Runs are compared by what their figures say, and only if they can be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from msgspec.structs import replace
+
+from shoal.events import RunEvent
+from shoal.views.compare import of_several
+from shoal.views.told import Told, tell
+
+
+def judged(story: Any, *losses: float, every: float = 1.0) -> list[RunEvent]:
+    return [story.evaluated(at, at * every, float(at), one, train_loss=0.9 - at / 10) for at, one in enumerate(losses)]
+
+
+def spent(story: Any, **seconds: float) -> RunEvent:
+    return replace(story.progress(10.0, 1.0), spent=seconds)
+
+
+def named(story: Any, name: str, *events: RunEvent, **started: Any) -> Told:
+    return tell(name, [replace(story.started(), **started), *events])
+
+
+def test_who_reached_the_common_loss_first_and_why(story: Any) -> None:
+    sync = named(story, "sync", *judged(story, 0.7, 0.5, 0.4, every=4.0), spent(story, compute=6.0, wait=4.0))
+    free = named(story, "async", *judged(story, 0.7, 0.45, 0.39), spent(story, compute=9.8, wait=0.2))
+    said = " ".join(of_several([sync, free]))
+    assert "All runs reached a test loss of 0.4000 (the highest of their best)." in said
+    assert "async was there first, after 2.0 s; sync took 8.0 s (4.0 times as long)." in said
+    assert "sync needed 1.00 times the rows of async, at 0.25 times its speed" in said
+    assert "over the whole run its workers waited 40% of their time, those of async 2.0%." in said
+    assert "judged every 4.0 s or sooner" in said
+
+
+def test_runs_that_learn_something_else_are_not_compared(story: Any) -> None:
+    one = named(story, "one", *judged(story, 0.7, 0.5))
+    other = named(story, "other", *judged(story, 0.7, 0.5), data="clicks")
+    assert of_several([one, other]) == [
+        "These runs do not learn the same (data: clicks, rcv1): their losses are not compared."
+    ]
+
+
+def test_a_run_without_a_loss_is_left_out_of_the_comparison(story: Any) -> None:
+    one, other, none = (
+        named(story, "one", *judged(story, 0.7, 0.5)),
+        named(story, "other", *judged(story, 0.6)),
+        named(story, "none", *judged(story, math.nan)),
+    )
+    said = of_several([one, other, none])
+    assert said[0] == "No loss is known of none: not compared."
+    assert of_several([one, none])[-1] == "There are no two runs with a loss to compare."
+
+
+def test_a_common_loss_that_was_there_from_the_start_makes_no_factor(story: Any) -> None:
+    one, other = named(story, "one", *judged(story, 0.7)), named(story, "other", *judged(story, 0.7))
+    said = " ".join(of_several([one, other]))
+    assert "times as long" not in said and "times the rows" not in said
+
+
+def test_the_clock_of_a_serial_run_is_told_of_where_it_is_compared(story: Any) -> None:
+    alone = named(story, "alone", *judged(story, 0.7, 0.5), strategy="serial")
+    other = named(story, "other", *judged(story, 0.7, 0.5))
+    assert "a clock that stands still while its model is judged" in of_several([alone, other])[-1]
+    assert "clock" not in " ".join(of_several([alone, alone]))
+
+
+def test_whose_computing_is_emulated_is_said(story: Any) -> None:
+    real = named(story, "real", *judged(story, 0.7, 0.5))
+    other = named(story, "other", *judged(story, 0.7, 0.5), emulated="emulated compute (1 ms per example)")
+    assert of_several([real, other])[0].startswith("The computing of other, not of the others, is not real")

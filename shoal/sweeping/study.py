@@ -38,7 +38,7 @@ SEEDS = 1_000  # at most
 RUNS = 10_000  # at most
 TIMEOUT = 3_600.0  # seconds
 _ABOVE = re.compile(r"serial\s*\+\s*(\d+(?:\.\d+)?)\s*%")
-_UNSLOWED = {"emulate.factor": 1.0, "emulate.pause": 0.0, "emulate.stall": 0.0}
+_UNSLOWED = {"emulate.slow": [], "emulate.factor": 1.0, "emulate.pause": 0.0, "emulate.stall": 0.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def test_labels_that_a_folder_cannot_have_still_name_different_folders() -> None
 def test_serial_runs_come_first_and_are_nobodys_stragglers() -> None:
     job = {
         "data": "clicks", "workers": 4, "strategy": {"name": "bounded", "max_delay": 2, "combine": "sum"},
-        "emulate": {"per_example": 1e-4, "factor": 5.0, "pause": 0.1, "stall": 1.0},
+        "emulate": {"per_example": 1e-4, "slow": [0, 1], "factor": 5.0, "pause": 0.1, "stall": 1.0},
     }  # fmt: skip
     study = Study.of({"job": job, "seeds": 2, "grid": {"workers": [2, 4]}, "serial": {"update.step": [0.1, 0.2]}})
     serial = [run for run in study.runs if run.point.serial]

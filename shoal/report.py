@@ -30,6 +30,11 @@ def make(
     if trace is not None and not runs:
         raise Invalid("a trace is of runs, and these are sweeps: give the folder of a run in it")
     target = _target(paths[0], out, as_markdown)
+    for path in (target, trace):
+        if path is not None and (path.is_symlink() or (path.exists() and not path.is_file())):
+            raise Invalid(f"{path} is there, and is no plain file: choose another name")
+    if trace is not None and trace.resolve() == target.resolve():
+        raise Invalid(f"the page and the trace would both be {trace}: choose two names")
     if runs:
         parts = [*about.sections(runs), *parts]
         titles = [about.title(runs), *titles]
@@ -118,10 +123,13 @@ def report(paths: tuple[Path, ...], out: Path | None, as_markdown: bool, trace: 
     shoal report runs/sync runs/async --out both.html --trace both.json
     """
     from shoal.errors import Invalid
+    from shoal.views.drawing import can_draw
 
     try:
         written = make(paths, out, as_markdown or (out is not None and out.suffix.lower() == ".md"), trace)
     except Invalid as error:
         raise Wrong(str(error)) from None
+    if not can_draw():
+        click.echo("no pictures: matplotlib is not installed; pip install matplotlib (or the extra `view`)", err=True)
     for path in written:
         click.echo(f"look at it: {click.format_filename(path)}")

@@ -49,6 +49,12 @@ def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
         raise Wrong(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
+    except BrokenPipeError:
+        raise  # whoever read has read enough
+    except OSError as error:
+        where = error.filename or "the sweep's folder"
+        why = f"cannot read or write {where}: {error.strerror}: make room, or move it away, and start the sweep again"
+        raise click.ClickException(why) from None
     sys.exit(1 if failed else 0)
 
 
@@ -96,7 +102,7 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
         return
     for one in results:
         reason = f": {words.clean(one.reason)}" if one.reason else ""
-        click.echo(f"  {one.state:10} {one.run.point.title}, seed {one.run.seed}{reason}")
+        click.echo(f"  {one.state:10} {words.clean(one.run.point.title)}, seed {one.run.seed}{reason}")
     about = "" if seconds is None else f", about {words.duration(seconds)}"
     at_once = f" ({beside} at a time)" if beside > 1 else ""
     click.echo(

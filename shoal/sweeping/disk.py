@@ -25,7 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.events import Evaluated, RunEvent, read_run
+from shoal.events import Evaluated, RunEvent, read_legible
 from shoal.files import replace_file
 from shoal.folder import Lock
 from shoal.job import Job
@@ -95,15 +95,17 @@ def look(run: Planned, out: Path, cores: int | None) -> Result:
     folder = out / "runs" / run.name
     if not folder.is_dir():
         return Result(run, "to do", folder)
-    if (folder / FAILED).is_file():
+    whole = fingerprint(folder)
+    if not whole and (folder / FAILED).is_file():
         return Result(run, "failed", folder, (folder / FAILED).read_text(errors="replace").strip())
-    if fingerprint(folder) != identity(run.job, cores if cores is not None else _cores(folder)):
-        return Result(run, "unfinished", folder)
+    if whole != identity(run.job, cores if cores is not None else _cores(folder)):
+        other = "it was run with other settings, and will be put aside (former/)"
+        return Result(run, "unfinished", folder, other if whole else "")
     try:
         summary = msgspec.json.decode((folder / "summary.json").read_bytes())
-        events = read_run(folder / "events.jsonl")
+        events, _ = read_legible(folder / "events.jsonl")
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Result(run, "unfinished", folder, str(error))
+        return Result(run, "unfinished", folder, f"{error}: it will be put aside (former/)")
     if is_finished(folder):
         return Result(run, "finished", folder, "", summary, events, _others(folder))
     return Result(run, "diverged", folder, summary["stopped_because"], summary, events, _others(folder))
@@ -144,7 +146,7 @@ def _others(folder: Path) -> float | None:
 def _diverged(folder: Path) -> bool:
     """Its loss ran away: that is a result, and would be the same again."""
     try:
-        events = read_run(folder / "events.jsonl")
+        events, _ = read_legible(folder / "events.jsonl")
         whole = msgspec.json.decode((folder / "summary.json").read_bytes())["failed"]
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         return False
@@ -184,6 +186,14 @@ def arrange(study: Study, out: Path, cores: int) -> None:
 
 def _folders(out: Path) -> list[Path]:
     return sorted(path for path in (out / "runs").iterdir() if path.is_dir()) if (out / "runs").is_dir() else []
+
+
+def make_way(path: Path, out: Path) -> None:
+    """Where a run is to be: one that came to its end is put aside, one that did not is removed."""
+    if path.is_dir() and fingerprint(path):
+        _put_aside(path, out / "former")
+    else:
+        clear(path)
 
 
 def _put_aside(path: Path, former: Path) -> None:

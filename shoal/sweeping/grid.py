@@ -95,6 +95,9 @@ def _plain(text: str) -> str:
 def axes_of(tree: Mapping[str, Any], table: str) -> list[Axis]:
     """What a [grid] says; ``table`` is its name, for whoever has to mend it."""
     axes = [axis for name, value in tree.items() for axis in _axes(name, value, table)]
+    names = [axis.name for axis in axes]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise Invalid(f"[{table}] {twice} is there twice, with dots and as a table: leave one out")
     owner: dict[str, str] = {}
     for axis in axes:
         for setting in dict.fromkeys(name for choice in axis.choices for name in choice.changes):

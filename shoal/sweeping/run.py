@@ -29,8 +29,8 @@ def stands(study: Study, out: Path) -> list[Result]:
     found = []
     for run in study.runs:
         result = look(run, out, cores)
-        if run.name in there:
-            result = Result(run, "finished" if not result.is_done else result.state, there[run.name], result.reason)
+        if run.name in there and there[run.name] != result.folder:  # it has another name as yet
+            result = Result(run, "finished", there[run.name])
         found.append(result)
     return found
 

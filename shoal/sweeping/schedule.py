@@ -22,7 +22,7 @@ import msgspec
 
 from shoal.errors import Invalid
 from shoal.sweeping.child import GRACE, Orders
-from shoal.sweeping.disk import FAILED, LOG, MACHINE, Machine, Result, clear, look
+from shoal.sweeping.disk import FAILED, LOG, MACHINE, Machine, Result, look, make_way
 from shoal.sweeping.study import Planned
 
 LOOK = 0.5  # seconds between two looks at what runs
@@ -100,7 +100,7 @@ class Schedule:
 
     def _begin(self, run: Planned) -> None:
         folder = self._out / "runs" / run.name
-        clear(folder)
+        make_way(folder, self._out)
         folder.mkdir(parents=True)
         place = self._free.popleft()
         with open(folder / LOG, "wb") as log:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shoal.events import counted
+from shoal.job import Job
 from shoal.sweeping.disk import Sweep, others
 from shoal.sweeping.figures import Figures, figures
 from shoal.sweeping.pictures import pictures
 from shoal.sweeping.seen import paragraphs
 from shoal.sweeping.table import points_table, runs_table
+from shoal.views import words
+from shoal.views.drawing import can_draw
 from shoal.views.sections import Section, Table
 
 
@@ -17,7 +22,7 @@ def sections(sweep: Sweep) -> list[Section]:
     tables = [points_table(of)] * bool(of.points) + [points_table(of, serial=True)] * bool(of.serial)
     return [
         Section(sweep.study.name, _asked(of), tables=[_settings(of)]),
-        Section("What is seen", paragraphs(of), pictures(of), tables),
+        Section("What is seen", paragraphs(of), pictures(of) if can_draw() else [], tables),
         Section("Every run", _rest(sweep), tables=[runs_table(of)]),
     ]
 
@@ -38,9 +43,19 @@ def _settings(of: Figures) -> Table:
         rows.append(["target (held-out loss)", study.target.words])
     if of.cores is not None:
         rows.append(["cores of each run", str(of.cores)])
-    job = study.runs[-1].job
-    rows.append(["data", f"{job.data.source.rsplit('/', 1)[-1]}, batches of {job.data.batch}"])
-    rows.append(["evaluated", f"every {job.evaluate.every:g} passes"])
+    jobs = [run.job for run in study.runs if not run.point.serial] or [run.job for run in study.runs]
+    facts: list[tuple[str, Callable[[Job], str]]] = [
+        ("data", lambda job: words.clean(job.data.source.rsplit("/", 1)[-1])),
+        ("rows", lambda job: "all" if job.data.rows is None else f"{job.data.rows:,}"),
+        ("rows in a slot", lambda job: str(job.data.batch)),
+        ("model", lambda job: job.model.loss),
+        ("strategy", lambda job: job.strategy.name),
+        ("workers", lambda job: str(job.workers)),
+        ("update", lambda job: f"{job.update.rule}, step {'as usual' if job.update.step is None else job.update.step}"),
+        ("evaluated every", lambda job: f"{job.evaluate.every:g} of a pass"),
+        ("passes", lambda job: f"{job.stop.passes:g}"),
+    ]
+    rows += [[name, ", ".join(dict.fromkeys(map(fact, jobs)))] for name, fact in facts]
     return Table(["", ""], rows, "what was run")
 
 

@@ -99,7 +99,7 @@ def _along(of: Figures) -> list[str]:
     for line in lines_of(of):
         said = [one for one in (_shape(line, axis, of.has_target), _waiting(line, axis)) if one]
         if said:
-            text = " ".join(said)
+            text = " ".join([said[0][:1].lower() + said[0][1:], *said[1:]])
             found.append(f"With {line.label}, {text}" if line.label else f"{text[:1].upper()}{text[1:]}")
     return found
 

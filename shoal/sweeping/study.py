@@ -92,10 +92,15 @@ class Study:
             tree = tomllib.loads(text)
         except OSError as error:
             raise Invalid(f"cannot read {path}: {error.strerror}: give a study (TOML)") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # not TOML, not text, a number of thousands of digits, nested too deep
             raise Invalid(f"{path} is no TOML: {error}") from None
         try:
             return cls.of(tree, path.stem, path.parent, text)
+        except OverflowError:
+            raise Invalid(f"{path}: a number in it is too large: give one that a float can hold") from None
         except Invalid as error:
             raise Invalid(f"{path}: {error}") from None
 
@@ -109,12 +114,14 @@ class Study:
         seeds, target = _seeds(tree.get("seeds", 3)), _target(tree.get("target"), "serial" in tree)
         cores, each = _cores(tree)
         base = _base(tree, folder)
-        points = points_of(axes) if "grid" in tree else []
-        serial = points_of(serial_axes, serial=True) if "serial" in tree else []
-        if (many := len(seeds) * len(points + serial)) > RUNS:
+        size = math.prod(len(axis.choices) for axis in axes) if "grid" in tree else 0
+        alone = math.prod(len(axis.choices) for axis in serial_axes) if "serial" in tree else 0
+        if (many := len(seeds) * (size + alone)) > RUNS:
             raise Invalid(
                 f"these are {many:,} runs, and {RUNS:,} is the most: shorten an axis of [grid], or take fewer seeds"
             )
+        points = points_of(axes) if "grid" in tree else []
+        serial = points_of(serial_axes, serial=True) if "serial" in tree else []
         runs = [_planned(base, point, seed) for point in serial for seed in seeds]
         runs += [_planned(base, point, seed) for seed in seeds for point in points]
         _check_runs(runs, target)

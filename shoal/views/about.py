@@ -9,7 +9,7 @@ from typing import Any
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved, Voided, Warned
 from shoal.views import charts, compare, explain, timeline, words
 from shoal.views.account import OF_WORKERS, Happened, seconds_of
-from shoal.views.drawing import clock, picture
+from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
 from shoal.views.sections import Picture, Section, Table
 from shoal.views.told import Told, number, unlike
@@ -139,14 +139,14 @@ def _losses(runs: Sequence[Told]) -> Section:
         caption += " Train loss of the rows since the record before, each before its own update."
         if any(isinstance(event, Joined | Gone) and event.seconds > 0 for event in runs[0].run.happened):
             caption += " Upright lines: who came (dotted) and went (dashed)."
-    drawn = [picture("losses", charts.losses(runs), caption)]
+    drawn = pictures("losses", lambda: charts.losses(runs), caption)
     return Section("Losses", [], drawn, [_evaluations(runs[0])] if len(runs) == 1 and runs[0].run.evaluations else [])
 
 
 def _evaluations(one: Told) -> Table:
     run, events = one.run, one.run.evaluations
-    every = -(-len(events) // EVALUATIONS)
-    shown = [one for at, one in enumerate(events) if at % every == 0 or one is run.best or one is events[-1]]
+    every, best = -(-len(events) // EVALUATIONS), run.best
+    shown = [one for at, one in enumerate(events) if at % every == 0 or one is best or one is events[-1]]
     metrics = list(dict.fromkeys(name for event in events for name in event.metrics))
     heads = ["evaluation", "seconds", "pass", "rows", "train loss", "test loss", *metrics, "workers"]
     rows = [
@@ -179,7 +179,7 @@ def _time(runs: Sequence[Told]) -> Section | None:
     said = "Wait: a server kept the answer back, for slower workers or the other slots of a step. Idle: there was no slot to do."
     said += _emulated(runs)
     tables = [_workers(runs[0])] if len(runs) == 1 and runs[0].run.workers else []
-    return Section("Where the time went", [], [picture("shares", charts.shares(bars), said)], tables)
+    return Section("Where the time went", [], pictures("shares", lambda: charts.shares(bars), said), tables)
 
 
 def _workers(one: Told) -> Table:
@@ -196,21 +196,17 @@ def _timeline(runs: Sequence[Told]) -> Section | None:
     drawn = [one for one in runs if one.run.nodes and any(node.spans for node in one.run.nodes.values())]
     if not drawn:
         return None
-    figure = timeline.drawn([(one.name, one.run) for one in drawn])
     said = "A stretch of each run after it warmed up, one row for each node; percentages are of the whole run. Hatched: nothing is known of it, or it was told late."
-    pictures = [picture("timeline", figure, said + _emulated(runs))]
-    if (step := timeline.step(drawn[0].run)) is not None:
-        where = f" ({words.clean(drawn[0].name)})" if len(runs) > 1 else ""
-        pictures.append(
-            picture(
-                "step",
-                step,
-                f"The four steps of one iteration on a real worker's row{where}: it computes a gradient, pushes it, the servers "
-                f"update the model, and it pulls the next weights. Push and pull are measured together, and pulls for the next "
-                f"step may go on while it computes.",
-            )
-        )
-    return Section("Timeline", [], pictures)
+    found = pictures("timeline", lambda: timeline.drawn([(one.name, one.run) for one in drawn]), said + _emulated(runs))
+    where = f" ({words.clean(drawn[0].name)})" if len(runs) > 1 else ""
+    found += pictures(
+        "step",
+        lambda: timeline.step(drawn[0].run),
+        f"The four steps of one iteration on a real worker's row{where}: it computes a gradient, pushes it, the servers "
+        f"update the model, and it pulls the next weights. Push and pull are measured together, and pulls for the next "
+        f"step may go on while it computes.",
+    )
+    return Section("Timeline", [], found) if found else None
 
 
 def _emulated(runs: Sequence[Told]) -> str:
@@ -231,9 +227,9 @@ def _staleness(runs: Sequence[Told]) -> Section | None:
     table = Table(["run", "mean", "95th percentile", "most"], rows)
     caption = "How many other pushes were counted between reading the weights and pushing their gradient."
     drawn: list[Picture] = []
-    if any(one.staleness and one.staleness[3] for one in told):
-        drawn = [picture("staleness", charts.staleness(told), caption)]
-    return Section("Staleness", [] if drawn else ["No gradient was stale."], drawn, [table] if len(runs) > 1 else [])
+    if stale := any(one.staleness and one.staleness[3] for one in told):
+        drawn = pictures("staleness", lambda: charts.staleness(told), caption)
+    return Section("Staleness", [] if stale else ["No gradient was stale."], drawn, [table] if len(runs) > 1 else [])
 
 
 def _bytes(runs: Sequence[Told]) -> Section | None:
@@ -259,14 +255,14 @@ def _members(one: Told, runs: Sequence[Told]) -> Section | None:
     told = [event.workers for event in run.progress] + [event.workers for event in run.evaluations]
     if not told or (len(runs) > 1 and len(set(told)) < 2):
         return None
-    drawn = picture(
+    drawn = pictures(
         f"members-{one.name}",
-        charts.members(run),
+        lambda: charts.members(run),
         "Workers at work; a dot is an evaluation, at the moment its weights were read.",
     )
     heads = ["evaluation", *(f"{event.number:,}" for event in run.evaluations[:EVALUATIONS])]
     row = ["workers", *(str(event.workers) for event in run.evaluations[:EVALUATIONS])]
-    return Section(f"Members{_of(one, runs)}", [], [drawn], [Table(heads, [row])] if run.evaluations else [])
+    return Section(f"Members{_of(one, runs)}", [], drawn, [Table(heads, [row])] if run.evaluations else [])
 
 
 def _faults(one: Told, runs: Sequence[Told]) -> Section | None:
@@ -315,13 +311,13 @@ def _felt(one: Told, event: Happened) -> str:
 def _delay(one: Told, runs: Sequence[Told]) -> Section | None:
     if not one.run.delays:
         return None
-    drawn = picture(
+    drawn = pictures(
         f"delay-{one.name}",
-        charts.delays(one.run),
+        lambda: charts.delays(one.run),
         "How many steps workers might be apart, chosen while running, and the share of their time they had waited before each change "
         "(dashed: 5%).",
     )
-    return Section(f"Delay{_of(one, runs)}", [], [drawn])
+    return Section(f"Delay{_of(one, runs)}", [], drawn)
 
 
 def _share(shares: dict[str, float], kind: str) -> str:

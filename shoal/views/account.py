@@ -89,6 +89,12 @@ class Account:
         return {kind: self.spent.get(kind, 0.0) / whole for kind in OF_WORKERS} if whole else {}
 
     @property
+    def computing(self) -> str:
+        """How long a row takes to compute, where that is emulated."""
+        told = self.started.emulated if self.started is not None else ""
+        return told.partition(")")[0] if told.startswith("emulated compute") else ""
+
+    @property
     def finite(self) -> list[Evaluated]:
         """Evaluations whose loss is a number."""
         return [event for event in self.evaluations if math.isfinite(event.test_loss)]

@@ -6,9 +6,11 @@ the reader's own: a picture is drawn once, for light and dark.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -87,8 +89,14 @@ def write(figure: Figure, path: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def picture(name: str, figure: Figure, caption: str) -> Picture:
-    return Picture(name, svg(figure), caption)
+def can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def pictures(name: str, draw: Callable[[], Figure | None], caption: str) -> list[Picture]:
+    """One, or none if there is nothing to draw, or nothing to draw it with."""
+    figure = draw() if can_draw() else None
+    return [] if figure is None else [Picture(name, svg(figure), caption)]
 
 
 def clock(seconds: float) -> str:

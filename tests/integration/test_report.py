@@ -119,12 +119,25 @@ def test_a_full_disk_is_told(runs: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_matplotlib_it_is_said_how_to_get_it(runs: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['matplotlib'] = None\nfrom pathlib import Path\nfrom shoal.report import make\n"
-    code += f"make([Path({str(runs / 'sync')!r})], Path({str(tmp_path)!r}))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode and "pip install 'shoal[view]'" in ended.stderr
-    assert list(tmp_path.iterdir()) == []
+def test_without_matplotlib_there_are_words_and_tables_and_it_is_said_how_to_get_pictures(
+    runs: Path, tmp_path: Path
+) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None\nfrom shoal.cli import main\nmain()"
+    given = ["report", str(runs / "sync"), "--out", str(tmp_path), "--trace", str(tmp_path / "trace.json")]
+    ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and "no pictures: matplotlib is not installed; pip install" in ended.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert ">What is seen</h2>" in page and "<table" in page and "<svg" not in page
+    assert (tmp_path / "trace.json").stat().st_size
+
+
+def test_nothing_is_written_over_that_is_no_plain_file(runs: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.json")
+    (tmp_path / "link.html").symlink_to(tmp_path / "elsewhere.html")
+    assert "no plain file" in refused(runs / "sync", "--out", tmp_path / "x.html", "--trace", tmp_path / "fifo.json")
+    assert "no plain file" in refused(runs / "sync", "--out", tmp_path / "link.html")
+    assert "choose two names" in refused(runs / "sync", "--out", tmp_path / "x.html", "--trace", tmp_path / "x.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo.json", "link.html"]
 
 
 def test_the_same_run_twice_is_one(runs: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Stopped
 from shoal.job import Job
-from shoal.sweeping.disk import Sweep, arrange, clear, kept, look, others, took, write_study
+from shoal.sweeping.disk import Sweep, arrange, clear, kept, look, make_way, others, took, write_study
 from shoal.sweeping.study import Planned, Study
 
 TEXT = 'seeds = 1\n[job]\ndata = "clicks"\n'
@@ -49,6 +49,18 @@ def test_a_run_is_finished_if_its_settings_and_its_cores_are_the_same(tmp_path: 
     ran(tmp_path, second, cores=2)  # measured otherwise
     ran(tmp_path, Planned(third.point, 0, Job(workers=9)), third.name)  # another job
     assert states(asked, tmp_path) == ["finished", "unfinished", "unfinished", "to do"]
+
+
+def test_a_finished_run_stays_one_whatever_is_written_beside_or_into_it(tmp_path: Path) -> None:
+    asked = study("workers = [1, 2, 3]")
+    first, second, third = (ran(tmp_path, run) for run in asked.runs)
+    with open(first / "events.jsonl", "ab") as events:
+        events.write(b"junk\n")
+    (second / "failed.txt").write_text("it was not")
+    (third / "events.jsonl").unlink()
+    assert states(asked, tmp_path) == ["finished", "finished", "unfinished"]
+    make_way(third, tmp_path)
+    assert not third.exists() and (tmp_path / "former" / f"{third.name}-1" / "summary.json").exists()
 
 
 def test_one_that_was_interrupted_is_not_finished_and_one_that_diverged_is_done(tmp_path: Path) -> None:

@@ -150,6 +150,8 @@ def test_cores_are_dealt_out_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> 
         ({"picture": {"y": "workers"}}, "[picture] y: there are only x and lines"),
         ({"target": 0.3, "job": {"data": "clicks", "stop": {"target_loss": 0.5}}}, "ends it before it can reach target = 0.3"),
         ({"grid": {"workers": list(range(1, 500)), "servers": list(range(1, 500))}}, "10,000 is the most"),
+        ({"grid": {f"axis{n}": {"a": {}, "b": {}} for n in range(200)}}, "10,000 is the most"),  # 2 ** 200 points
+        ({"grid": {"update.step": [0.1], "update": {"step": [0.1]}}}, "[grid] update.step is there twice"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_its_table_and_key(change: dict[str, Any], says: str) -> None:
@@ -180,6 +182,13 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path: Path) -> None
         Study.load(file)
     file.write_text("seeds = \n")
     with pytest.raises(Invalid, match=r"delay\.toml is no TOML"):
+        Study.load(file)
+    for text in ("x = " + "[" * 5_000, f"x = {'9' * 5_001}"):
+        file.write_text(text)
+        with pytest.raises(Invalid, match=r"delay\.toml is no TOML"):
+            Study.load(file)
+    file.write_text(f'target = 1{"0" * 400}\n[job]\ndata = "clicks"\n[grid]\nworkers = [1]\n')
+    with pytest.raises(Invalid, match="too large"):
         Study.load(file)
     file.write_text('[job]\ndata = "clicks"\n[grid]\nworkers = []\n')
     with pytest.raises(Invalid, match=r"delay\.toml: \[grid\] workers has no values"):

@@ -28,7 +28,7 @@ def test_who_reached_the_common_loss_first_and_why(story: Any) -> None:
     sync = named(story, "sync", *judged(story, 0.7, 0.5, 0.4, every=4.0), spent(story, compute=6.0, wait=4.0))
     free = named(story, "async", *judged(story, 0.7, 0.45, 0.39), spent(story, compute=9.8, wait=0.2))
     said = " ".join(of_several([sync, free]))
-    assert "All runs reached a test loss of 0.4000 (the highest of their best)." in said
+    assert "All runs reached a test loss of 0.4020 (0.5% above the highest of their best)." in said
     assert "async was there first, after 2.0 s; sync took 8.0 s (4.0 times as long)." in said
     assert "sync needed 1.00 times the rows of async, at 0.25 times its speed" in said
     assert "over the whole run its workers waited 40% of their time, those of async 2.0%." in said

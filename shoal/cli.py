@@ -101,7 +101,7 @@ def train(
     The same command again with the same --out goes on with a run that did not end.
     """
     from shoal.errors import Invalid, ShoalError
-    from shoal.job import settings_of
+    from shoal.settings import settings_of
 
     if resume is None and data is None:
         raise click.UsageError("nothing to train on: give DATA, a JOB.toml, or a run to go on with (--resume)")
@@ -133,8 +133,9 @@ def train(
 
 def _train(data: str, settings: dict[str, Any], out: Path | None, quiet: bool) -> Run:
     from shoal.folder import Folder
-    from shoal.job import Job, changed
+    from shoal.job import Job
     from shoal.resuming import open_folder
+    from shoal.settings import changed
 
     job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
     name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.loss}-{job.strategy.name}"

@@ -16,9 +16,8 @@ refused, with the nearest name that is.
 from __future__ import annotations
 
 import hashlib
-import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,12 +30,12 @@ from shoal.data.datasets import Source
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
+from shoal.settings import beside, changed, toml_lines
 from shoal.strategies.parameter_server import Async, Bounded, ParameterServer, Sync
 from shoal.strategies.serial import Serial
 from shoal.tables import Update
 
 STRATEGIES = {"sync": Sync, "bounded": Bounded, "async": Async, "serial": Serial}
-_NAMED_BY = {"data": "source", "model": "loss", "strategy": "name", "update": "rule"}  # the setting that names a table
 MAY_CHANGE = (
     "workers",
     "servers",
@@ -188,6 +187,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"{path} is no TOML: {error}") from None
         try:
             tree = changed(settings, changes or {})
+            if "data" not in tree and "job" in settings:
+                raise Invalid(f"it is a study, of many runs: shoal sweep {path}")
             if "data" not in tree:
                 raise Invalid('it names no data: add a line such as data = "clicks"')
             return cls.of(beside(tree, path.parent))
@@ -209,68 +210,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
         tree = {name: value for name, value in msgspec.to_builtins(self).items() if name not in MAY_CHANGE}
         tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
-        return hashlib.sha256("".join(_toml(tree)).encode()).hexdigest()
+        return hashlib.sha256("".join(toml_lines(tree)).encode()).hexdigest()
 
     def toml(self) -> str:
         """All settings, as a file that ``load`` reads back; those that are not set as comments."""
-        return "".join(_toml(msgspec.to_builtins(self)))
-
-
-def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings with some of them, named "a.b", replaced."""
-    tree: dict[str, Any] = {name: _table(name, value) for name, value in settings.items()}
-    names_first = sorted(changes.items(), key=lambda one: one[0] not in ("strategy", "strategy.name"))
-    for dotted, value in names_first:  # whatever else is said of a strategy is meant for the one that is named
-        first, *rest = str(dotted).split(".")
-        if not rest:
-            new, keep = _table(first, value), tree.get(first)
-            if not isinstance(keep, dict) or first not in _NAMED_BY or _is_other_strategy(first, keep, new):
-                keep = {}
-            tree[first] = {**keep, **new} if isinstance(new, dict) else new
-            continue
-        inner = tree.setdefault(first, {})
-        for name in rest[:-1]:
-            inner = inner.setdefault(name, {}) if isinstance(inner, dict) else {}
-        if not isinstance(inner, dict):
-            raise Invalid(f"{dotted}: {first!r} is one value and has no settings of its own")
-        if _is_other_strategy(first, inner, {rest[-1]: value}):
-            inner.clear()
-        inner[rest[-1]] = value
-    return tree
-
-
-def _is_other_strategy(table: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """A strategy's settings are its own: another strategy begins with its defaults."""
-    return table == "strategy" and "name" in after and after["name"] != before.get("name", "async")
-
-
-def settings_of(changes: Iterable[str]) -> dict[str, Any]:
-    """What ``--set a.b=c``, given several times, says."""
-    found: dict[str, Any] = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals:
-            raise Invalid(f"{change!r}: write it as a.b=c")
-        found[name.strip()] = value_of(value.strip())
-    return found
-
-
-def value_of(text: str) -> Any:
-    """The c of a.b=c: a number, true, false, a list, as TOML has them; none for nothing; otherwise a string."""
-    if text.lower() in ("none", "null"):
-        return None
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, bool | int | float | str | list | dict) else text  # no setting is a date
-
-
-def _table(name: str, value: Any) -> Any:
-    by = _NAMED_BY.get(name)
-    if by is None or isinstance(value, Mapping):
-        return dict(value) if isinstance(value, Mapping) else value
-    return {by: value}
+        return "".join(toml_lines(msgspec.to_builtins(self)))
 
 
 def _decode(settings: Mapping[str, Any]) -> Job:
@@ -369,40 +313,3 @@ def _choices(setting: str) -> list[str]:
             found += [one for part in parts for one in (get_args(part) or (part,))]
     names = [one for one in found if isinstance(one, str)]
     return list(dict.fromkeys([*names, *(["a whole number"] if names and int in found else [])]))
-
-
-def beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Files that a job names are sought from where one is, and then beside the job."""
-    data = tree["data"]
-    if not isinstance(data, dict):
-        return tree
-    for name in ("source", "test"):
-        given = data.get(name)
-        if isinstance(given, str) and given and not Path(given).exists() and (folder / given).exists():
-            data = {**data, name: str(folder / given)}
-    return {**tree, "data": data}
-
-
-def _toml(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in tree.items():
-        if value is None:
-            yield f"# {name} = (not set)\n"
-        elif not isinstance(value, Mapping):
-            yield f"{name} = {_literal(value)}\n"
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield f"\n[{prefix}{name}]\n"
-            yield from _toml(value, f"{prefix}{name}.")
-
-
-def _literal(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case float() if math.isinf(value) or math.isnan(value):
-            return str(value)
-        case int() | float():
-            return repr(value)
-        case list() | tuple():
-            return f"[{', '.join(map(_literal, value))}]"
-    return msgspec.json.encode(str(value)).decode().replace("\x7f", "\\u007f")  # else a JSON string is a TOML string

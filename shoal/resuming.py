@@ -18,7 +18,8 @@ import msgspec
 from shoal.errors import Invalid, OtherRun
 from shoal.events import Resumed, RunEvent, Started, Warned, counted
 from shoal.folder import Folder
-from shoal.job import MAY_CHANGE, Job, changed
+from shoal.job import MAY_CHANGE, Job
+from shoal.settings import changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset

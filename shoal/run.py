@@ -19,9 +19,10 @@ import numpy as np
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Started, Stopped, counted, read_run
 from shoal.folder import EventCall, Folder, Log
-from shoal.job import Job, changed
+from shoal.job import Job
 from shoal.limits import MB
 from shoal.resuming import Taken, finished, open_folder, reopen, take_up
+from shoal.settings import changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset

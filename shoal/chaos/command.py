@@ -59,7 +59,8 @@ def chaos(
     from shoal.chaos.plan import Settings
     from shoal.chaos.show import audience
     from shoal.errors import Invalid, ShoalError
-    from shoal.job import Job, changed, settings_of
+    from shoal.job import Job
+    from shoal.settings import changed, settings_of
 
     settings: dict[str, object] = {"servers": servers, "workers": workers, "copies": copies, "strategy": strategy}
     settings |= {"evaluate.every": EVALUATE_EVERY} | ({"data.rows": ROWS} if data == "clicks" else {})

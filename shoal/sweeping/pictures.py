@@ -86,7 +86,10 @@ def _time(of: Figures) -> Drawn:
     _draw(axes, of, axis, lambda one: measure(one, of.has_target), each, zero=of.has_target)
     axes.set_ylabel("seconds to the target" if of.has_target else "last test loss")
     if of.best_serial is not None and of.best_serial.time is not None and of.points:
-        axes.axhline(of.best_serial.time.median, color=INK, linestyle="--", linewidth=1.0, label="best serial run")
+        alone = of.best_serial.time.median
+        seen = axes.get_ylim()[0] <= alone <= axes.get_ylim()[1]
+        label = f"best serial run: {words.duration(alone)}{'' if seen else ', above'}"
+        axes.axhline(alone, color=INK, linestyle="--", linewidth=1.0, label=label)
     _legend(axes)
     return "time", figure, f"{what} over {axis.short}: medians, every seed a dot, bars from the lowest to the highest."
 

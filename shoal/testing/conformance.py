@@ -19,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from shoal.events import Evaluated, Gone, Stopped
-from shoal.job import Job, changed
+from shoal.job import Job
+from shoal.settings import changed
 from shoal.testing.serial import serial
 from shoal.testing.watch import Watched, kill, watch
 

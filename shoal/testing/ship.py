@@ -10,7 +10,7 @@ from typing import Any
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import RunEvent
-from shoal.job import Job, changed
+from shoal.job import Job
 from shoal.launch.training import dealing_of
 from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
@@ -18,6 +18,7 @@ from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.server import Server
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
+from shoal.settings import changed
 from shoal.store.task import Task
 from shoal.strategies import TABLE
 from shoal.wire import messages as m

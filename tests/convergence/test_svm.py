@@ -17,8 +17,9 @@ import shoal
 from shoal.data.datasets import Dataset, load
 from shoal.data.localise import Localiser
 from shoal.data.slots import Slots
-from shoal.job import Job, changed
+from shoal.job import Job
 from shoal.models import Linear
+from shoal.settings import changed
 from shoal.testing.watch import watch
 
 Doubles = npt.NDArray[np.float64]

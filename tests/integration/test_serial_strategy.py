@@ -16,8 +16,9 @@ import pytest
 import shoal
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Stopped, read_run
-from shoal.job import Job, changed
+from shoal.job import Job
 from shoal.run import Run, execute
+from shoal.settings import changed
 from shoal.testing.den import soon
 from shoal.testing.watch import watch
 

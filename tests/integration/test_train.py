@@ -15,9 +15,10 @@ import pytest
 import shoal
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Spans, Started, Stopped, read_run
-from shoal.job import Job, changed
+from shoal.job import Job
 from shoal.launch.training import Training
 from shoal.run import Run, execute, train
+from shoal.settings import changed
 
 ROWS, BATCH = 600, 20  # 30 slots in a pass
 BASE: dict[str, Any] = {

@@ -14,11 +14,12 @@ from shoal.errors import Invalid, RunFailed
 from shoal.events import Joined, RunEvent, Stopped, read_run
 from shoal.files import replace_file
 from shoal.folder import Folder, Log
-from shoal.job import Job, changed
+from shoal.job import Job
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
 from shoal.resuming import differences
 from shoal.run import Run, _staleness, train
+from shoal.settings import changed
 
 EVENTS: list[RunEvent] = [Joined(seconds=0.0, name="worker-0", role="worker"), Stopped(seconds=1.5, why="done")]
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
 from shoal.errors import Invalid
-from shoal.job import Evaluate, Job, Launch, Rule, changed, value_of
+from shoal.job import Evaluate, Job, Launch, Rule
 from shoal.models.linear import Linear
+from shoal.settings import changed, value_of
 from shoal.strategies.parameter_server import Async, Bounded, Sync
 
 

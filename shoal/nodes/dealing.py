@@ -336,7 +336,9 @@ class Dealing(Kept):
             for kind, ago, length in told[: limits.SPANS]
             if kind < len(KINDS) and ago / 1e6 <= now
         ]
-        counts = self._begun and self.evaluations.held >= 0  # before that, time does not count yet
+        counts = (
+            self._begun and self.evaluations.held >= 0 and not self.ended
+        )  # before and after that, time does not count
         return [Tell(Spans(seconds=now, name=name, spans=spans))] if spans and counts else []
 
     def _tell_voids(self) -> list[Effect]:

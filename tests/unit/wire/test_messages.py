@@ -68,7 +68,7 @@ EXAMPLES: list[m.Message] = [
     m.Want(1, 5, 8),
     m.Want(1, 5, 0, [(0, 4), (6, 7)], [(9, 12)], {8: "not finite"}, 1_024, 3.5, 1 << 40, 7, True),
     m.Deal(1, [(0, 4)]),
-    m.Deal(1, [], [(3, 4)], [3], "5 epochs done"),
+    m.Deal(1, [], [(3, 4)], [(7, 9)], [3], "5 epochs done"),
     m.Ready(1, 5),
     m.Ready(1, 5, 3, 3, 0.25, {"accuracy": 0.5, "auc": None}, "why not"),
     m.Judge(1),

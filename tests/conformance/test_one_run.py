@@ -61,7 +61,8 @@ def come_and_go(training: Training) -> None:
 @pytest.mark.parametrize("how", PLACES)
 def test_a_worker_that_joins_and_one_that_leaves_change_nothing(how: str) -> None:
     run = watch(job_of(how, workers=2, stop__epochs=12), come_and_go)
-    assert [event.name for event in run.all(Joined) if event.role == "worker"] == ["worker-0", "worker-1", "worker-2"]
+    joined = [event.name for event in run.all(Joined) if event.role == "worker"]
+    assert sorted(joined[:2]) == ["worker-0", "worker-1"] and joined[2:] == ["worker-2"]
     assert [event.name for event in run.all(Gone)] == ["worker-0"]
     assert run.summary["workers_lost"] == 0
     run.check_counted_once()

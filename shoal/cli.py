@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import click
 
 from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
+from shoal.doors import Wrong, end_when_told
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
@@ -41,12 +41,6 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever called: otherwise the next file to be opened has its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-
-
-class Wrong(click.ClickException):
-    """What was asked for cannot be; the message says it all, so no usage is shown."""
-
-    exit_code = 2
 
 
 @main.command()
@@ -156,8 +150,7 @@ def _run(job: Job, folder: Folder, quiet: bool) -> Run:
     from shoal.run import execute
     from shoal.views.terminal import view
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a scheduler, a terminal that was closed: as Ctrl-C
-        signal.signal(number, _interrupt)
+    end_when_told()
     try:
         with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
             return execute(job, folder, None if quiet and not sys.stderr.isatty() else show, show.note)
@@ -168,10 +161,6 @@ def _run(job: Job, folder: Folder, quiet: bool) -> Run:
                 f"; what was learned so far is in {shown}; go on with it: shoal train --resume {shown}"
             ) from None
         raise
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def _show_run(run: Run, as_json: bool) -> None:

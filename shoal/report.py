@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shoal.doors import Wrong
+
 if TYPE_CHECKING:
     from shoal.views.sections import Section
     from shoal.views.told import Told
@@ -90,12 +92,6 @@ def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
     if not out.parent.is_dir():
         raise Invalid(f"there is no folder {out.parent} to write {out.name} to: make it first")
     return out
-
-
-class Wrong(click.ClickException):
-    """What was asked for cannot be."""
-
-    exit_code = 2
 
 
 @click.command()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from shoal.doors import Wrong, end_when_told
+
 if TYPE_CHECKING:
     from shoal.sweeping.disk import Sweep
     from shoal.sweeping.study import Study
-
-
-class Wrong(click.ClickException):
-    """What was asked for cannot be."""
-
-    exit_code = 2
 
 
 @click.command()
@@ -62,8 +57,7 @@ def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
     from shoal.sweeping.run import run_left, stands
     from shoal.sweeping.show import audience
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
-        signal.signal(number, _interrupt)
+    end_when_told()
     try:
         with audience(asked, stands(asked, folder)) as seats:
             return run_left(asked, folder, seats)
@@ -77,10 +71,6 @@ def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
             raise KeyboardInterrupt(left) from None
         click.echo(f"terminated{left}", err=True)
         raise
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def _list(asked: Study, folder: Path, as_json: bool) -> None:

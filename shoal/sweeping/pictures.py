@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from shoal.sweeping.grid import Axis
 from shoal.sweeping.heat import can_heat, draw_heat
 from shoal.sweeping.lines import Line, Scale, at, lines_of, measure, x_axis
 from shoal.views import words
-from shoal.views.drawing import INK, canvas
+from shoal.views.drawing import INK, canvas, svg
 from shoal.views.sections import Picture
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def pictures(of: Figures) -> list[Picture]:
     for one in made:
         if one is not None:
             name, figure, caption = one
-            found.append(Picture(name, _svg(figure), caption))
+            found.append(Picture(name, svg(figure), caption))
     return found
 
 
@@ -67,7 +67,7 @@ def write_pictures(of: Figures, folder: Path) -> list[Path]:
             if one is None:
                 path.unlink(missing_ok=True)
                 continue
-            replace_file(path, _svg(one[1]) if suffix == "svg" else _png(one[1]))
+            replace_file(path, svg(one[1]) if suffix == "svg" else _png(one[1]))
             written.append(path)
     return written
 
@@ -312,20 +312,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _svg(figure: Figure) -> bytes:
-    """The same bytes for the same figures: no date, no drawn names."""
-    from matplotlib import rc_context
-
-    out = io.BytesIO()
-    with rc_context({"svg.hashsalt": "shoal", "svg.fonttype": "path"}):
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
-
-
 def _png(figure: Figure) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110)
     return out.getvalue()
-
-
-__all__: Sequence[str] = ["pictures", "write_pictures"]

@@ -26,7 +26,7 @@ LEVELS = (
     ("store", "cluster"),
     ("filters", "models"),
     ("data", "wire"),
-    ("tables", "keys", "events", "errors", "limits", "emulate", "settings", "cache", "compiled", "files"),
+    ("tables", "keys", "events", "errors", "limits", "emulate", "settings", "doors", "cache", "compiled", "files"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

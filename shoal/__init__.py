@@ -37,12 +37,18 @@ if TYPE_CHECKING:
     from shoal.store.update import FTRL as FTRL
     from shoal.store.update import SGD as SGD
     from shoal.store.update import AdaGrad as AdaGrad
+    from shoal.store.update import Adam as Adam
+    from shoal.store.update import AdamW as AdamW
     from shoal.store.update import Assign as Assign
+    from shoal.store.update import Momentum as Momentum
+    from shoal.store.update import Nesterov as Nesterov
+    from shoal.store.update import RMSProp as RMSProp
     from shoal.store.update import Sum as Sum
     from shoal.store.update import update as update
     from shoal.tables import Constant as Constant
     from shoal.tables import Dense as Dense
     from shoal.tables import Each as Each
+    from shoal.tables import Given as Given
     from shoal.tables import Normal as Normal
     from shoal.tables import Sparse as Sparse
     from shoal.tables import Step as Step
@@ -57,8 +63,20 @@ _WHERE = {
     "shoal.nodes.blocking": ["KV"],
     "shoal.run": ["Run", "train"],
     "shoal.store.task": ["Task"],
-    "shoal.store.update": ["FTRL", "SGD", "AdaGrad", "Assign", "Sum", "update"],
-    "shoal.tables": ["Constant", "Dense", "Each", "Normal", "Sparse", "Step", "Uniform"],
+    "shoal.store.update": [
+        "FTRL",
+        "SGD",
+        "AdaGrad",
+        "Adam",
+        "AdamW",
+        "Assign",
+        "Momentum",
+        "Nesterov",
+        "RMSProp",
+        "Sum",
+        "update",
+    ],
+    "shoal.tables": ["Constant", "Dense", "Each", "Given", "Normal", "Sparse", "Step", "Uniform"],
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = sorted(_HOME)

@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 MB = 1 << 20
 
 # What a message may be.
-PROTOCOL = 4  # first byte pair of every header; another number is refused at hello
+PROTOCOL = 5  # first byte pair of every header; another number is refused at hello
 FRAME_BYTES = 64 * MB  # one array; larger pushes are split at segment boundaries
 HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
@@ -28,6 +28,8 @@ SEGMENTS_PER_SERVER = 8
 COPIES = 3  # of a segment
 SEGMENTS_PER_TABLE = 8_192
 DENSE_SEGMENT_BYTES = 32 * MB
+GIVEN_PATH = 4_096  # of the file that a table's weights are given in
+GIVEN_ABOUT = 65_536  # what is said of them: it is in every view of the cluster
 ROWS_PER_TABLE = (1 << 32) - 2  # on one server: rows are numbered by 32 bits
 
 # Who is alive.

@@ -10,18 +10,21 @@ Consistency is two settings, and the famous names are points:
     apply=Each(), max_delay=k                 bounded delay: at most k steps ahead of the slowest worker
     apply=Each(), max_delay=None              asynchronous: never wait
 
+Values travel as float32, or in half the bytes: ``wire="bfloat16"`` (two digits, all of float32's range) or ``"float16"`` (three
+digits, up to 65,504). Rows, sums and copies are float32 all the same: only what a client pushes and pulls is rounded.
+
 These are descriptions only. ``store/`` gives them life.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.limits import KEY_LIMIT, SLOTS_PER_STEP, WIDTH
+from shoal.limits import GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, SLOTS_PER_STEP, WIDTH
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +55,18 @@ class Normal(msgspec.Struct, frozen=True, tag="normal", forbid_unknown_fields=Tr
     seed: int = 0
 
 
-Initial = Constant | Uniform | Normal
+class Given(msgspec.Struct, frozen=True, tag="given", forbid_unknown_fields=True):
+    """Weights of a dense table as a file has them, which every server reads: float32, little-endian, row after row.
+
+    ``about`` says what they are, to whoever joins later: a module's parameters differ from node to node if this does.
+    """
+
+    path: str
+    crc32: int  # of the file
+    about: str = ""
+
+
+Initial = Constant | Uniform | Normal | Given
 
 
 class Each(msgspec.Struct, frozen=True, tag="each", forbid_unknown_fields=True):
@@ -99,6 +113,7 @@ class Step(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
 
 
 Apply = Each | Step
+Wire = Literal["float32", "float16", "bfloat16"]  # how values travel between client and server
 
 
 class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True, kw_only=True):
@@ -110,6 +125,7 @@ class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True
     initial: Initial = Constant()
     apply: Apply = Each()
     max_delay: int | None = None
+    wire: Wire = "float32"
 
     @property
     def span(self) -> int:
@@ -130,6 +146,7 @@ class Sparse(msgspec.Struct, frozen=True, tag="sparse", forbid_unknown_fields=Tr
     initial: Initial = Constant()
     apply: Apply = Each()
     max_delay: int | None = None
+    wire: Wire = "float32"
 
     @property
     def span(self) -> int:
@@ -143,12 +160,18 @@ def checked(spec: Table) -> Table:
     """The same description, with plain numbers for whatever counts as one; or Invalid with what is wrong in it."""
     spec = _plain(spec)
     if isinstance(spec, Sparse):
+        if isinstance(spec.initial, Given):
+            raise Invalid(
+                "weights that are given in a file belong to a dense table: shoal.Dense(rows=..., initial=...)"
+            )
         if (spec.keys is None) == (not spec.hashed):
             raise Invalid("a sparse table declares keys=N (ids below N) or hashed=True (any id): one of the two")
         if spec.keys is not None and not 1 <= spec.keys <= KEY_LIMIT:
             raise Invalid(f"keys={spec.keys}: needs 1 to 2^63")
     elif not 1 <= spec.rows <= KEY_LIMIT:
         raise Invalid(f"rows={spec.rows}: needs 1 to 2^63")
+    if isinstance(spec.initial, Given):
+        _check_given(spec.initial)
     if not 1 <= spec.width <= WIDTH:
         raise Invalid(f"width={spec.width}: needs 1 to {WIDTH}")
     if spec.max_delay is not None and spec.max_delay < 0:
@@ -163,20 +186,40 @@ def checked(spec: Table) -> Table:
     return spec
 
 
+def _check_given(initial: Given) -> None:
+    path, about = initial.path, initial.about
+    if (size := len(path.encode())) > GIVEN_PATH:
+        raise Invalid(f"the path of given weights has {size:,} bytes: at most {GIVEN_PATH:,}, put the file elsewhere")
+    if "\0" in path:
+        raise Invalid(f"weights are given in {path!r}, which has a zero byte in it: no file has such a name")
+    if not path.startswith("/"):
+        raise Invalid(
+            f"weights are given in {path!r}, and servers may be in other folders: give the whole path, from / on"
+        )
+    if (size := len(about.encode())) > GIVEN_ABOUT:
+        raise Invalid(f"about of given weights has {size:,} bytes: at most {GIVEN_ABOUT:,}, a checksum of it will do")
+
+
 def _plain(spec: Table) -> Table:
     if not isinstance(spec, Dense | Sparse):
         raise Invalid(f"{spec!r} is no table: describe one with shoal.Dense(...) or shoal.Sparse(...)")
     for field, kinds, how in (
         ("update", Update, "shoal.SGD(step=0.1), or your own with its parentheses: my_rule()"),
-        ("initial", Constant | Uniform | Normal, "shoal.Constant(0.5)"),
+        ("initial", Constant | Uniform | Normal | Given, "shoal.Constant(0.5)"),
         ("apply", Each | Step, "shoal.Each() or shoal.Step(slots=8)"),
     ):
         if not isinstance(getattr(spec, field), kinds):
             raise Invalid(f"{field}={getattr(spec, field)!r}: needs something like {how}")
+    if spec.wire not in get_args(Wire):
+        raise Invalid(f"wire={spec.wire!r}: needs one of {', '.join(map(repr, get_args(Wire)))}")
     try:
         plain = msgspec.convert(msgspec.to_builtins(spec, enc_hook=_number), type(spec))
         msgspec.msgpack.encode(plain)  # what does not fit a message is not a description
         return plain
+    except UnicodeEncodeError as error:  # of a file's name that is no UTF-8, say
+        raise Invalid(
+            f"{type(spec).__name__}: {error.object[:100]!r} is no text that can travel: take another"
+        ) from None
     except (msgspec.ValidationError, TypeError, OverflowError) as error:
         raise Invalid(f"{type(spec).__name__}: {error}") from None
 

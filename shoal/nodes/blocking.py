@@ -62,6 +62,11 @@ class KV:
         """Steps that this worker has pushed."""
         return self._client.clock
 
+    @property
+    def members(self) -> list[str]:
+        """Who is in the cluster, servers and clients, by the newest view that this one knows."""
+        return [member.name for member in self._client.view.members]
+
     def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> None:
         """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from."""
         self._do(lambda: self._client.create(name, spec, starts, origin)).result()
@@ -91,7 +96,9 @@ class KV:
         return self._on_table(table, lambda: self._client.push(table, keys, values, **settings))
 
     def pull(self, table: str, keys: Any, **settings: Any) -> Task:
-        """The rows of these keys (a list, an array, a slice or a KeyRange): ``clock=``, ``slot=``, ``after=[tasks]``."""
+        """The rows of these keys (a list, an array, a slice or a KeyRange): ``clock=``, ``slot=``, ``after=[tasks]``.
+
+        ``exact=True``: as float32 also where the table's ``wire`` is shorter."""
         return self._on_table(table, lambda: self._client.pull(table, keys, **settings))
 
     def push_pull(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,12 +17,13 @@ import msgspec
 from shoal import limits
 from shoal.cluster.member import Membership
 from shoal.files import Disk
-from shoal.store import checkpoint
-from shoal.store.holding import FromServer, Holding
+from shoal.store import checkpoint, given
+from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
 from shoal.store.segment import Segments
 from shoal.store.snapping import Snapping
+from shoal.tables import Given
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
 
@@ -152,7 +154,7 @@ class Server:
         for table in new:
             try:
                 holding = Holding(self.name, self.member.incarnation, table, self._inline)
-                holding.set_up(servers, self._loaded if table.origin else None)
+                holding.set_up(servers, self._loader(table))
                 made[table.number] = holding
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
@@ -203,6 +205,11 @@ class Server:
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
 
     # ------------------------------------------------------------ checkpoints
+
+    def _loader(self, table: m.Placed) -> Loader | None:
+        if table.origin:
+            return self._loaded
+        return partial(given.images, self._disk) if isinstance(table.spec.initial, Given) else None
 
     def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
         """As they were; but whoever pushed and worked then is no more, and its numbers may be another's by now."""

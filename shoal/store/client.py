@@ -24,6 +24,7 @@ from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.tables import Each, Sparse, Step, Table, checked, whole
 from shoal.wire import messages as m
+from shoal.wire.forms import shortened, too_large
 
 Slot = tuple[int, int]
 
@@ -42,7 +43,7 @@ class Client(Dispatch):
         of: Task | None = None,
         void: bool = False,
         after: Task | Sequence[Task] = (),
-        ahead: KeyList | None = None,
+        ahead: KeyList | KeyRange | None = None,
         clock: int | None = None,
     ) -> Task:
         """Count these values, once. ``of`` names the pull they were computed from, if it was not the last one.
@@ -52,8 +53,16 @@ class Client(Dispatch):
         """
         return self._ready_push(table, keys, values, slot, step, of, void, after, ahead is not None, clock, ahead)
 
-    def may_look_ahead(self, table: str, keys: KeyList, ahead: KeyList) -> bool:
-        """Whether one message to each server holds both: few keys, in order, of a table that counts pushes at once."""
+    def may_look_ahead(self, table: str, keys: Any, ahead: Any) -> bool:
+        """Whether one message to each server holds both: few keys, in order, of a table that counts pushes at once.
+
+        Of ranges only the one that is pushed can come back, too.
+        """
+        if isinstance(keys, KeyRange):
+            if keys != ahead:
+                return False
+        elif not isinstance(keys, KeyList) or not isinstance(ahead, KeyList):
+            return False
         spec = self.layout(table).spec
         most = limits.FRAME_BYTES // (16 * max(8, 4 * spec.width))
         return isinstance(spec.apply, Each) and not spec.hashed and len(keys) <= most and len(ahead) <= most
@@ -82,10 +91,12 @@ class Client(Dispatch):
         slot: Slot | None = None,
         after: Task | Sequence[Task] = (),
         clocks: bool = False,
+        exact: bool = False,
     ) -> Task:
         """The rows of these keys. ``clock`` or ``slot`` say when they will be used, which decides what to wait for.
 
-        With ``clocks`` the task has the vector clocks of these keys, too: who has pushed to them, and how often (S1-18).
+        With ``clocks`` the task has the vector clocks of these keys, too: who has pushed to them, and how often (S1-18). With
+        ``exact`` they come as float32 also where the table's values travel in fewer bits: for a model that is judged or kept.
         """
         layout = self.layout(table)
         clock = None if clock is None else whole("clock", clock)
@@ -95,6 +106,7 @@ class Client(Dispatch):
             clock = layout.spec.apply.step_of(_slot(slot))
         op = self._pulling(layout, keys, clock, _tasks(after))
         op.clocks = clocks
+        op.form = "float32" if exact else layout.spec.wire
         self._new.append(op)
         return op.task
 
@@ -150,7 +162,7 @@ class Client(Dispatch):
         after: Task | Sequence[Task],
         pull: bool,
         clock: int | None,
-        ahead: KeyList | None = None,
+        ahead: KeyList | KeyRange | None = None,
     ) -> Task:
         layout = self.layout(table)
         spec = layout.spec
@@ -169,12 +181,15 @@ class Client(Dispatch):
             if 0 < step <= self.floor:
                 raise Invalid(f"step {step}: this worker's steps start at {self.floor + 1}")
         if ahead is not None:
-            if not isinstance(keys, KeyList) or not self.may_look_ahead(table, keys, ahead):
+            if not self.may_look_ahead(table, keys, ahead):
                 raise Invalid(f"table {table!r}: such a push cannot pull other keys as well; push, then pull")
-            self._check_last(layout, ahead.last)
+            if isinstance(ahead, KeyList):
+                self._check_last(layout, ahead.last)
         given, places = self._given(layout, keys, values, void)
         task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
-        op = Pushing(task, layout.number, given, places, spec.width)
+        if (values := shortened(given.values, spec.wire)) is None:
+            raise too_large(given.values, spec.wire)
+        op = Pushing(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
         op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
         if isinstance(spec.apply, Each) and self.role == "worker" and step != 0:
             op.in_step = True
@@ -182,7 +197,7 @@ class Client(Dispatch):
             task.after = (*task.after, self._enter(layout))
         if of is not None:
             op.reads = of.versions
-        if ahead is not None:
+        if isinstance(ahead, KeyList):
             op.look_ahead(ahead.keys)
         self._new.append(op)
         return task

@@ -12,12 +12,13 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.store.ledger import Mask, Numbers
 from shoal.store.table import Table
-from shoal.tables import Sparse, Step
+from shoal.tables import Sparse, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
+from shoal.wire.forms import restored, shortened
 
 _IN_A_ROW = 8  # elements of a dense range lie in a row: so many take as long as one that has to be looked up
 
@@ -80,8 +81,9 @@ class Extent:
         width = self.spec.width
         if len(arrays[-1]) != push.count * width:
             raise BadValues(f"{len(arrays[-1])} values came, {push.count} rows of width {width} were announced")
-        values: Values = arrays[-1].reshape(push.count, width)
         keys = self.keys(push, arrays[-2] if push.start < 0 else None, covered)
+        self._check_size(push.count)  # before memory is taken for what came shortened
+        values = restored(arrays[-1], push.form).reshape(push.count, width)
         if (reason := self.table.check_values(keys, values)) is not None:
             raise BadValues(reason)
         return KeyValues(keys, values)
@@ -150,12 +152,22 @@ class Extent:
         cost = self.table.cost(keys)
         return cost // _IN_A_ROW if isinstance(keys, KeyRange) and not isinstance(self.spec, Sparse) else cost
 
-    def read(self, keys: Keys | KeyRange) -> tuple[list[m.Array], int]:
-        """The arrays that answer a pull, and where the rest of a long range starts (-1: there is none)."""
+    def read(self, keys: Keys | KeyRange, form: Wire = "float32") -> tuple[list[m.Array], int, Wire]:
+        """The arrays that answer a pull, where the rest of a long range starts (-1: there is none), and the form of values.
+
+        That is the one asked for, unless some value is too large for it: a weight is never refused.
+        """
+        arrays: list[m.Array] = []
+        rest: int | None = None
         if isinstance(keys, KeyRange) and isinstance(self.spec, Sparse):
             live, values, rest = self.table.pull_live(keys, self._most_rows)
-            return [live, values.reshape(-1)], -1 if rest is None else rest
-        return [self.table.pull(keys).reshape(-1)], -1
+            arrays.append(live)
+        else:
+            values = self.table.pull(keys)
+        sent = shortened(values.reshape(-1), form)
+        if sent is None:
+            sent, form = values.reshape(-1), "float32"
+        return [*arrays, sent], -1 if rest is None else rest, form
 
     def _check_size(self, rows: int) -> None:
         if rows > self._most_rows:

@@ -58,25 +58,27 @@ def _shoal_rows(slab, rows, count, word, gradients, start, settings, scratch):
     """Update ``count`` rows with the gradients from ``start`` on.
 
     A row is its weights, from ``word`` on, then its state, one block of ``width`` after another. Narrow rows go through
-    scratch, column by column, so that the rule runs on vectors.
+    scratch, column by column, so that the rule runs on vectors. Its columns lie BLOCK apart, which the compiler can see: that
+    none of them overlap it would otherwise have to find out at run time, and does not for more than a few.
     """
     width = gradients.shape[1]
     if width > {narrow}:
         for i in range(count):
             _shoal_wide(slab, _shoal_u8(rows[i]), word, width, gradients, _shoal_u8(start + i), settings)
         return
+    column = scratch.reshape(-1)
     for c in range(_shoal_u8(width)):
         at = _shoal_u8(word) + c
-        for i in range(count):
+        for i in range(_shoal_u8(count)):
             row = _shoal_u8(rows[i])
-            scratch[0, i] = slab[row, at]{load}
-            scratch[{last}, i] = gradients[_shoal_u8(start + i), c]
-        for i in range(count):
-            weight, state = _shoal_rule(scratch[0, i], ({taken}), scratch[{last}, i], settings)
-            scratch[0, i] = weight{kept}
-        for i in range(count):
+            column[i] = slab[row, at]{load}
+            column[i + _shoal_u8({last} * _shoal_k.BLOCK)] = gradients[_shoal_u8(start) + i, c]
+        for i in range(_shoal_u8(count)):
+            weight, state = _shoal_rule(column[i], ({taken}), column[i + _shoal_u8({last} * _shoal_k.BLOCK)], settings)
+            column[i] = weight{kept}
+        for i in range(_shoal_u8(count)):
             row = _shoal_u8(rows[i])
-            slab[row, at] = _shoal_f4(scratch[0, i]){store}
+            slab[row, at] = _shoal_f4(column[i]){store}
 
 
 @_shoal_njit(
@@ -87,7 +89,7 @@ def push_rows(slab, word, places, gradients, given):
     """Update the given rows, each named once."""
     settings = _shoal_Settings({given})
     size = min(len(places), _shoal_k.BLOCK)
-    rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({last} + 1, size))
+    rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
     for start in range(0, len(places), _shoal_k.BLOCK):
         count = min(_shoal_k.BLOCK, len(places) - start)
         for i in range(count):
@@ -109,7 +111,7 @@ def push_keys(index, slots, slab, used, keys, gradients, given, kind, first, sec
     settings = _shoal_Settings({given})
     size = min(len(keys), _shoal_k.BLOCK)
     hashes, rows = _shoal_np.empty(size, _shoal_np.uint64), _shoal_np.empty(size, _shoal_np.int64)
-    scratch = _shoal_np.empty(({last} + 1, size))
+    scratch = _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
     for start in range(0, len(keys), _shoal_k.BLOCK):
         count = min(_shoal_k.BLOCK, len(keys) - start)
         used = _shoal_k.place_block(
@@ -133,7 +135,7 @@ def push_range(slab, word, row, gradients, given):
         _shoal_wide(weights, _shoal_u8(0), 0, gradients.size, gradients.reshape((1, -1)), _shoal_u8(0), settings)
         return
     size = min(len(gradients), _shoal_k.BLOCK)
-    rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({last} + 1, size))
+    rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
     for start in range(0, len(gradients), _shoal_k.BLOCK):
         count = min(_shoal_k.BLOCK, len(gradients) - start)
         for i in range(count):
@@ -213,15 +215,19 @@ def _text(rule: Rule, body: str, loops: str, cache: bool) -> str:
             write="".join(
                 f"\n        slab[row, at + _shoal_u8({j} * width)] = _shoal_f4(state[{j - 1}])" for j in blocks
             ),
-            load="".join(f"\n            scratch[{j}, i] = slab[row, at + _shoal_u8({j} * width)]" for j in blocks),
-            taken="".join(f"scratch[{j}, i], " for j in blocks),
-            kept="".join(f"\n            scratch[{j}, i] = state[{j - 1}]" for j in blocks),
+            load="".join(f"\n            {_column(j)} = slab[row, at + _shoal_u8({j} * width)]" for j in blocks),
+            taken="".join(f"{_column(j)}, " for j in blocks),
+            kept="".join(f"\n            {_column(j)} = state[{j - 1}]" for j in blocks),
             store="".join(
-                f"\n            slab[row, at + _shoal_u8({j} * width)] = _shoal_f4(scratch[{j}, i])" for j in blocks
+                f"\n            slab[row, at + _shoal_u8({j} * width)] = _shoal_f4({_column(j)})" for j in blocks
             ),
             given=", ".join(f"given[{j}]" for j in range(len(rule.defaults))),
         )
     )
+
+
+def _column(number: int) -> str:
+    return f"column[i + _shoal_u8({number} * _shoal_k.BLOCK)]"
 
 
 @lru_cache

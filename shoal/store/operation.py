@@ -19,7 +19,9 @@ from shoal.store.hashed import unmixed
 from shoal.store.split import Share
 from shoal.store.task import Task
 from shoal.store.vector import VectorClock
+from shoal.tables import Wire
 from shoal.wire import messages as m
+from shoal.wire.forms import restored
 
 if TYPE_CHECKING:
     from shoal.store.dispatch import Dispatch
@@ -173,7 +175,7 @@ class _Rows(Operation):
 
     def put(self, request: int, answer: m.Values, arrays: m.Arrays) -> None:
         share = self._shares.pop(request)
-        values: Values = arrays[-1].reshape(answer.count, self.width)
+        values = restored(arrays[-1], answer.form).reshape(answer.count, self.width)
         if self.live:
             self._found.append((arrays[0], values))
         elif self._rows is None and share.slices == [(0, len(self.keys))]:
@@ -205,9 +207,9 @@ class _Rows(Operation):
 class Pushing(_Rows):
     """Values to be counted once in every segment they belong to."""
 
-    def __init__(self, task: Task, table: int, given: KeyValues, places: Places, width: int) -> None:
+    def __init__(self, task: Task, table: int, given: KeyValues, places: Places, width: int, form: Wire) -> None:
         super().__init__(task, table, given.keys, places, width)
-        self.given = given
+        self.given, self.form = given, form  # its values in this form already: whatever is sent again has the same bits
         self.slot: tuple[int, int] | None = None
         self.void = self.pull = False
         self.step: int | None = None  # None: not part of a step, or the client's next one
@@ -284,6 +286,7 @@ class Pushing(_Rows):
             pull=self.pull,
             clock=m.NO_CLOCK if self.clock is None else self.clock,
             ahead=ahead,
+            form=self.form,
         )
         if self.pull:
             self._shares[push.request] = share if pulled is None else pulled
@@ -316,6 +319,7 @@ class Pulling(_Rows):
         self.own_clock = False  # a worker's pull that names no clock is for now
         self.enter = False
         self.clocks = False  # the vector clocks of these keys are wanted, too
+        self.form: Wire = "float32"  # how the rows may come
         self._entered = 0
         self.size = 0 if isinstance(keys, KeyRange) else 4 * width * len(keys)
 
@@ -356,6 +360,7 @@ class Pulling(_Rows):
             stop=stop,
             enter=self.enter,
             clocks=self.clocks,
+            form=self.form,
         )
         self._shares[pull.request] = share
         return share.server, pull, arrays

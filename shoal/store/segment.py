@@ -74,6 +74,7 @@ class Segments(Waiting):
             slot = self.extent.slot(push)
         except Invalid as error:
             return self._refuse(sender, push.request, error)
+        self.counts["bytes in"] += sum(array.nbytes for array in arrays)
         asker = Asker(sender, push, asked, now, covered)
         if self._promised and asker.id in self._promised:
             return self._told_promised(now, asker)

@@ -257,6 +257,8 @@ def _on_line(array: npt.NDArray[T]) -> npt.NDArray[T]:
 def _initial(kernels: ModuleType, initial: tables.Initial) -> tuple[int, float, float, np.uint64]:
     """Kind, two parameters and seed, as kernels take them."""
     match initial:
+        case tables.Given():  # read and loaded afterwards
+            made = kernels.CONSTANT, 0.0, 0.0, 0
         case tables.Constant(value):
             made = kernels.CONSTANT, value, 0.0, 0
         case tables.Uniform(low, high, seed):

@@ -1,5 +1,7 @@
 """The update rules: what a server does with a gradient. A rule is a scalar function, and the same one runs everywhere.
 
+Here they are named and described; what shoal's own do is in ``rules``.
+
     (weight, state, gradient, settings) -> (weight, state)
 
 Weight and gradient are floats, state is a tuple of as many floats as the rule keeps per weight (zeros at first),
@@ -36,6 +38,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from shoal.errors import Invalid
+from shoal.store import rules
 from shoal.tables import Update
 
 Function = Callable[[float, tuple[float, ...], float, Any], tuple[float, tuple[float, ...]]]
@@ -54,6 +57,7 @@ class Rule:
     defaults: Mapping[str, float] = field(default_factory=dict)
     above_zero: tuple[str, ...] = ()  # settings that divide
     from_zero: tuple[str, ...] = ()  # settings that would turn the rule round if they were negative
+    below_one: tuple[str, ...] = ()  # shares of what was before: from 1 on it would never be forgotten
 
     def settings(self, given: Mapping[str, float]) -> tuple[float, ...]:
         """The named tuple that the function takes: the defaults, with what was given in their place."""
@@ -65,6 +69,8 @@ class Rule:
                 raise Invalid(f"update {self.name!r}, {name}={value!r}: a number above 0 is needed")
             if value < 0 and name in self.from_zero:
                 raise Invalid(f"update {self.name!r}, {name}={value!r}: a number of 0 or more is needed")
+            if value >= 1 and name in self.below_one:
+                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number below 1 is needed")
         merged = {**self.defaults, **given}
         made: tuple[float, ...] = _named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values()))
         return made
@@ -135,6 +141,48 @@ def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float
     return Constructor(_rules["proximal_adagrad"])(step=step, epsilon=epsilon, l1=l1, l2=l2)
 
 
+def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, decay: float = 0.0) -> Update:
+    """weight - step * velocity, where velocity = momentum * velocity + (1 - dampening) * (gradient + decay * weight).
+
+    As torch.optim.SGD has it: the first gradient is not dampened, and with momentum=0 there is no velocity to dampen.
+    """
+    _check_number(f"dampening={dampening!r}", dampening)
+    if not _is_zero(momentum):
+        if _is_zero(dampening):
+            return Constructor(_rules["sgd_momentum"])(step=step, momentum=momentum, decay=decay)
+        return Constructor(_rules["sgd_dampened"])(step=step, momentum=momentum, decay=decay, dampening=dampening)
+    return SGD(step) if _is_zero(decay) else Constructor(_rules["sgd_decay"])(step=step, decay=decay)
+
+
+def Nesterov(step: float = 0.01, momentum: float = 0.9, decay: float = 0.0) -> Update:
+    """Momentum that looks one step ahead: weight - step * (gradient + momentum * velocity) (as torch.optim.SGD, nesterov)."""
+    return Constructor(_rules["sgd_nesterov"])(step=step, momentum=momentum, decay=decay)
+
+
+def RMSProp(
+    step: float = 0.01, alpha: float = 0.99, epsilon: float = 1e-8, momentum: float = 0.0, decay: float = 0.0
+) -> Update:
+    """weight - step * gradient / (sqrt(running mean of squares) + epsilon), with momentum if asked (as torch.optim.RMSprop)."""
+    settings = {"step": step, "alpha": alpha, "epsilon": epsilon, "decay": decay}
+    if _is_zero(momentum):
+        return Constructor(_rules["rmsprop"])(**settings)
+    return Constructor(_rules["rmsprop_momentum"])(**settings, momentum=momentum)
+
+
+def Adam(
+    step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.0
+) -> Update:
+    """Running means of gradients and of their squares, both corrected for their start (Kingma, Ba, ICLR 2015)."""
+    return Constructor(_rules["adam"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
+
+
+def AdamW(
+    step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.01
+) -> Update:
+    """Adam whose decay shrinks the weight itself, by step * decay of it (Loshchilov, Hutter, ICLR 2019)."""
+    return Constructor(_rules["adamw"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
+
+
 def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Update:
     """Follow the regularised leader (McMahan et al., KDD 2013, algorithm 1): exact zeros wherever |z| <= l1.
 
@@ -144,69 +192,34 @@ def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0
     return Constructor(_rules["ftrl"])(alpha=alpha, beta=beta, l1=l1, l2=l2)
 
 
-def _sum(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> tuple[float, tuple[float, ...]]:
-    return weight + gradient, state
-
-
-def _assign(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> tuple[float, tuple[float, ...]]:
-    return gradient, state
-
-
-def _sgd(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> tuple[float, tuple[float, ...]]:
-    return weight - settings.step * gradient, state
-
-
-def _adagrad(
-    weight: float, state: tuple[float, ...], gradient: float, settings: Any
-) -> tuple[float, tuple[float, ...]]:
-    squares = state[0] + gradient * gradient
-    return weight - settings.step * gradient / (math.sqrt(squares) + settings.epsilon), (squares,)
-
-
-def _shrink(value: float, by: float) -> float:
-    """Towards 0 by so much, and no further."""
-    if value > by:
-        return value - by
-    if value < -by:
-        return value + by
-    return 0.0
-
-
-def _proximal_sgd(
-    weight: float, state: tuple[float, ...], gradient: float, settings: Any
-) -> tuple[float, tuple[float, ...]]:
-    step = settings.step
-    return _shrink(weight - step * gradient, step * settings.l1) / (1.0 + step * settings.l2), state
-
-
-def _proximal_adagrad(
-    weight: float, state: tuple[float, ...], gradient: float, settings: Any
-) -> tuple[float, tuple[float, ...]]:
-    squares = state[0] + gradient * gradient
-    step = settings.step / (math.sqrt(squares) + settings.epsilon)
-    return _shrink(weight - step * gradient, step * settings.l1) / (1.0 + step * settings.l2), (squares,)
-
-
-def _ftrl(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> tuple[float, tuple[float, ...]]:
-    z, squares = state[0], state[1] + gradient * gradient
-    root = math.sqrt(squares)
-    z += gradient - (root - math.sqrt(state[1])) / settings.alpha * weight
-    # Of -z, since 0 / x must be 0 and not -0.
-    return _shrink(-z, settings.l1) / ((settings.beta + root) / settings.alpha + settings.l2), (z, squares)
-
-
 _PENALTY = {"l1": 0.0, "l2": 0.0}
 _ADAGRAD = {"step": 0.1, "epsilon": 1e-8}
+_MOMENTUM = {"step": 0.01, "momentum": 0.9, "decay": 0.0}
+_RMSPROP = {"step": 0.01, "alpha": 0.99, "epsilon": 1e-8, "decay": 0.0}
+_ADAM = {"step": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "decay": 0.0}
+_BETAS = {"from_zero": ("step", "beta1", "beta2", "decay"), "below_one": ("beta1", "beta2")}
+_MOVING = {"from_zero": ("step", "momentum", "decay"), "below_one": ("momentum",)}
+_SMOOTH = {"from_zero": ("step", "alpha", "momentum", "decay"), "below_one": ("alpha", "momentum")}
+_NEEDS = ("epsilon",)
 _builtin = {
     rule.name: rule
     for rule in (
-        Rule("sum", _sum, 0),
-        Rule("assign", _assign, 0),
-        Rule("sgd", _sgd, 0, {"step": 0.1}, (), ("step",)),
-        Rule("adagrad", _adagrad, 1, _ADAGRAD, (), ("step", "epsilon")),
-        Rule("proximal_sgd", _proximal_sgd, 0, {"step": 0.1, **_PENALTY}, (), ("step", "l1", "l2")),
-        Rule("proximal_adagrad", _proximal_adagrad, 1, _ADAGRAD | _PENALTY, ("epsilon",), ("step", "l1", "l2")),
-        Rule("ftrl", _ftrl, 2, {"alpha": 0.1, "beta": 1.0, **_PENALTY}, ("alpha", "beta"), ("l1", "l2")),
+        Rule("sum", rules.add, 0),
+        Rule("assign", rules.assign, 0),
+        Rule("sgd", rules.sgd, 0, {"step": 0.1}, (), ("step",)),
+        Rule("adagrad", rules.adagrad, 1, _ADAGRAD, (), ("step", "epsilon")),
+        Rule("proximal_sgd", rules.proximal_sgd, 0, {"step": 0.1, **_PENALTY}, (), ("step", "l1", "l2")),
+        Rule("proximal_adagrad", rules.proximal_adagrad, 1, _ADAGRAD | _PENALTY, _NEEDS, ("step", "l1", "l2")),
+        Rule("ftrl", rules.ftrl, 2, {"alpha": 0.1, "beta": 1.0, **_PENALTY}, ("alpha", "beta"), ("l1", "l2")),
+        # Not "momentum": that is what many a user calls a rule of his own.
+        Rule("sgd_decay", rules.sgd_decay, 0, {"step": 0.01, "decay": 0.0}, (), ("step", "decay")),
+        Rule("sgd_momentum", rules.sgd_momentum, 1, _MOMENTUM, **_MOVING),
+        Rule("sgd_dampened", rules.sgd_dampened, 2, _MOMENTUM | {"dampening": 0.0}, **_MOVING),
+        Rule("sgd_nesterov", rules.sgd_nesterov, 1, _MOMENTUM, **_MOVING),
+        Rule("rmsprop", rules.rmsprop, 1, _RMSPROP, _NEEDS, **_SMOOTH),
+        Rule("rmsprop_momentum", rules.rmsprop_momentum, 2, _RMSPROP | {"momentum": 0.9}, _NEEDS, **_SMOOTH),
+        Rule("adam", rules.adam, 4, _ADAM, _NEEDS, **_BETAS),
+        Rule("adamw", rules.adamw, 4, _ADAM | {"decay": 0.01}, _NEEDS, **_BETAS),
     )
 }
 _rules = dict(_builtin)

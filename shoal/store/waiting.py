@@ -19,7 +19,7 @@ from shoal.store.ledger import Mask, Numbers
 from shoal.store.outcome import Asker, Outcome, Work
 from shoal.store.part import Part
 from shoal.store.replicate import Log
-from shoal.tables import Each, Step
+from shoal.tables import Each, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 from shoal.wire.base import Events
@@ -59,19 +59,19 @@ class Waiting(Part):
     def _read(self, asker: Asker) -> Outcome:
         """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
         if self.extent.work(asker.keys) <= self.inline:
-            return Outcome([self._values(asker, *self.extent.read(asker.keys))])
-        found: list[tuple[list[m.Array], int]] = []
+            return Outcome([self._values(asker, *self.extent.read(asker.keys, asker.ask.form))])
+        found: list[tuple[list[m.Array], int, Wire]] = []
         return Outcome(
             works=[
                 Work(
-                    lambda: found.append(self.extent.read(asker.keys)),
+                    lambda: found.append(self.extent.read(asker.keys, asker.ask.form)),
                     lambda now: Outcome([self._values(asker, *found[0])]),
                     lambda: Outcome([Send(asker.name, m.No(asker.ask.request, "full", "no memory for so many rows"))]),
                 )
             ]
         )
 
-    def _values(self, asker: Asker, arrays: list[m.Array], resume: int) -> Effect:
+    def _values(self, asker: Asker, arrays: list[m.Array], resume: int, form: Wire) -> Effect:
         ask = asker.ask
         entered = m.NO_CLOCK
         if isinstance(ask, m.Pull) and ask.enter:
@@ -81,7 +81,10 @@ class Waiting(Part):
             del versions[1:]
         count = len(arrays[-1]) // self.spec.width
         clocks = self._clocks(asker) if isinstance(ask, m.Pull) and ask.clocks else []
-        return Send(asker.name, m.Values(ask.request, count, versions, entered, resume, clocks), arrays)
+        self.counts["bytes out"] += sum(array.nbytes for array in arrays)
+        if form != ask.form:
+            self.counts["not shortened"] += 1
+        return Send(asker.name, m.Values(ask.request, count, versions, entered, resume, clocks, form), arrays)
 
     def _clocks(self, asker: Asker) -> Events:
         """The vector clocks of the keys that were asked for: of a range its own, of a list those of the segments covered."""

@@ -25,6 +25,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(m.AnyMessage)
 _dtypes: dict[str, np.dtype[Any]] = {"k": np.dtype("<u8"), "v": np.dtype("<f4")}
 _dtypes |= {kind.upper(): dtype for kind, dtype in _dtypes.items()}
+_short = np.dtype("<u2")  # a value in 16 bits, of whichever form
 
 
 def encode(message: m.Message) -> bytes:
@@ -47,7 +48,13 @@ def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()
         raise WireError(f"a {name_of(message)} comes with {needed} to {len(kinds)} arrays, this one has {len(frames)}")
     # A message with one array where two are possible has no keys: the last ones are what is always there.
     last = len(kinds) - len(frames)
-    return message, tuple([_array(frame, kinds[last + i]) for i, frame in enumerate(frames)])
+    arrays = [_array(frame, _dtype(message, kinds[last + i])) for i, frame in enumerate(frames)]
+    return message, tuple(arrays)
+
+
+def _dtype(message: m.Message, kind: str) -> np.dtype[Any]:
+    short = kind == "V" and isinstance(message, m.Push | m.Values) and message.form != "float32"
+    return _short if short else _dtypes[kind]
 
 
 def decode_header(header: bytes | memoryview) -> m.Message:
@@ -66,8 +73,7 @@ def decode_header(header: bytes | memoryview) -> m.Message:
     return message
 
 
-def _array(frame: memoryview | bytes, kind: str) -> m.Array:
-    dtype = _dtypes[kind]
+def _array(frame: memoryview | bytes, dtype: np.dtype[Any]) -> m.Array:
     size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
     if size > FRAME_BYTES:
         raise WireError(f"an array of {size:,} bytes, at most {FRAME_BYTES:,} are allowed")

@@ -1,7 +1,7 @@
 """Everything one node can say to another, on one page. Each docstring is a sentence one node could say.
 
-A message is a header and up to four arrays that ride behind it as raw frames: keys are uint64, values float32, both
-little-endian (``coding`` turns them into bytes and back).
+A message is a header and up to four arrays that ride behind it as raw frames: keys are uint64, values float32 or,
+where a header says so, 16 bits in the form it names; all little-endian (``coding`` turns them into bytes and back).
 
 Identity: the coordinator hands every node that joins an *incarnation*, a number never given twice. Requests are numbered
 from ``incarnation << 32``, so that an answer meant for an earlier life of a node matches nothing in the next one.
@@ -235,7 +235,7 @@ class Create(Message, frozen=True):
     request: int
     name: str
     spec: Table
-    starts: list[Count] = []  # of its segments; empty: as the servers there are suggest
+    starts: list[int] = []  # of its segments, up to 2^63; empty: as the servers there are suggest
     origin: str = ""  # the folder of a checkpoint that has its rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from shoal.tables import Wire
 from shoal.wire.base import NO_CLOCK, Count, Events, Message, Signed
 
 
@@ -33,6 +34,7 @@ class Push(Message, frozen=True):
     pull: bool = False  # answer with the new values of the same keys, or of those that follow
     clock: Signed = NO_CLOCK  # of that pull
     ahead: Signed = -1  # so many other keys stand before the pushed ones: pull these instead; -1: none are named
+    form: Wire = "float32"  # in which its values come, and those of the answer may
 
 
 class Pull(Message, frozen=True):
@@ -55,6 +57,7 @@ class Pull(Message, frozen=True):
     stop: int = -1
     enter: bool = False  # a worker's first pull, or its first since it was parked
     clocks: bool = False  # also the vector clocks of these keys
+    form: Wire = "float32"  # in which the values may come
 
 
 class Park(Message, frozen=True):
@@ -86,6 +89,7 @@ class Values(Message, frozen=True):
     entered: Signed = NO_CLOCK  # the clock at which an entering worker was entered
     resume: int = -1  # the rest of a long range starts here
     clocks: Events = []
+    form: Wire = "float32"  # the one that was asked for, unless it could not hold them
 
 
 class Counted(Message, frozen=True):

@@ -16,6 +16,7 @@ from itertools import product
 from operator import add
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -186,6 +187,21 @@ def test_slots_give_what_one_process_with_all_the_rows_would_get(kind: Kind) -> 
     alone = alone_with_all_rows(kind)
     assert np.abs(alone).max() > 0.1  # it did learn something
     assert np.abs(weights - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[-1]], ids=str)
+def test_sixteen_bits_are_the_same_bits_whoever_computes_them(kind: Kind) -> None:
+    found: set[bytes] = set()
+    for servers in (1, 2):
+        with shoal.local(servers=servers) as cluster:
+            clients = [cluster.client() for _ in range(3)]
+            for count in (1, 3):
+                clients[0].create(f"by {count}", msgspec.structs.replace(kind.spec, wire="bfloat16"))
+                found.add(trained(clients[:count], f"by {count}", kind, seed=count).tobytes())
+    assert len(found) == 1
+    assert found != {slot_by_slot(kind)}  # they did travel in fewer bits
+    plain, short = (np.frombuffer(one, np.float32) for one in (slot_by_slot(kind), *found))
+    assert np.abs(short - plain).max() < 0.05 * np.abs(plain).max()
 
 
 def test_the_order_of_arrival_changes_nothing() -> None:

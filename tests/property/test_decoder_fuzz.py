@@ -29,6 +29,8 @@ SPECS: list[Table] = [
     Sparse(keys=SPAN, update=Assign(), max_delay=0),
     Dense(rows=SPAN, update=Assign(), apply=Step(slots=2, slots_per_pass=3), max_delay=0),
     Sparse(keys=SPAN, width=2, update=Assign(), apply=Step(slots=1, combine="mean")),
+    Dense(rows=SPAN, update=Assign(), wire="float16"),
+    Sparse(keys=SPAN, width=2, update=Assign(), wire="bfloat16"),
 ]
 
 # ---------------------------------------------------------------- valid messages
@@ -64,6 +66,7 @@ PUSHES = requests(
     read=st.lists(COUNTS, max_size=4),
     void=st.booleans(),
     pull=st.booleans(),
+    form=st.sampled_from(["float32", "float32", "float16", "bfloat16"]),
     **SEGMENTS,
 )
 PULLS = requests(m.Pull, enter=st.booleans(), **SEGMENTS)
@@ -222,7 +225,10 @@ def test_a_server_survives_every_request_that_can_be_written(
         if fitting and isinstance(message, m.Push | m.Pull):  # more of them are taken if the counts are right
             fields = {name: getattr(message, name) for name in message.__struct_fields__}
             message = type(message)(**{**fields, "count": len(keys)})
-        packed = [np.array(keys, np.uint64).tobytes(), np.asarray(rows, np.float32).tobytes()]
+        sent = np.asarray(rows, np.float32)
+        if isinstance(message, m.Push) and message.form != "float32":  # any bits: infinite ones and no numbers as well
+            sent = sent.view(np.uint16)[1::2].copy()
+        packed = [np.array(keys, np.uint64).tobytes(), sent.tobytes()]
         if isinstance(message, m.Pull):
             packed = packed[:1]
         taken = packed if fitting and frames else packed[-frames:] if frames else []

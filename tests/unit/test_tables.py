@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from shoal.errors import Invalid
-from shoal.limits import KEY_LIMIT, SLOTS_PER_STEP, WIDTH
-from shoal.tables import Dense, Each, Normal, Sparse, Step, Table, Uniform, Update, checked
+from shoal.limits import GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, SLOTS_PER_STEP, WIDTH
+from shoal.tables import Dense, Each, Given, Normal, Sparse, Step, Table, Uniform, Update, checked
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,9 @@ from shoal.tables import Dense, Each, Normal, Sparse, Step, Table, Uniform, Upda
         Sparse(keys=1),
         Sparse(keys=KEY_LIMIT),
         Sparse(hashed=True, max_delay=7),
+        Sparse(hashed=True, wire="bfloat16"),
         Dense(rows=8, apply=Step(slots=SLOTS_PER_STEP, slots_per_pass=1)),
+        Dense(rows=8, initial=Given("/" * GIVEN_PATH, 0, "a" * GIVEN_ABOUT)),
     ],
 )
 def test_a_table_that_can_be_is_the_same_table(spec: Table) -> None:
@@ -41,6 +43,17 @@ def test_a_table_that_can_be_is_the_same_table(spec: Table) -> None:
         (Dense(rows=8, apply=Step(slots=0)), "slots=0"),
         (Dense(rows=8, apply=Step(slots=SLOTS_PER_STEP + 1)), "slots="),
         (Sparse(keys=8, apply=Step(slots_per_pass=0)), "slots_per_pass=0"),
+        (Sparse(keys=8, wire="float64"), "wire='float64': needs one of 'float32', "),  # type: ignore[arg-type]
+        (Dense(rows=8, initial=Given("start.f32", 0)), "given in 'start.f32'.*: give the whole path"),
+        (Dense(rows=8, initial=Given("", 0)), "give the whole path"),
+        (Dense(rows=8, initial=Given("/a\0b", 0)), "has a zero byte in it"),
+        (Dense(rows=8, initial=Given("/a\udcff", 0)), r"'/a\\udcff' is no text that can travel: take another"),
+        (Dense(rows=8, initial=Given("/" * 4_097, 0)), "has 4,097 bytes: at most 4,096, put the file elsewhere"),
+        (
+            Dense(rows=8, initial=Given("/a", 0, "é" * 40_000)),
+            "about of given weights has 80,000 bytes: at most 65,536",
+        ),
+        (Dense(rows=8, wire=None), "wire=None: needs one of"),  # type: ignore[arg-type]
     ],
 )
 def test_a_table_that_cannot_be_is_refused_with_the_reason(spec: Table, reason: str) -> None:

@@ -37,7 +37,10 @@ WIDE = Dense(rows=20, width=2)
 SPARSE = Sparse(keys=20)
 HASHED = Sparse(hashed=True)
 STEPS = Dense(rows=20, apply=Step(slots=2), max_delay=0)
-TABLES: dict[str, Table] = {"dense": DENSE, "wide": WIDE, "sparse": SPARSE, "hashed": HASHED, "steps": STEPS}
+SHORT = Dense(rows=20, wire="bfloat16")
+TABLES: dict[str, Table] = {
+    "dense": DENSE, "wide": WIDE, "sparse": SPARSE, "hashed": HASHED, "steps": STEPS, "short": SHORT
+}  # fmt: skip
 
 
 def view(number: int = 1, servers: Sequence[str] = (ANN, BOB), owners: Sequence[str] = (ANN, BOB)) -> m.View:
@@ -441,6 +444,31 @@ def test_what_was_moved_is_sent_again_by_the_newer_view_under_the_same_number(re
     assert not task.done
     desk.counted(again, early)
     assert task.done
+
+
+def test_what_is_sent_again_has_the_same_bits_though_the_caller_changed_his_array() -> None:
+    desk, values = seated(), np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+    desk.client.push("short", slice(8, 12), values)
+    first, second = desk.submit()
+    assert [(letter.arrays[0].dtype, letter.message.form) for letter in (first, second)] == [
+        (np.uint16, "bfloat16")
+    ] * 2
+    values[:] = 7  # what is shortened is a copy
+    desk.now += 2 * limits.RESEND_FIRST
+    again = desk.carry(desk.client.tick(desk.now))
+    assert [rows_of(letter) for letter in again] == [rows_of(first), rows_of(second)]
+    desk.client.take_view(desk.now, view(2, owners=(BOB, BOB)), 7)
+    (moved,) = desk.answer(first, m.Moved(first.message.request, 2))
+    assert rows_of(moved) == rows_of(first) + rows_of(second) and moved.message.form == "bfloat16"
+
+
+def test_an_answer_is_read_in_the_form_that_it_names() -> None:
+    desk = seated()
+    task = desk.client.pull("short", slice(8, 12))
+    first, second = desk.submit()
+    desk.answer(first, m.Values(first.message.request, 2, [0], form="bfloat16"), np.array([0x3F80, 0x4000], np.uint16))
+    desk.values(second, 3e38, 3.0)  # perhaps more than the form holds: it comes as it is
+    assert task.result().tolist() == [1.0, 2.0, np.float32(3e38), 3.0]
 
 
 def test_a_moved_pull_is_put_together_from_the_second_try_alone() -> None:

@@ -13,9 +13,10 @@ from shoal.limits import COORDINATOR
 from shoal.store.holding import FromServer, Holding
 from shoal.store.outcome import Outcome
 from shoal.store.update import Sum
-from shoal.tables import Dense, Each, Step
+from shoal.tables import Dense, Each, Step, Wire
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
+from shoal.wire.forms import shortened
 
 ANN = 9
 SERVERS = {"server-0": 1, "server-1": 2, "server-2": 3}
@@ -53,15 +54,17 @@ class Town:
         for name, holding in self.holdings.items():
             self.carry_out(name, holding.take(self.now, table, SERVERS, self.view))
 
-    def push(self, number: int) -> None:
+    def push(self, number: int, form: Wire = "float32") -> None:
         """Ann adds 1 to all rows: her next push, or a slot."""
         own = self.holdings["server-0"].own
         assert own is not None
         stream = 0 if isinstance(self.table.spec.apply, Step) else -ANN
         facts: dict[str, Any] = {"request": number + 1, "table": 1, "view": self.view, "generation": 0, "count": ROWS}
         facts |= {"incarnation": ANN, "stream": stream, "number": number, "floor": 0, "step": 0, "entered": 0}
-        push = m.Push(**facts, spell=0, first=0, last=m.EVERYWHERE, start=0, stop=ROWS)
-        self.carry_out("server-0", own.push(self.now, "ann", push, (np.ones(ROWS, np.float32),)))
+        push = m.Push(**facts, spell=0, first=0, last=m.EVERYWHERE, start=0, stop=ROWS, form=form)
+        ones = shortened(np.ones(ROWS, np.float32), form)
+        assert ones is not None
+        self.carry_out("server-0", own.push(self.now, "ann", push, (ones,)))
 
     def carry_out(self, sender: str, outcome: Outcome | list[Effect]) -> None:
         if isinstance(outcome, Outcome):
@@ -118,6 +121,16 @@ def test_nothing_is_counted_or_answered_before_all_copies_have_it() -> None:
     town.deliver()
     assert town.counted() == [1] and town.values() == [1] * ROWS
     assert len(town.digests()) == 1
+
+
+def test_copies_get_what_came_shortened_as_it_counts() -> None:
+    """Between servers nothing is rounded: a copy adds up the very numbers that its primary does."""
+    town = Town(placed("server-0", "server-1"))
+    town.push(0, form="bfloat16")
+    (_, send), *_ = town.post
+    assert [(array.dtype, array.tolist()) for array in send.arrays] == [(np.float32, [1.0] * ROWS)]
+    town.deliver()
+    assert town.counted() == [1] and town.values() == [1] * ROWS and len(town.digests()) == 1
 
 
 def test_a_step_goes_to_each_copy_once_however_many_slots_it_has() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import OtherVersion, WireError
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
-from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update
+from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update, Wire
 from shoal.wire import coding
 from shoal.wire import messages as m
 
@@ -19,7 +19,7 @@ SPECS = [
     Dense(rows=8),
     Dense(rows=1 << 62, width=3, update=Update("sgd", {"step": 0.5}), initial=Uniform(seed=4), max_delay=0),
     Sparse(keys=9, initial=Normal(), apply=Step(slots=2, combine="mean", slots_per_pass=7)),
-    Sparse(hashed=True, initial=Constant(1.5), apply=Each(), max_delay=3),
+    Sparse(hashed=True, initial=Constant(1.5), apply=Each(), max_delay=3, wire="float16"),
 ]
 VIEW = m.View(
     2,
@@ -46,6 +46,7 @@ EXAMPLES: list[m.Message] = [
     m.Alive(2, 9),
     m.Leave(5),
     *(m.Create(1, "näme", spec) for spec in SPECS),
+    m.Create(1, "w", SPECS[-1], [0, (1 << 63) - 1], "/checkpoints/00000001"),
     m.Drop(1, "w"),
     m.Delay(1, "w", None),
     m.Delay(1, "w", 4),
@@ -144,6 +145,21 @@ def test_arrays_travel_as_they_are() -> None:
     assert alone.dtype.str == "<f4"  # one array where two are possible: the values
     _, (pulled,) = coding.decode(coding.encode(PULL), [frame(keys)])
     assert pulled.dtype.str == "<u8"
+
+
+@pytest.mark.parametrize("form", ["float16", "bfloat16"])
+def test_values_are_as_long_as_the_header_says(form: Wire) -> None:
+    keys, short = np.array([1, 2], np.uint64), np.array([7, 1 << 15], np.uint16)
+    for message in (msgspec.structs.replace(PUSH, form=form), m.Values(1, 2, [3], form=form)):
+        _, arrays = coding.decode(coding.encode(message), [keys.tobytes(), short.tobytes()])
+        assert [(array.dtype, array.tolist()) for array in arrays] == [
+            (np.uint64, keys.tolist()),
+            (np.uint16, short.tolist()),
+        ]
+        with pytest.raises(WireError, match="no whole number of 2-byte elements"):
+            coding.decode(coding.encode(message), [short.tobytes()[:3]])
+    with pytest.raises(WireError, match="does not decode"):
+        coding.decode(coding.encode(m.Values(1, 2, [3], form="float8")))  # type: ignore[arg-type]
 
 
 def test_arrays_are_not_copied_and_empty_ones_are_fine() -> None:

@@ -25,8 +25,8 @@ lint: $(VENV)/.dev ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover and checkpoints, with the rivals in the same run
-	$(PIP) -e '.[sklearn]'
+bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover, checkpoints and modules, with the rivals in the same run
+	$(PIP) -e '.[sklearn,torch]'
 	$(BIN)/shoal bench store
 	$(BIN)/shoal bench reading
 	$(BIN)/shoal bench training
@@ -34,6 +34,8 @@ bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover an
 	$(BIN)/shoal bench failover
 	$(BIN)/shoal bench checkpoint
 	$(BIN)/shoal bench clocks
+	$(BIN)/shoal bench torch
+	$(BIN)/shoal bench dense
 
 soak: $(VENV)/.dev ## run the long tests, 20,000 simulated clusters, then about ten minutes of chaos (F44)
 	$(BIN)/python -m pytest -m soak
@@ -53,5 +55,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,view]'
+	$(PIP) -e '.[dev,view,torch]'
 	@touch $@ $(VENV)/.run

@@ -30,12 +30,15 @@ from shoal.data.datasets import Source
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
+from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
+from shoal.store.chosen import Rule as Rule
 from shoal.strategies.parameter_server import Async, Bounded, ParameterServer, Sync
 from shoal.strategies.serial import Serial
-from shoal.tables import Update
 
 STRATEGIES = {"sync": Sync, "bounded": Bounded, "async": Async, "serial": Serial}
+MODELS = {"linear": Linear, "torch": Module}
+_KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
 MAY_CHANGE = (
     "workers",
     "servers",
@@ -57,27 +60,6 @@ _KINDS = {
     "object": "its settings one by one, by their names",
     "null": "none",
 }
-
-
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the servers do with a gradient."""
-
-    rule: Literal["adagrad", "sgd", "ftrl"] = "adagrad"
-    step: float | None = None  # the alpha of ftrl; by default 0.1, or 0.5 for sgd
-    l1: float = 0.0
-    l2: float = 0.0
-
-    def update(self) -> Update:
-        from shoal.store import update
-
-        step = {} if self.step is None else {"step": self.step}
-        match self.rule:
-            case "sgd":
-                return update.SGD(**{"step": 0.5, **step}, l1=self.l1, l2=self.l2)
-            case "ftrl":
-                # The beta of the paper, 1, is for gradients of single examples; ours are means over a slot.
-                return update.FTRL(alpha=0.1 if self.step is None else self.step, beta=0.01, l1=self.l1, l2=self.l2)
-        return update.AdaGrad(**step, l1=self.l1, l2=self.l2)
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,7 +112,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """A run, described."""
 
     data: Source = Source()
-    model: Linear = Linear()
+    model: Linear | Module = Linear()
     strategy: Sync | Bounded | Async | Serial = Async()
     update: Rule = Rule()
     stop: Stop = Stop()
@@ -200,6 +182,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return not isinstance(self.strategy, Serial)
 
     @property
+    def linear(self) -> Linear:
+        """The model, of a run on sparse rows."""
+        assert isinstance(self.model, Linear)
+        return self.model
+
+    @property
     def servers_strategy(self) -> ParameterServer:
         """The strategy, of a run that has servers."""
         assert isinstance(self.strategy, ParameterServer)
@@ -209,6 +197,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def identity(self) -> str:
         """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
         tree = {name: value for name, value in msgspec.to_builtins(self).items() if name not in MAY_CHANGE}
+        tree["update"] = self.update.identity
+        if isinstance(self.model, Linear):
+            del tree["model"]["kind"]  # it came later
+        else:
+            for name in ("device", "threads"):  # where it is computed
+                del tree["model"][name]
         tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
         return hashlib.sha256("".join(toml_lines(tree)).encode()).hexdigest()
 
@@ -221,6 +215,10 @@ def _decode(settings: Mapping[str, Any]) -> Job:
     tree = changed(settings, {})
     if isinstance(tree.get("strategy"), dict):
         tree["strategy"].setdefault("name", "async")
+    if isinstance(model := tree.get("model"), dict):
+        model.setdefault("kind", "torch" if "net" in model else "linear")
+        if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
+            tree["update"] = {"rule": "adam", **tree.get("update", {})}
     _check_names(tree)
     try:
         return msgspec.convert(tree, Job, strict=True)
@@ -233,6 +231,10 @@ def _check_names(tree: Mapping[str, Any]) -> None:
     known = {field.name: field.type for field in msgspec.structs.fields(Job)}
     strategies = ", ".join(STRATEGIES)
     for name, value in tree.items():
+        if name == "out":
+            raise Invalid(
+                "no setting 'out': where a run goes is said beside the job: shoal train job.toml --out runs/mine"
+            )
         if name not in known:
             raise Invalid(f"no setting {name!r}{_instead(name, _all_settings())}")
         kind = known[name]
@@ -242,12 +244,14 @@ def _check_names(tree: Mapping[str, Any]) -> None:
                 near = _instead(str(chosen), list(STRATEGIES))
                 raise Invalid(f"no strategy {chosen!r}{near} (strategies: {strategies})")
             kind = STRATEGIES[chosen]
+        if name == "model" and isinstance(value, Mapping):
+            kind = MODELS.get(str(value["kind"]), Linear)
         if isinstance(value, Mapping):
             if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
                 raise Invalid(f"{name} is one value and has no settings of its own: {name}={value!r}")
             inside = [field.name for field in msgspec.structs.fields(kind)]
             for inner in value:
-                if inner not in inside and not (name == "strategy" and inner == "name"):
+                if inner not in inside and (name, inner) not in (("strategy", "name"), ("model", "kind")):
                     if name == "strategy" and (others := [one for one, its in STRATEGIES.items() if _has(its, inner)]):
                         raise Invalid(f"strategy {value['name']!r} has no setting {inner!r}, only {', '.join(others)}")
                     near = _instead(f"{name}.{inner}", _all_settings(), [f"{name}.{one}" for one in inside])
@@ -261,7 +265,7 @@ def _has(kind: Any, setting: str) -> bool:
 def _all_settings() -> list[str]:
     found: list[str] = []
     for field in msgspec.structs.fields(Job):
-        kinds = STRATEGIES.values() if field.name == "strategy" else (field.type,)
+        kinds = _KINDS_OF.get(field.name, (field.type,))
         found.append(field.name)
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -304,8 +308,7 @@ def _choices(setting: str) -> list[str]:
     """The names that a setting such as model.loss may have; one that may be a number, too, says so."""
     table, _, name = setting.partition(".")
     kinds: tuple[Any, ...] = tuple(field.type for field in msgspec.structs.fields(Job) if field.name == table)
-    if table == "strategy":
-        kinds = tuple(STRATEGIES.values())
+    kinds = _KINDS_OF.get(table, kinds)
     found: list[Any] = []
     for kind in kinds:
         for field in msgspec.structs.fields(kind):

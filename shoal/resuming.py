@@ -106,7 +106,8 @@ def differences(was: Job, now: Job) -> list[str]:
     found = []
     before, after = (_flat(msgspec.to_builtins(one)) for one in (was, now))
     for name in dict.fromkeys([*before, *after]):
-        if name.split(".")[0] not in MAY_CHANGE and before.get(name) != after.get(name):
+        may = name.split(".")[0] in MAY_CHANGE or name in ("model.device", "model.threads")
+        if not may and before.get(name) != after.get(name):
             found.append(f"{name} was {before.get(name)!r}, not {after.get(name)!r}")
     return found
 
@@ -140,6 +141,11 @@ def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
     if found is None:
         if other := next((one for one in refused if isinstance(one, OtherRun)), None):
             raise Invalid(f"{other.reason}: put back what was there, or move {root} away to begin anew")
+        if is_finished(folder.path):
+            raise Invalid(
+                f"{folder.path} is finished, and has no checkpoint to go on from (one is made every "
+                f"{was.checkpoint.every:g} s): begin another run, with more passes or --set checkpoint.every=10"
+            )
         return Taken(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
     path, manifest = found
     state, news = _state(folder.path, manifest, was, job, dataset, seconds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from shoal.errors import Invalid, RunFailed
-from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Started, Stopped, counted, read_run
+from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Started, Stopped, Voided, counted, read_run
 from shoal.folder import EventCall, Folder, Log
 from shoal.job import Job
 from shoal.limits import MB
@@ -27,8 +27,8 @@ from shoal.settings import changed
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.launch.alone import Alone
-    from shoal.launch.training import Outcome, Training
-    from shoal.models.trained import Trained
+    from shoal.launch.training import Launcher, Outcome, Training
+    from shoal.models.learning import Keeps, Learner
 
 WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
 
@@ -38,7 +38,7 @@ class Run:
     """A run that is over: its model, its figures, what happened, and where it lies."""
 
     job: Job
-    model: Trained | None
+    model: Keeps | None
     summary: dict[str, Any]
     events: list[RunEvent] = field(repr=False)
     folder: Path | None = None
@@ -52,7 +52,7 @@ class Run:
     @classmethod
     def load(cls, folder: str | Path) -> Run:
         """Read a run folder back."""
-        from shoal.models.trained import Trained
+        from shoal.models.learning import trained
 
         folder = Path(folder)
         try:
@@ -64,7 +64,7 @@ class Run:
             ) from None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Invalid(f"{folder} cannot be read: {error}") from None
-        model = Trained.load(folder / "model.safetensors") if (folder / "model.safetensors").exists() else None
+        model = trained(folder / "model.safetensors") if (folder / "model.safetensors").exists() else None
         return cls(Job.load(folder / "job.toml"), model, summary, events, folder)
 
 
@@ -157,15 +157,18 @@ def execute(
     on_event: EventCall | None = None,
     progress: Callable[[str], None] | None = None,
     started: Callable[[Any], None] | None = None,
+    launcher: Launcher | None = None,
 ) -> Run:
-    """Run a job to its end. ``started`` is handed the running training, to add or drain workers.
+    """Run a job to its end. ``started`` is handed the running training, to add or drain workers; ``launcher`` says where the
+    nodes are, if not where the job says.
 
     A run that cannot end well raises RunFailed, and what was judged last is saved; one that is interrupted (Ctrl-C) raises
     that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
     """
     from shoal.data.datasets import load
     from shoal.launch.alone import Alone
-    from shoal.launch.training import Training, check
+    from shoal.launch.beginning import check, check_same
+    from shoal.launch.training import Training
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
     taken: Taken | None = None
@@ -173,10 +176,12 @@ def execute(
         dataset = load(job.data, job.seed, progress=progress)
         for note in dataset.notes:
             _say(progress, note)
-        check(job, dataset)
-        _check_room(job, dataset)
+        learner = check(job, dataset)
+        _check_room(learner, dataset)
         if folder is not None and not folder.is_new:
             taken = take_up(folder, Job.load(folder.path / "job.toml"), job, dataset)
+            if taken.checkpoint is not None:
+                check_same(learner, taken.checkpoint[1])
             folder.begin_again(job, taken.anew)
         log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path
@@ -184,7 +189,7 @@ def execute(
         if not job.has_servers:
             training = Alone(job, dataset, log, path)
         else:
-            training = Training(job, dataset, log, path, None if taken is None else taken.checkpoint)
+            training = Training(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
         for event in () if taken is None else taken.news:
             log(event)
     except BaseException:
@@ -228,10 +233,10 @@ def _run(
     if interrupted is not None and folder is not None and not _began(log):
         folder.discard()
         raise interrupted
-    outcome = outcome or training.outcome()
+    outcome = _sober(outcome or training.outcome(), log)
     if not any(isinstance(event, Stopped) for event in log.new):
         log(Stopped(seconds=outcome.seconds, why=outcome.why))
-    run = _finished(job, dataset, outcome, log, folder)
+    run = _finished(job, dataset, training, outcome, log, folder)
     if interrupted is not None:
         raise interrupted
     if outcome.failed:
@@ -241,12 +246,19 @@ def _run(
     return run
 
 
-def _finished(job: Job, dataset: Dataset, outcome: Outcome, log: Log, folder: Folder | None) -> Run:
-    from shoal.models.trained import Trained
+def _sober(outcome: Outcome, log: Log) -> Outcome:
+    """A run of which every slot had to be given up has learned nothing, however well it ended."""
+    voids = [event for event in log.events if isinstance(event, Voided)]
+    if outcome.examples or outcome.failed or not voids:
+        return outcome
+    why = f"nothing was learned: all {counted(len(voids), 'slot')} were given up, the last because {voids[-1].why}"
+    return replace(outcome, failed=True, why=why)
 
-    model = None
-    if outcome.judged is not None:
-        model = Trained(outcome.judged.weights, job.model, dataset.features)
+
+def _finished(
+    job: Job, dataset: Dataset, training: Training | Alone, outcome: Outcome, log: Log, folder: Folder | None
+) -> Run:
+    model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
     summary = summarise(job, dataset, outcome, log.events)
     run = Run(job, model, summary, log.events, None if folder is None else folder.path)
     if folder is not None:
@@ -258,11 +270,11 @@ def _finished(job: Job, dataset: Dataset, outcome: Outcome, log: Log, folder: Fo
     return run
 
 
-def _check_room(job: Job, dataset: Dataset) -> None:
+def _check_room(learner: Learner, dataset: Dataset) -> None:
     """One stray id makes a model of gigabytes: refuse it before it takes the machine's memory."""
     import psutil
 
-    free, needed = int(psutil.virtual_memory().available), WHOLE_MODELS * 4 * job.model.keys(dataset.features)
+    free, needed = int(psutil.virtual_memory().available), WHOLE_MODELS * 4 * learner.keys * learner.width
     if needed > free:
         raise Invalid(
             f"{dataset.name} has {dataset.features:,} features, and to judge and keep a model of them takes "
@@ -282,7 +294,7 @@ def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[Run
     metrics: dict[str, float | None] = {"accuracy": None, "auc": None}
     return {
         "data": dataset.name,
-        "model": job.model.loss,
+        "model": job.model.told,
         "strategy": job.strategy.name,
         "workers": job.workers if job.has_servers else 1,
         "servers": job.servers if job.has_servers else 0,
@@ -308,6 +320,7 @@ def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[Run
         "servers_lost": outcome.counts.get("servers lost", 0),
         "coordinator_restarts": outcome.counts.get("coordinator restarts", 0),
         "slots_dealt_again": outcome.counts.get("slots dealt again", 0),
+        "slots_given_up": sum(isinstance(event, Voided) for event in events),
         "second_copies": outcome.counts.get("second copies", 0),
         "second_copies_first": outcome.counts.get("second copies first", 0),
         "resumed": sum(isinstance(event, Resumed) for event in events),

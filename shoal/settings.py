@@ -12,7 +12,8 @@ import msgspec
 
 from shoal.errors import Invalid
 
-_NAMED_BY = {"data": "source", "model": "loss", "strategy": "name", "update": "rule"}  # the setting that names a table
+_NAMED_BY = {"data": "source", "model": "net", "strategy": "name", "update": "rule"}  # the setting that names a table
+_LINEAR = ("logistic", "hinge", "squared")  # models that are named by their loss
 
 
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
         first, *rest = str(dotted).split(".")
         if not rest:
             new, keep = _table(first, value), tree.get(first)
-            if not isinstance(keep, dict) or first not in _NAMED_BY or _is_other_strategy(first, keep, new):
+            if not isinstance(keep, dict) or first not in _NAMED_BY or _is_another(first, keep, new):
                 keep = {}
             tree[first] = {**keep, **new} if isinstance(new, dict) else new
             continue
@@ -32,14 +33,16 @@ def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
             inner = inner.setdefault(name, {}) if isinstance(inner, dict) else {}
         if not isinstance(inner, dict):
             raise Invalid(f"{dotted}: {first!r} is one value and has no settings of its own")
-        if _is_other_strategy(first, inner, {rest[-1]: value}):
+        if _is_another(first, inner, {rest[-1]: value}):
             inner.clear()
         inner[rest[-1]] = value
     return tree
 
 
-def _is_other_strategy(table: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """A strategy's settings are its own: another strategy begins with its defaults."""
+def _is_another(table: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """A strategy's settings are its own: another strategy begins with its defaults. So do a module and a linear model."""
+    if table == "model" and ("net" in after or after.get("loss") in _LINEAR):
+        return ("net" in after) != ("net" in before)
     return table == "strategy" and "name" in after and after["name"] != before.get("name", "async")
 
 
@@ -69,19 +72,27 @@ def _table(name: str, value: Any) -> Any:
     by = _NAMED_BY.get(name)
     if by is None or isinstance(value, Mapping):
         return dict(value) if isinstance(value, Mapping) else value
-    return {by: value}
+    return {"loss" if name == "model" and value in _LINEAR else by: value}
 
 
 def beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Files that a job names are sought from where one is, and then beside the job."""
-    data = tree["data"]
-    if not isinstance(data, dict):
-        return tree
-    for name in ("source", "test"):
-        given = data.get(name)
-        if isinstance(given, str) and given and not Path(given).exists() and (folder / given).exists():
-            data = {**data, name: str(folder / given)}
-    return {**tree, "data": data}
+    found = dict(tree)
+    for table, names in (("data", ("source", "test")), ("model", ("net", "loss", "metric", "start"))):
+        settings = tree.get(table)
+        if isinstance(settings, dict):
+            found[table] = settings | {name: _beside(settings[name], folder) for name in names if name in settings}
+    return found
+
+
+def _beside(given: Any, folder: Path) -> Any:
+    """A file, or the "file.py:name" of what is in one."""
+    if not isinstance(given, str) or not given:
+        return given
+    path, colon, name = given.rpartition(":") if ".py:" in given else (given, "", "")
+    if Path(path).exists() or not (folder / path).exists():
+        return given
+    return f"{folder / path}{colon}{name}"
 
 
 def toml_lines(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

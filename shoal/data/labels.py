@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from shoal.data.arrays import Arrays
 from shoal.data.batch import Floats
 from shoal.data.packed import LabelCount, Packed
 from shoal.errors import Invalid
@@ -22,13 +23,13 @@ def signs(labels: Floats) -> Floats:
     return np.where(labels > 0, np.float32(1), np.float32(-1))
 
 
-def are_classes(packed: Packed) -> bool:
+def are_classes(packed: Packed | Arrays) -> bool:
     """Whether all labels are of two classes (one of them may be missing)."""
     found = {label.value for label in packed.meta.labels}
     return not packed.meta.more_labels and any(found <= pair for pair in CLASSES)
 
 
-def check_labels(packed: Packed, kind: Literal["classes", "numbers"], both: bool = True) -> None:
+def check_labels(packed: Packed | Arrays, kind: Literal["classes", "numbers"], both: bool = True) -> None:
     """Refuse labels that a model of this kind cannot learn from. ``both``: each class must be there (to train on)."""
     if kind == "numbers":
         return  # readers let no NaN or infinite one in

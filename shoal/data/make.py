@@ -1,6 +1,6 @@
-"""A made-up set written out as LIBSVM text, for other programs to read, or to try the readers on.
+"""Rows written out as LIBSVM text: a made-up set, for other programs to read, or to try the readers on; and any others.
 
-Values have six decimals to begin with, so the text says them exactly: reading it back gives the very same rows.
+Made-up values have six decimals to begin with, so the text says them exactly: reading it back gives the very same rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gzip
 import lzma
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,6 +63,35 @@ def as_text(batch: Batch) -> memoryview:
     values = _NOTHING if batch.values is None else batch.values
     used = draw.as_libsvm(batch.indptr, batch.columns, values, batch.labels, out)
     return out[:used].data
+
+
+def write_text(parts: Iterable[Batch], path: Path) -> None:
+    """Any rows, as LIBSVM lines that are read back bit by bit."""
+    with path.open("wb") as file:
+        for batch in parts:
+            file.write(as_text(batch) if _short(batch) else _long_text(batch))
+
+
+def _short(batch: Batch) -> bool:
+    """Whether ``as_text`` says these rows exactly."""
+    labels, values = batch.labels, batch.values
+    if (labels != np.floor(labels)).any() or (np.abs(labels) > 1e9).any():
+        return False
+    if values is None:
+        return True
+    rounded = (np.floor(values.astype(np.float64) * 1e6 + 0.5) / 1e6).astype(np.float32)
+    return bool(((values >= 0) & (values < 1e9) & (rounded == values)).all())
+
+
+def _long_text(batch: Batch) -> bytes:
+    """Nine digits, which is enough for any float32."""
+    labels = np.char.mod("%.9g", batch.labels)
+    ids = (batch.columns.astype(np.int64) + 1).astype(str)
+    values = np.char.mod("%.9g", np.ones(len(ids), np.float32) if batch.values is None else batch.values)
+    words = np.insert(np.char.add(np.char.add(ids, ":"), values).astype(object), batch.indptr[:-1], labels)
+    ends = np.full(len(words), " ", object)
+    ends[batch.indptr[1:] + np.arange(len(batch))] = "\n"
+    return "".join((words + ends).tolist()).encode("ascii")
 
 
 def _write(maker: synthetic.Maker, first: int, rows: int, path: Path, progress: Callable[[str], None] | None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -32,9 +33,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     made: str = ""  # which maker; else files
+    dense: Literal["", "mnist", "digits", "npz"] = ""  # what reads them, if rows are dense
     seed: int = 0
     train: str = ""
     test: str | None = None
+    sums: list[str] = []  # of the files, where those are known beforehand
     stamps: list[tuple[int, int]] = []  # size and time of the files
     format: readers.Format = "libsvm"
     held_out: float = 0.0
@@ -62,9 +65,9 @@ def pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
                 try:
                     features, notes = _read(plan, shuffle, train, test, progress)
                 except Invalid:
-                    _check_unchanged(plan)  # a line that was cut by a change is not to blame
+                    check_unchanged(plan)  # a line that was cut by a change is not to blame
                     raise
-            _check_unchanged(plan)
+            check_unchanged(plan)
         features = max(features, train.features, test.features, 1)
         train.finish(plan.train or plan.name, features)
         test.finish(plan.test or plan.train or plan.name, features)
@@ -81,7 +84,7 @@ def stamps(paths: list[Path]) -> list[tuple[int, int]]:
     return [(one.st_size, one.st_mtime_ns) for one in facts]
 
 
-def _check_unchanged(plan: Plan) -> None:
+def check_unchanged(plan: Plan) -> None:
     try:
         now = stamps([Path(path) for path in (plan.train, plan.test) if path])
     except FileNotFoundError:
@@ -96,7 +99,7 @@ def _make(plan: Plan, train: Writer, test: Writer, progress: Progress | None) ->
     for writer, first, count in ((train, 0, rows), (test, synthetic.TEST_FROM, max(1, rows // TEST_SHARE))):
         for start in range(0, count, AT_ONCE):
             writer.append(maker.rows(first + start, min(AT_ONCE, count - start)))
-            _tell(progress, plan.name, writer.rows)
+            tell(progress, plan.name, writer.rows)
     return maker.features, []
 
 
@@ -108,10 +111,10 @@ def _read(
         if plan.test:
             shuffle.append(batch, lines)
         else:
-            held = _held_out(shuffle.rows + test.rows, len(batch), plan.held_out)
+            held = held_out(shuffle.rows + test.rows, len(batch), plan.held_out)
             for writer, rows in ((shuffle, np.flatnonzero(~held)), (test, np.flatnonzero(held))):
                 writer.append(take(batch, rows), lines[rows])
-        _tell(progress, plan.name, shuffle.rows + test.rows)
+        tell(progress, plan.name, shuffle.rows + test.rows)
     shuffle.into(train)
     notes = reader.notes()
     if plan.test:
@@ -134,7 +137,7 @@ def _reader(plan: Plan, path: str, rows: int | None) -> readers.Reader:
     )
 
 
-def _held_out(first: int, count: int, share: float) -> npt.NDArray[np.bool_]:
+def held_out(first: int, count: int, share: float) -> npt.NDArray[np.bool_]:
     """Whether rows first.. are held out: the same rows for any seed, and about ``share`` of them."""
     from shoal.data import kernels
 
@@ -144,6 +147,6 @@ def _held_out(first: int, count: int, share: float) -> npt.NDArray[np.bool_]:
     return held
 
 
-def _tell(progress: Progress | None, name: str, rows: int) -> None:
+def tell(progress: Progress | None, name: str, rows: int) -> None:
     if progress:
         progress(f"packing {name}: {rows:,} rows")

@@ -82,14 +82,14 @@ class Packed:
         packed = cls(
             folder,
             meta,
-            _map(folder, "indptr.i64", np.int64, meta.rows + 1),
-            _map(folder, "columns.u32", np.uint32, meta.nonzeros),
-            None if meta.ones else _map(folder, "values.f32", np.float32, meta.nonzeros),
-            _map(folder, "labels.f32", np.float32, meta.rows),
-            _map(folder, "counts.u32", np.uint32, meta.features),
+            map_file(folder, "indptr.i64", np.int64, meta.rows + 1),
+            map_file(folder, "columns.u32", np.uint32, meta.nonzeros),
+            None if meta.ones else map_file(folder, "values.f32", np.float32, meta.nonzeros),
+            map_file(folder, "labels.f32", np.float32, meta.rows),
+            map_file(folder, "counts.u32", np.uint32, meta.features),
         )
         if packed.indptr[0] != 0 or packed.indptr[-1] != meta.nonzeros:
-            raise _damaged(folder / "indptr.i64", "its rows do not cover its columns")
+            raise damaged(folder / "indptr.i64", "its rows do not cover its columns")
         return packed
 
     @property
@@ -121,7 +121,7 @@ class Packed:
         indptr = self.indptr[start : stop + 1]
         first, last = int(indptr[0]), int(indptr[-1])
         if not 0 <= first <= last <= self.nonzeros or (indptr[1:] < indptr[:-1]).any():
-            raise _damaged(self.folder / "indptr.i64", f"rows {start}..{stop} end before they start")
+            raise damaged(self.folder / "indptr.i64", f"rows {start}..{stop} end before they start")
         values = None if self.values is None else self.values[first:last]
         return Batch(indptr - first if first else indptr, self.columns[first:last], values, self.labels[start:stop])
 
@@ -241,15 +241,22 @@ class Writer:
         file.truncate(4 * self.features)  # stretches without a feature are holes
 
     def _note(self, labels: Floats, lines: Ids) -> None:
-        values, firsts, counts = np.unique(labels, return_index=True, return_counts=True)
-        for value, first, count in zip(values[:BLOCK].tolist(), firsts.tolist(), counts.tolist(), strict=False):
-            if value in self.labels:
-                rows, line = self.labels[value]
-                self.labels[value] = (rows + count, line)
-            elif len(self.labels) < LABELS_COUNTED:
-                self.labels[value] = (count, int(lines[first]))
-            else:
-                self.more_labels = True
+        self.more_labels |= note_labels(self.labels, labels, lines)
+
+
+def note_labels(known: dict[float, tuple[int, int]], labels: Floats, lines: Ids) -> bool:
+    """Count labels: value -> rows, first line. Answers whether there are others than those that are counted."""
+    more = False
+    values, firsts, counts = np.unique(labels, return_index=True, return_counts=True)
+    for value, first, count in zip(values[:BLOCK].tolist(), firsts.tolist(), counts.tolist(), strict=False):
+        if value in known:
+            rows, line = known[value]
+            known[value] = (rows + count, min(line, int(lines[first])))
+        elif len(known) < LABELS_COUNTED:
+            known[value] = (count, int(lines[first]))
+        else:
+            more = True
+    return more
 
 
 class Aside:
@@ -313,20 +320,20 @@ def _descriptor(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _map(folder: Path, name: str, kind: type[np.generic], count: int) -> npt.NDArray[Any]:
+def map_file(folder: Path, name: str, kind: type[np.generic], count: int) -> npt.NDArray[Any]:
     path = folder / name
     wanted = np.dtype(kind).itemsize * count
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != wanted:
-                raise _damaged(path, f"it has {size:,} bytes instead of {wanted:,}")
+                raise damaged(path, f"it has {size:,} bytes instead of {wanted:,}")
             if not size:
                 return np.empty(0, kind)
             return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), kind)
     except OSError as error:
-        raise _damaged(path, error.strerror or str(error)) from None
+        raise damaged(path, error.strerror or str(error)) from None
 
 
-def _damaged(path: Path, what: str) -> Invalid:
+def damaged(path: Path, what: str) -> Invalid:
     return Invalid(f"{path} is damaged ({what}): delete {path.parent} and load again")

@@ -28,6 +28,7 @@ class Slots:
             raise Invalid(f"{rows} rows in slots of {batch}: at least one row in a set and in a slot is needed")
         self.total, self.batch, self.seed = rows, batch, operator.index(seed)
         self.per_pass = -(-rows // batch)
+        self._last: tuple[int, np.uint64] | None = None  # the pass that was asked for last, and its key
 
     def content(self, of_pass: int, number: int) -> int:
         """Which group of rows the slot has."""
@@ -60,5 +61,9 @@ class Slots:
     def _key(self, of_pass: int) -> np.uint64:
         from shoal.compiled import mix
 
-        key = mix(np.uint64(self.seed & _MASK))
-        return np.uint64(mix(np.uint64((int(key) + of_pass * 0x9E3779B97F4A7C15) & _MASK)))
+        last = self._last
+        if last is None or last[0] != of_pass:
+            key = mix(np.uint64(self.seed & _MASK))
+            key = np.uint64(mix(np.uint64((int(key) + of_pass * 0x9E3779B97F4A7C15) & _MASK)))
+            self._last = last = (of_pass, key)
+        return last[1]

@@ -25,7 +25,11 @@ from shoal.limits import CHUNK, EXPANSION, EXPANSION_FROM, LINE, MB
 Bytes = npt.NDArray[np.uint8]
 
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
-FOREIGN = {b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed with zstd", b"PAR1": "a Parquet file"}
+FOREIGN = {
+    b"PK\x03\x04": "a zip archive and not called .npz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"PAR1": "a Parquet file",
+}
 MARK = b"\xef\xbb\xbf"  # some editors put it before the first line
 BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 

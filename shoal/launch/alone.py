@@ -16,14 +16,19 @@ from pathlib import Path
 import numpy as np
 
 from shoal.cluster.stopping import ENDLESS, Stopping
+from shoal.data.arrays import sparse
 from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
 from shoal.job import Job
+from shoal.launch.beginning import check
 from shoal.launch.best import Best
-from shoal.launch.training import Outcome, check
+from shoal.launch.one_module import OneModule
+from shoal.launch.training import Outcome
+from shoal.models.linear import Linear
 from shoal.nodes.evaluator import Judged
+from shoal.nodes.slices import Slices
 from shoal.strategies.serial import OneCore
 
 _AT_ONCE = 0.05  # seconds in one piece: nothing else is heard meanwhile
@@ -36,7 +41,7 @@ class Alone:
     def __init__(
         self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None = None
     ) -> None:
-        check(job, dataset)
+        self.learner = check(job, dataset)
         self.job, self.dataset, self._listener = job, dataset, listener
         self._slots = Slots(dataset.train.rows, job.data.batch, job.seed)
         self._stopping = Stopping(job.stop)
@@ -46,35 +51,37 @@ class Alone:
         self._pace = job.emulate.pace(0, job.seed)
         self._best = None
         if folder is not None and job.stop.keeps_best:
-            self._best = Best(folder / "best.safetensors", job.model, dataset.features, listener)
+            self._best = Best(folder / "best.safetensors", self.learner, listener)
         self._done = self._examples = self._number = 0
         self._seconds = self._told = 0.0
         self._since, self._between = [0, 0.0], [0, 0.0]  # examples and losses
         self._why, self._failed, self._ended = "", False, False
+        self._core: OneCore | OneModule
         self._order: Ids | None = None  # of the slots in this pass
         self._judged_at = -1  # slots that were done then
         self._last: Judged | None = None
         self._kept: Judged | None = None
 
     def __enter__(self) -> Alone:
-        rows, train = self.job.model.keys(self.dataset.features), self.dataset.train
+        job, mean = self.job, self.job.strategy.combine == "mean"
+        self.learner.settle()
+        if not isinstance(job.model, Linear):
+            slices = Slices(self.dataset.train, self._slots, self.learner.keys)
+            self._core = OneModule(self.learner, job.update.update(), slices, mean)
+            return self
+        train = sparse(self.dataset.train)
         counts = None
-        if self.job.model.l2_per_count:
-            counts = np.ones(rows, np.float32)
-            counts[: self.dataset.features] = train.counts
+        if job.model.l2_per_count:
+            counts = np.ones(self.learner.keys, np.float32)
+            counts[: train.features] = train.counts
+        rows = train.slice(0, train.rows)
         self._core = OneCore(
-            self.job.model,
-            self.job.update.update(),
-            train.slice(0, train.rows),
-            self.job.data.batch,
-            self.dataset.features,
-            mean=self.job.strategy.combine == "mean",
-            counts=counts,
+            job.model, job.update.update(), rows, job.data.batch, train.features, mean=mean, counts=counts
         )
         return self
 
     def __exit__(self, *exception: object) -> None:
-        pass
+        self.learner.release()
 
     def wait(self) -> Outcome:
         """Run it to its end."""
@@ -132,7 +139,7 @@ class Alone:
         rows = len(contents) * self._slots.batch
         rows -= (self._slots.batch - (stop - start)) * int((contents == last).any())
         began = time.perf_counter()
-        loss = self._core.run(contents)
+        loss = self._core.run(contents) if isinstance(self._core, OneCore) else self._core.run(of_pass, first, contents)
         took = time.perf_counter() - began
         if self._pace is not None:
             held = self._pace.extra(rows, took)
@@ -150,9 +157,7 @@ class Alone:
 
     def _judge(self) -> None:
         weights = self._core.weights
-        loss, metrics = (
-            self.job.model.judge(self.dataset.test, weights) if np.isfinite(weights).all() else (math.inf, {})
-        )
+        loss, metrics = self.learner.judge(self.dataset.test, weights) if np.isfinite(weights).all() else (math.inf, {})
         judged = Judged(self._number, weights, loss, metrics)
         best, why = self._stopping.judged(loss)
         self._last, self._judged_at = judged, self._done
@@ -202,7 +207,7 @@ class Alone:
             Started(
                 seconds=0.0,
                 data=dataset.name,
-                model=job.model.loss,
+                model=job.model.told,
                 strategy="serial",
                 workers=1,
                 servers=0,

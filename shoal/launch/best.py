@@ -13,23 +13,22 @@ import msgspec
 
 from shoal.errors import Invalid
 from shoal.events import RunEvent, Warned
-from shoal.models.linear import Linear
-from shoal.models.trained import Trained, facts_of
+from shoal.models.learning import Learner
+from shoal.models.trained import facts_of
 from shoal.nodes.evaluator import Judged
 
 
 class Best:
     """One file, written by whoever judges, on the thread that judges."""
 
-    def __init__(self, path: Path, model: Linear, features: int, listener: Callable[[RunEvent], None]) -> None:
-        self._path, self._model, self._features, self._listener = path, model, features, listener
+    def __init__(self, path: Path, learner: Learner, listener: Callable[[RunEvent], None]) -> None:
+        self._path, self._learner, self._listener = path, learner, listener
         self._warned = False
 
     def write(self, judged: Judged) -> None:
         found = {"number": judged.number, "loss": judged.loss, "metrics": judged.metrics}
         try:
-            model = Trained(judged.weights, self._model, self._features)
-            model.save(self._path, judged=msgspec.json.encode(found).decode())
+            self._learner.keep(judged.weights).save(self._path, judged=msgspec.json.encode(found).decode())
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -38,10 +37,8 @@ class Best:
     def read(self) -> Judged | None:
         """None if there is none, or it is damaged: the next one is the best."""
         try:
-            model = Trained.load(self._path)
+            weights = self._learner.read(self._path)
             found = msgspec.json.decode(facts_of(self._path)["judged"])
-            if (model.linear, model.features) != (self._model, self._features):
-                return None
-            return Judged(int(found["number"]), model.table, float(found["loss"]), dict(found["metrics"]))
+            return Judged(int(found["number"]), weights, float(found["loss"]), dict(found["metrics"]))
         except (Invalid, msgspec.MsgspecError, KeyError, TypeError, ValueError):
             return None

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 import msgspec
 
@@ -26,7 +27,32 @@ from shoal.events import RunEvent
 from shoal.launch.child import Failed, Happened, Line, Orders, Running, event_of
 from shoal.launch.nursery import Ended, Fork, Forked, HandOn, Refused, Report, Settled, Setup, Signal
 
+DONE = "it ended"  # as it should
 _LOOK = 500  # milliseconds between two looks whether the nursery is alive: its children hold its pipe, too
+_SOON = 20  # milliseconds: the same, when it is not
+_LAST_WORDS = 1.0  # seconds for its children to end then; one that is stopped does not
+
+
+class Hatchery(Protocol):
+    """A nursery's process, as its parent has it: a Popen, or one that is another rank's."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+def start_nursery(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """A fresh process that waits for its orders."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "shoal.launch.nursery"],  # what lies in the current folder is not ours to run
+        stdin=stdin,
+        stdout=stdout,
+        start_new_session=True,  # Ctrl-C is ours to answer
+        env=_environment(),
+    )
 
 
 @dataclass(slots=True)
@@ -70,18 +96,12 @@ class Children:
         self._news = threading.Condition()
         self._ordering = threading.Lock()
         self._closing = False
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._nursery: Hatchery | None = None
         self._listener: threading.Thread | None = None
 
-    def start(self, setup: Setup, label: str) -> None:
+    def start(self, setup: Setup, label: str, start: Callable[[], Hatchery] = start_nursery) -> None:
         """Start the nursery. If this is interrupted half way, ``close`` ends what there is of it."""
-        self._nursery = nursery = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shoal.launch.nursery"],  # what lies in the current folder is not ours to run
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours to answer
-            env=_environment(),
-        )
+        self._nursery = nursery = start()
         listener = threading.Thread(target=self._listen, args=(nursery,), name=f"shoal-{label}-nursery", daemon=True)
         listener.start()
         self._listener = listener
@@ -130,14 +150,16 @@ class Children:
         """Tell a coordinator something, if it runs."""
         self._order(HandOn(name, msgspec.json.encode(line).decode()))
 
+    def hang_up(self) -> None:
+        """They all go, sooner or later."""
+        self._closing = True
+        self._hang_up()
+
     def close(self) -> None:
         """End them all: they go when we hang up."""
-        self._closing = True
+        self.hang_up()
         if self._nursery is None:
             return
-        with self._ordering:
-            assert self._nursery.stdin is not None
-            self._nursery.stdin.close()
         try:
             self._nursery.wait(limits.DRAIN / limits.SECOND)
         except subprocess.TimeoutExpired:  # it is stuck or stopped, so it reaps nobody and the numbers are still theirs
@@ -151,6 +173,11 @@ class Children:
             self._nursery.stdout.close()
         elif self._listener is not threading.current_thread():
             self._listener.join()
+
+    def _hang_up(self) -> None:
+        with self._ordering:
+            if self._nursery is not None and self._nursery.stdin is not None:
+                self._nursery.stdin.close()
 
     def _order(self, line: Line) -> None:
         try:
@@ -180,11 +207,11 @@ class Children:
                 how = self.gone or "no word from it in time"
                 raise StartFailed(f"{who} did not start: {how}; what it printed is above")
 
-    def _listen(self, nursery: subprocess.Popen[bytes]) -> None:
-        for line in _lines(nursery):
+    def _listen(self, nursery: Hatchery) -> None:
+        for line in _lines(nursery, self._hang_up):
             match msgspec.json.decode(line, type=Report):
                 case Ended(name, 0):  # its work is done, and it has said good-bye itself
-                    self._end(name, "it ended", lost=False)
+                    self._end(name, DONE, lost=False)
                 case Ended(name, code):
                     error = self.known[name].error
                     self._end(name, f"its process ended ({error or _how(code)})")
@@ -238,7 +265,7 @@ class Children:
                 print(f"shoal: {type(error).__name__}: {error} when told that {name} ended", file=sys.stderr)
 
 
-def _lines(nursery: subprocess.Popen[bytes]) -> Iterator[bytes]:
+def _lines(nursery: Hatchery, hang_up: Callable[[], None]) -> Iterator[bytes]:
     """Whole lines, until nobody can say anything any more."""
     assert nursery.stdout is not None
     rest, poll = b"", select.poll()
@@ -249,9 +276,13 @@ def _lines(nursery: subprocess.Popen[bytes]) -> Iterator[bytes]:
             seen = poll.poll(0 if over else _LOOK)
             more = os.read(source.fileno(), 65_536) if seen else b""
             if not more and (seen or over):
-                return
+                break
             *lines, rest = (rest + more).split(b"\n")
             yield from lines
+        hang_up()  # its children hold the pipe, too, and end now: nobody is to be called lost who is still there
+        until = time.monotonic() + _LAST_WORDS
+        while time.monotonic() < until and not (poll.poll(_SOON) and not os.read(source.fileno(), 65_536)):
+            pass
 
 
 def _environment() -> dict[str, str]:

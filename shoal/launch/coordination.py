@@ -110,8 +110,8 @@ def dealing_of(facts: Facts) -> Dealing:
 
     job = Job.of(tomllib.loads(facts.job))
     slots = Slots(facts.rows, job.data.batch, job.seed)
-    table = job.servers_strategy.table(job.model.keys(facts.features), job.update.update(), slots.per_pass)
-    workload = Workload(slots, ENDLESS, table.apply if isinstance(table.apply, Step) else None)
+    apply, _ = job.servers_strategy.consistency(slots.per_pass)
+    workload = Workload(slots, ENDLESS, apply if isinstance(apply, Step) else None)
     stopping = Stopping(job.stop)
     limit, reason = stopping.limit(
         slots.per_pass, None if job.stop.steps is None else workload.slots_until(job.stop.steps)
@@ -123,7 +123,7 @@ def dealing_of(facts: Facts) -> Dealing:
     started = Started(
         seconds=0.0,
         data=facts.data,
-        model=job.model.loss,
+        model=job.model.told,
         strategy=job.strategy.name,
         workers=job.workers,
         servers=job.servers,

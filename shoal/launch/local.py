@@ -14,6 +14,7 @@ import itertools
 import os
 import secrets
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -126,6 +127,11 @@ class Cluster:
         """Where other processes of this machine reach it: ``shoal.connect(address)``."""
         raise Invalid("a cluster of threads has no address: start it with processes=True")
 
+    @property
+    def folder(self) -> Path:
+        """For files that go when it does."""
+        raise AssertionError  # each kind has its own
+
     def client(self, name: str | None = None) -> KV:
         """A client: it pushes and pulls, and nobody waits for it."""
         return self._join("client", name)
@@ -213,6 +219,10 @@ class Cluster:
         self._loops.append(loop)
         thread.start()
 
+    def tell_ended(self, name: str, reason: str) -> None:
+        """A client of this name is no more, and whoever says so saw its process end: nobody need wait for its silence."""
+        self._lost(name, reason)
+
     def _lost(self, name: str, reason: str) -> None:
         """A node is gone, and we saw it: tell the coordinator, which tells everybody."""
         raise AssertionError
@@ -250,6 +260,17 @@ class ThreadCluster(Cluster):
         self._taken.update(self._servers)
         self._modules = modules
         self._coordinator: Loop | None = None
+        self._place: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def folder(self) -> Path:
+        if self._place is None:
+            self._place = tempfile.TemporaryDirectory(prefix="shoal-")
+        return Path(self._place.name)
+
+    def _stop_others(self) -> None:
+        if self._place is not None:
+            self._place.cleanup()
 
     def start(self) -> None:
         from shoal.launch.child import moved_by, prepare

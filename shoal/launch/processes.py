@@ -54,6 +54,8 @@ class ProcessCluster(Cluster):
         journal.close()  # it is the coordinator's
         self.on_ended: Callable[[str, str], None] | None = None
         """Called with the name of a process that is no more, and why. It must not wait: no ``fork`` in there."""
+        self.on_back: Callable[[str], None] | None = None
+        """Called with the name of a process that was started again, and runs; after ``on_ended`` has heard of its end."""
         self.supervisor = Supervisor(self._again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
@@ -76,19 +78,22 @@ class ProcessCluster(Cluster):
         return self._address
 
     @property
+    def folder(self) -> Path:
+        return Path(self._folder)
+
+    @property
     def pids(self) -> dict[str, int]:
         """The process of the coordinator, of each server, and of whoever else was forked, as long as it runs."""
         return self._children.pids
 
     def start(self) -> None:
         deadline = time.monotonic() + _START_WITHIN
-        setup = Setup(os.getpid(), self._folder, list(self._modules), sys.path)
-        self._children.start(setup, self._id)
-        self._children.wait_until_settled(deadline)
+        self._start_nurseries(deadline)
         self._fork_coordinator(deadline)
         for name in self._names:
-            self._children.order(self._orders(name, "server", {}))
-        self._children.wait_until_running(self._names, deadline)
+            self._of(name).order(self._orders(name, "server", {}))
+        for name in self._names:
+            self._of(name).wait_until_running([name], deadline)
         self._wait_for_servers(self._names)
 
     def fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
@@ -108,11 +113,11 @@ class ProcessCluster(Cluster):
     def signal(self, name: str, signal: int) -> None:
         """Send a signal to a process that was forked here; nothing happens if it has ended."""
         self._check_usable()
-        if name not in self._children.known:
-            raise Invalid(f"no process {name!r} here (processes: {', '.join(self._children.known)})")
+        if name not in self._of(name).known:
+            raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
         if signal not in valid_signals():
             raise Invalid(f"signal={signal!r}: there is none of that number")
-        self._children.signal(name, signal)
+        self._of(name).signal(name, signal)
 
     def close(self) -> None:
         super().close()
@@ -122,12 +127,21 @@ class ProcessCluster(Cluster):
 
     # ------------------------------------------------------------ starting
 
+    def _of(self, name: str) -> Children:
+        """The nursery that forks it, and all that it forked."""
+        return self._children
+
+    def _start_nurseries(self, deadline: float) -> None:
+        self._children.start(Setup(os.getpid(), self._folder, list(self._modules), sys.path), self._id)
+        self._children.wait_until_settled(deadline)
+
     def _fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
-        self._children.order(self._orders(name, kind, work))
+        children = self._of(name)
+        children.order(self._orders(name, kind, work))
         self._taken.add(name)
-        self._children.wait_until_running([name], time.monotonic() + _START_WITHIN)
+        children.wait_until_running([name], time.monotonic() + _START_WITHIN)
         self._check_usable()  # still: somebody may have closed the cluster meanwhile
-        return self._children.known[name].pid
+        return children.known[name].pid
 
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
@@ -167,16 +181,24 @@ class ProcessCluster(Cluster):
             self._children.hand_on("coordinator", saw)
 
     def _child_ended(self, name: str, why: str) -> None:
-        if name == "coordinator" or (self._restart and name in self._servers):
-            self.supervisor.ended(name, why)
-        if self.on_ended is not None:
-            self.on_ended(name, why)
+        try:
+            if self.on_ended is not None:
+                self.on_ended(name, why)
+        finally:
+            if self.restarts(name):
+                self.supervisor.ended(name, why)
+
+    def restarts(self, name: str) -> bool:
+        """Is it started again when it ends?"""
+        return name == "coordinator" or (self._restart and name in self._servers)
 
     def _again(self, name: str) -> None:
         if name == "coordinator":
             self._fork_coordinator(time.monotonic() + _START_WITHIN)
         else:
             self._fork(name, "server", {})
+        if self.on_back is not None:
+            self.on_back(name)
 
     def _give_up(self, why: str) -> None:
         self._ended = self._ended or why

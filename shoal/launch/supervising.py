@@ -22,10 +22,10 @@ _LATEST = 5.0  # up to this
 class Supervisor:
     """Starts again, and gives up."""
 
-    def __init__(self, again: Callable[[str], None], give_up: Callable[[str], None]) -> None:
+    def __init__(self, again: Callable[[str], None], give_up: Callable[[str], None], most: int = 0) -> None:
         self.delay = 0.0  # seconds before anybody is started again
         self.restarts: dict[str, int] = {}
-        self._again, self._give_up = again, give_up
+        self._again, self._give_up, self._most = again, give_up, most
         self._times: dict[str, deque[float]] = {}
         self._closed = threading.Event()
 
@@ -37,9 +37,9 @@ class Supervisor:
         times = self._times.setdefault(name, deque())
         while times and now - times[0] > WITHIN:
             times.popleft()
-        if len(times) >= MOST:
+        if len(times) >= (most := self._most or MOST):
             self._give_up(
-                f"{name} was started again {MOST} times in {WITHIN:g} s, and ended each time (the last time {why})"
+                f"{name} was started again {most} times in {WITHIN:g} s, and ended each time (the last time {why})"
             )
             return
         wait = self.delay + (min(_LATEST, _SOON * 2.0 ** (len(times) - 2)) if len(times) >= 2 else 0.0)

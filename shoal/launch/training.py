@@ -28,12 +28,12 @@ import msgspec
 
 from shoal import limits
 from shoal.data.datasets import Dataset
-from shoal.data.labels import check_labels
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError, Invalid, ShoalError, StoreError
 from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch import coordination, work
+from shoal.launch.beginning import check, table_of
 from shoal.launch.best import Best
 from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.looking import ADDRESS, PATIENCE, Status, further
@@ -48,6 +48,7 @@ from shoal.store.checkpoint import Manifest
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
 
+Launcher = Callable[[Job, Journal], Cluster]  # where the nodes of a run are
 NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
 _CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
@@ -80,9 +81,10 @@ class Training:
         listener: Callable[[RunEvent], None] = lambda event: None,
         folder: Path | None = None,
         resume: tuple[Path, Manifest] | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         """With ``resume``, a checkpoint of the run that lies in the folder, it goes on from there."""
-        check(job, dataset)
+        self.learner = check(job, dataset)
         self._resume = resume
         self.job, self.dataset = job, dataset
         self._listener = listener
@@ -97,7 +99,8 @@ class Training:
         self._per_pass = Slots(dataset.train.rows, job.data.batch, job.seed).per_pass
         self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # how far it is, as far as we know
         self._unheard = False  # the coordinator does not answer, and there is no time to ask again
-        self._cluster = _cluster_of(job, Journal(folder / "coordinator.journal" if folder is not None else None))
+        journal = Journal(folder / "coordinator.journal" if folder is not None else None)
+        self._cluster = (launcher or _cluster_of)(job, journal)
         self._cluster.train(coordination.Facts.of(job, dataset, folder), self._heard)
         if resume is not None:
             state = msgspec.json.decode(resume[1].state, type=State)
@@ -247,7 +250,7 @@ class Training:
             with contextlib.suppress(ShoalError, AttributeError):  # what was saved last will do
                 self._client.save(limits.DRAIN / limits.SECOND)
         with contextlib.suppress(ShoalError, AttributeError):  # or what was judged last will do
-            pulled = self._client.pull(TABLE, slice(None)).result(limits.DRAIN / limits.SECOND)
+            pulled = self._client.pull(TABLE, slice(None), exact=True).result(limits.DRAIN / limits.SECOND)
             if self._evaluator is not None:
                 judged = self._evaluator.judge_now(pulled)
                 with self._telling:
@@ -274,6 +277,7 @@ class Training:
     def close(self) -> None:
         """End everything; what is not finished is lost."""
         self._closed.set()
+        self.learner.release()
         if self._folder is not None:
             (self._folder / ADDRESS).unlink(missing_ok=True)
         self._cluster.close()
@@ -284,10 +288,11 @@ class Training:
 
     def _start(self) -> None:
         work.warm()
+        self.learner.settle()  # whoever judges takes no core from the workers
         self._cluster.start()
         self._write_address()
         job = self.job
-        table = job.servers_strategy.table(job.model.keys(self.dataset.features), job.update.update(), self._per_pass)
+        table = table_of(job, self.learner, self._per_pass, self._folder or self._cluster.folder)
         self._client = self._cluster.client("launcher")
         if self._resume is None:
             self._client.create(TABLE, table)
@@ -313,10 +318,10 @@ class Training:
         worker.clock = time.monotonic_ns
         kept = None
         if self._folder is not None and self.job.stop.keeps_best:
-            kept = Best(self._folder / "best.safetensors", self.job.model, self.dataset.features, self._listener)
+            kept = Best(self._folder / "best.safetensors", self.learner, self._listener)
         found = kept.read() if kept is not None and self._resume is not None else None
         self._evaluator = Evaluator(
-            worker, self.job.model, self.dataset.test, found, None if kept is None else kept.write
+            worker, self.learner, self.dataset.test, found, None if kept is None else kept.write
         )
         done = self._evaluator.start()
         loop = Loop(worker, self._cluster._transport("evaluator"))
@@ -373,19 +378,6 @@ class Training:
 
         free = int(psutil.virtual_memory().available)
         return min(limits.SLOT_CACHE, free // _CACHE_SHARE // self.job.workers)
-
-
-def check(job: Job, dataset: Dataset) -> None:
-    """Whatever would only be found out in the middle of the run."""
-    kind: Any = "classes" if job.model.classes else "numbers"
-    check_labels(dataset.train, kind)
-    check_labels(dataset.test, kind, both=False)
-    slots = -(-dataset.train.rows // job.data.batch)
-    if slots > limits.LEDGER_WINDOW:
-        raise Invalid(
-            f"{slots:,} slots in a pass, at most {limits.LEDGER_WINDOW:,} are possible: "
-            f"take larger ones (--set data.batch={-(-dataset.train.rows // limits.LEDGER_WINDOW)})"
-        )
 
 
 def dealing_of(job: Job, dataset: Dataset) -> Dealing:

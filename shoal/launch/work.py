@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.data.packed import Packed
+from shoal.data.arrays import open_rows
 from shoal.data.slots import Slots
 from shoal.job import Job
+from shoal.models.learning import LinearLearner, learner_of
 from shoal.nodes.loop import Loop
-from shoal.nodes.trainer import Trainer
+from shoal.nodes.rows import Rows
+from shoal.nodes.slices import Slices
+from shoal.nodes.trainer import Shelf, Trainer
 from shoal.nodes.worker import Worker
 from shoal.wire import Transport
 
@@ -42,19 +45,24 @@ def warm() -> None:
 def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Trainer:
     warm()
     job = Job.of(tomllib.loads(work.job))
-    data = Packed.open(Path(work.rows))
+    data = open_rows(Path(work.rows))
+    learner = learner_of(job.model, data, job.seed, number_of(name))
     slots = Slots(data.rows, job.data.batch, job.seed)
     worker = Worker(name, "worker", token)
     worker.clock = time.monotonic_ns
     pace = job.emulate.pace(number_of(name), job.seed)
+    shelf: Shelf
+    if isinstance(learner, LinearLearner):
+        shelf = Rows(worker, learner.train, slots, learner.model.bias, work.cache_bytes)
+    else:
+        shelf = Slices(data, slots, learner.keys)
     return Trainer(
         worker,
         job.servers_strategy,
-        job.model,
-        data,
+        learner,
+        shelf,
         slots,
         lambda: transport.traffic,
-        work.cache_bytes,
         pace,
         job.trace.spans,
     )
@@ -98,6 +106,7 @@ def work(orders: Orders, ready: Callable[[], None]) -> None:
     transport = ZmqTransport(orders.name)
     transport.connect("coordinator", orders.coordinator)
     trainer = trainer_of(orders.name, orders.token, transport, msgspec.convert(orders.work, Work))
+    trainer.learner.settle(alone=True)
     asked.append(trainer.leave)
     if leaving.is_set():
         trainer.leave()

@@ -1,13 +1,29 @@
 """Rows and weights become a loss and a gradient.
 
-    linear     Linear: logistic, hinge and squared loss on sparse rows
+    linear          Linear: logistic, hinge and squared loss on sparse rows
+    torch_module    Module: any torch.nn.Module, its parameters one flat range
+    zoo             modules with a name: linear, cnn, sheet
+    learning        Learner: what a node needs of a model, made from the description and the rows
 
-A model is a description and plain functions of their inputs: it holds no weights, knows no servers, draws nothing. The
-weights it is given are those of a Local's keys, and the gradient it returns stands at the same keys.
+A model is a description, plain data that travels. A learner computes with weights that it is given: it knows no servers, and
+draws nothing but what the slot says. The gradient that it returns stands at the keys whose weights it was given.
 """
 
 from __future__ import annotations
 
-from shoal.models.linear import Linear
+from typing import Any
 
-__all__ = ["Linear"]
+from shoal.errors import Invalid
+from shoal.models.linear import Linear
+from shoal.models.torch_module import Module
+
+__all__ = ["Linear", "Module", "needs_torch"]
+
+
+def needs_torch(who: str) -> Any:
+    """PyTorch, which is an extra; ``who`` needs it."""
+    try:
+        import torch
+    except ImportError:
+        raise Invalid(f"{who} needs PyTorch, which is not installed: pip install 'shoal[torch]'") from None
+    return torch

@@ -45,7 +45,7 @@ class Rows(Protocol):
     def slice(self, start: int, stop: int) -> Batch: ...
 
 
-class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="linear"):
     """A linear model, described."""
 
     loss: Loss = "logistic"
@@ -59,8 +59,16 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise Invalid(f"l2_per_count={self.l2_per_count!r}: a finite number of 0 or more is needed")
 
     @property
-    def kind(self) -> int:
-        """The number of the loss in the kernels."""
+    def name(self) -> str:
+        return self.loss
+
+    @property
+    def told(self) -> str:
+        return self.loss
+
+    @property
+    def number(self) -> int:
+        """Of the loss, in the kernels."""
         return KINDS.index(self.loss)
 
     @property
@@ -85,7 +93,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rows = len(local.labels)
         scale = 1.0 / rows if mean and rows else 1.0
         loss: float = kernels.gradient(
-            self.kind, self.bias, scale, self.l2_per_count, *_csr(local), local.labels, weights, per_row, out
+            self.number, self.bias, scale, self.l2_per_count, *_csr(local), local.labels, weights, per_row, out
         )
         return loss, out
 
@@ -140,7 +148,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.margins(batch, weights, out=margins[part])
             labels[part] = batch.labels
         self.check_labels(labels)
-        loss = float(kernels.total_loss(self.kind, margins, labels)) / test.rows
+        loss = float(kernels.total_loss(self.number, margins, labels)) / test.rows
         metrics: dict[str, float | None] = {} if self.classes else {"mse": 2.0 * loss}
         if self.classes or kernels.first_no_class(labels, False) < 0:
             metrics["accuracy"] = kernels.hits(margins, labels) / test.rows

@@ -32,11 +32,14 @@ from shoal.wire.effects import Effect, Send, Tell
 
 _TELL = 250 * limits.MILLISECOND  # how often progress is told and journalled
 _LATE = 30 * limits.SECOND  # after the first worker: who has not asked by then is not waited for
+_STILL = 30 * limits.SECOND  # without any slot counted: worth a word
 _NOBODY = 10 * limits.SECOND  # without any worker, or any evaluator, for so long, a run has failed
 
 
 class Dealing(Kept):
     """One run, as the coordinator sees it."""
+
+    _still = (-1, 0)  # slots that were counted, and since when it is so many
 
     # ------------------------------------------------------------ who is here
 
@@ -67,7 +70,7 @@ class Dealing(Kept):
         told: list[Effect] = [
             Tell(Gone(seconds=self.seconds, name=member.name, role=member.role, why=why, slots=slots))
         ]
-        return [*told, *self._one_less(now)]
+        return [*told, *self._one_less(now, f"{member.name}: {why}")]
 
     def never_came(self, now: int, name: str, why: str) -> list[Effect]:
         """A process ended before it had joined."""
@@ -75,15 +78,17 @@ class Dealing(Kept):
         if self._begun or self.ended:
             return []
         self.counts["workers lost"] += 1
-        return [Tell(Gone(seconds=0.0, name=name, role="worker", why=why)), *self._one_less(now)]
+        return [Tell(Gone(seconds=0.0, name=name, role="worker", why=why)), *self._one_less(now, f"{name}: {why}")]
 
-    def _one_less(self, now: int) -> list[Effect]:
+    def _one_less(self, now: int, last: str) -> list[Effect]:
         """Before the beginning: who is gone is not waited for."""
         if self._begun:
             return []
         self._awaited -= 1
         if self._awaited < 1 and not self._seen:
-            return self.fail("no worker was there for the first slot: they ended, or were asked to leave")
+            return self.fail(
+                f"no worker was there for the first slot: they ended, or were asked to leave (the last was {last})"
+            )
         return self._begin(now) if self._seen and len(self._seen) >= self._awaited else []
 
     def started_again(self, now: int, term: int) -> list[Effect]:
@@ -124,9 +129,24 @@ class Dealing(Kept):
             return self.fail(f"the evaluator is gone ({why}), and did not come back")
         if self.auto is not None and not self.over and self.auto.look(now, len(self._seen)):
             effects.append(Tell(Delayed(seconds=self.seconds, max_delay=self.auto.delay, waiting=self.auto.share)))
+        effects += self._tell_still(now)
         if now - self._told >= _TELL:
             effects += self._tell_progress(now)
         return self._journalled(effects)
+
+    def _tell_still(self, now: int) -> list[Effect]:
+        """Everybody is alive, and nothing gets done: say so, and who."""
+        done, since = self._still
+        if self.workload.done != done or self.workload.finished or not self._seen:
+            self._still = (self.workload.done, now)
+            return []
+        if now - since < _STILL:
+            return []
+        names = sorted(self._seen.values())
+        who = ", ".join(names[:4]) + (f" and {len(names) - 4} others" if len(names) > 4 else "")
+        return self.warn(
+            f"after slot {done:,} nothing was counted for {_STILL // limits.SECOND} s: {who} answer, and still compute or wait"
+        )
 
     def set_delay(self, roster: Roster) -> None:
         """Workers may be as far apart as they should be: with the next view servers know it."""

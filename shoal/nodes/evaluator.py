@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal import limits
-from shoal.data.packed import Packed
 from shoal.errors import Fenced, ShoalError, Unanswered
 from shoal.keys import KeyRange, KeyValues, Values
-from shoal.models.linear import Linear
+from shoal.models.learning import Learner
 from shoal.nodes.going_back import goes_back
 from shoal.nodes.spent import COMMUNICATE, EVALUATE, IDLE, Spent
 from shoal.nodes.worker import Worker
@@ -59,20 +58,20 @@ class Evaluator:
     def __init__(
         self,
         worker: Worker,
-        model: Linear,
-        test: Packed,
+        learner: Learner,
+        test: Any,
         best: Judged | None = None,
         keep: Callable[[Judged], None] | None = None,
     ) -> None:
         """``best``: of a former life of the run; ``keep``: is called with every better one, off the loop."""
-        self.worker, self.model, self.test = worker, model, test
+        self.worker, self.learner, self.test = worker, learner, test
         worker.client.patient = True  # as a trainer is
         self.last: Judged | None = None
         self.best = best
         self._keep_it = keep
         self._read: tuple[Asked, Values] | None = None  # the weights that were read last, and what for
         self._found: tuple[Asked, Judged] | None = None
-        self._rows = model.keys(test.features)
+        self._rows = learner.keys
         self._spent = Spent(worker.clock, limits.SPANS)
         self._closed = False  # what is judged from now on comes too late
 
@@ -85,7 +84,7 @@ class Evaluator:
         self._closed = True
         weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
         number = 0 if self.last is None else self.last.number + 1
-        judged = Judged(number, weights, *_judge(self.model, self.test, weights))
+        judged = Judged(number, weights, *_judge(self.learner, self.test, weights))
         if self._take(judged) and self._keep_it is not None:
             self._keep_it(judged)
         return judged
@@ -147,7 +146,7 @@ class Evaluator:
         weights = self._read[1]
         await self._ready(holds=asked.number)
         self._spent.did(COMMUNICATE)
-        loss, metrics = await self._off_the_loop(lambda: _judge(self.model, self.test, weights))
+        loss, metrics = await self._off_the_loop(lambda: _judge(self.learner, self.test, weights))
         self._spent.did(EVALUATE)
         judged = Judged(asked.number, weights, loss, metrics)
         self._found = (asked, judged)
@@ -176,7 +175,8 @@ class Evaluator:
 
     async def _weights(self, clock: int) -> Values:
         """All weights, one for each row of the table."""
-        pulled = await self.worker.client.pull(TABLE, KeyRange(0, self._rows), clock=None if clock < 0 else clock)
+        when = None if clock < 0 else clock
+        pulled = await self.worker.client.pull(TABLE, KeyRange(0, self._rows), clock=when, exact=True)
         if isinstance(pulled, KeyValues):
             return await self._off_the_loop(lambda: _spread(pulled, self._rows))  # type: ignore[no-any-return]
         weights: Values = pulled
@@ -195,7 +195,7 @@ def _spread(pulled: KeyValues, rows: int) -> Values:
     return weights
 
 
-def _judge(model: Linear, test: Packed, weights: Values) -> tuple[float, dict[str, float | None]]:
+def _judge(learner: Learner, test: Any, weights: Values) -> tuple[float, dict[str, float | None]]:
     if not np.isfinite(weights).all():
         return math.inf, {}
-    return model.judge(test, weights)
+    return learner.judge(test, weights)

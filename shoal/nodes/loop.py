@@ -10,6 +10,7 @@ module's twin.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -156,10 +157,13 @@ class Loop:
             self._compute = ThreadPoolExecutor(1, thread_name_prefix=f"{self.node.name}-compute")
 
         def run() -> None:
+            here = os.getpid()
             try:
                 event = Computed(token, function())
             except BaseException as error:
                 event = Computed(token, error=error)
+            if os.getpid() != here:  # a copy of us, forked by what was computed: it must not speak in our name
+                os._exit(0)
             self.tell(event)
 
         self._compute.submit(run)

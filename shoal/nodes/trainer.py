@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from shoal import limits
 from shoal.cluster.runs import runs, spread
 from shoal.cluster.workload import MOST
-from shoal.data.batch import Local
-from shoal.data.packed import Packed
 from shoal.data.slots import Slots
 from shoal.emulate import Pace
-from shoal.errors import Fenced, ShoalError
-from shoal.models.linear import Linear
+from shoal.errors import Fenced, Invalid, ShoalError
+from shoal.models.learning import Learner
 from shoal.nodes.going_back import goes_back
-from shoal.nodes.rows import Rows
-from shoal.nodes.spent import COMMUNICATE, IDLE, Spent
+from shoal.nodes.lane import Lane
+from shoal.nodes.spent import Spent
 from shoal.nodes.worker import Worker
-from shoal.store.client import Client
 from shoal.store.task import Task
-from shoal.strategies import TABLE, TALLY, Slot
+from shoal.strategies import TABLE, TALLY, Rows, Slot
 from shoal.strategies.parameter_server import ParameterServer
+from shoal.tables import Given
 from shoal.wire import messages as m
 
 _AHEAD = 500 * limits.MILLISECOND  # of work is asked for ahead
@@ -44,81 +40,13 @@ _NOTHING = Task("nothing to count")
 _NOTHING.finish()
 
 
-class Lane:
-    """One queue of slots, and one run of the strategy over it. One that is given slots ends with them."""
+class Shelf(Protocol):
+    """Where a slot's rows are."""
 
-    def __init__(self, trainer: Trainer, slots: Sequence[int] = ()) -> None:
-        self._trainer = trainer
-        self.queue: deque[int] = deque(slots)
-        self._ends = bool(slots)
-        self._waits: Task | None = None
-        self._closed: Exception | None = None
+    def local(self, slot: Slot) -> Rows: ...
 
-    def close(self, error: Exception) -> None:
-        """This life is over: whoever still runs here meets the error, and pushes nothing in the name of the next."""
-        self._closed = error
-        self.queue.clear()
-        if self._waits is not None:
-            self._waits.finish(error=error)
-
-    @property
-    def client(self) -> Client:
-        if self._closed is not None:
-            raise self._closed
-        return self._trainer.worker.client
-
-    @property
-    def over(self) -> bool:
-        return (self._ends or self._trainer.over) and not self.queue
-
-    def next(self) -> Slot | None:
-        if self._closed is not None:
-            raise self._closed
-        if not self.queue:
-            return None
-        slot = self.queue.popleft()
-        if len(self.queue) == self._trainer.low:
-            self._trainer.ask_now()
-        self._trainer.look_ahead(self.queue)
-        return divmod(slot, self._trainer.slots.per_pass)
-
-    def put_back(self, slot: Slot | None) -> None:
-        if slot is not None:
-            self.queue.appendleft(self._trainer.number(slot))
-
-    def more(self) -> Task:
-        self._waits = Task("another slot")
-        if self.queue or self._trainer.over or self._closed is not None:
-            self._waits.finish(error=self._closed)
-        return self._waits
-
-    def wake(self) -> None:
-        if self._waits is not None:
-            self._waits.finish()
-
-    def waited(self, task: Task) -> None:
-        self._trainer.spent.waited(task.held, IDLE if task is self._waits else COMMUNICATE)
-
-    def is_void(self, slot: Slot) -> bool:
-        return self._trainer.number(slot) in self._trainer.void
-
-    def local(self, slot: Slot) -> Local:
-        return self._trainer.local(slot)
-
-    def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
-        return self._trainer.gradient(local, weights, mean)
-
-    def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
-        rows = 0 if local is None else len(local)
-        pushed = partial(self._trainer.pushed, self._trainer.number(slot), rows, loss)
-        tally = self._trainer.tally(self, slot)
-        tally.then(lambda _: task.then(pushed) if tally.error is None else None)
-
-    def leaves(self, slot: Slot) -> bool:
-        return self._trainer.leaves(self._trainer.number(slot))
-
-    def refuse(self, slot: Slot, why: str) -> None:
-        self._trainer.refuse(self._trainer.number(slot), why)
+    def make_ready(self, queue: Iterable[int]) -> None:
+        """These slots come next."""
 
 
 class Trainer:
@@ -128,16 +56,15 @@ class Trainer:
         self,
         worker: Worker,
         strategy: ParameterServer,
-        model: Linear,
-        data: Packed,
+        learner: Learner,
+        shelf: Shelf,
         slots: Slots,
         traffic: Callable[[], tuple[int, int]],
-        cache_bytes: int = limits.SLOT_CACHE,
         pace: Pace | None = None,
         spans: int = 0,
     ) -> None:
         """``pace`` holds computation up, ``spans`` is how many of a second's are told one by one."""
-        self.worker, self.strategy, self.model, self.data, self.slots = worker, strategy, model, data, slots
+        self.worker, self.strategy, self.learner, self.slots = worker, strategy, learner, slots
         self.over = False
         self.leaving = False
         self.void: set[int] = set()
@@ -150,7 +77,7 @@ class Trainer:
         self._traffic, self._pace = traffic, pace
         self._closed = threading.Event()
         self.spent = Spent(worker.clock, spans)
-        self._rows = Rows(worker, data, slots, model.bias, cache_bytes)
+        self._shelf = shelf
         self._lane = Lane(self)
         self._lanes: dict[Lane, Task] = {}  # at work: the first, and those of slots that came again
         self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
@@ -180,18 +107,18 @@ class Trainer:
 
     def look_ahead(self, queue: deque[int]) -> None:
         """The slots to come are made ready while this one is seen to."""
-        self._rows.make_ready(queue)
+        self._shelf.make_ready(queue)
 
     def number(self, slot: Slot) -> int:
         return slot[0] * self.slots.per_pass + slot[1]
 
     # ------------------------------------------------------------ computing
 
-    def local(self, slot: Slot) -> Local:
-        return self._rows.local(slot)
+    def local(self, slot: Slot) -> Rows:
+        return self._shelf.local(slot)
 
-    def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
-        function, cost = partial(self._gradient, local, weights, mean), local.nonzeros // 2
+    def gradient(self, local: Rows, weights: Any, mean: bool) -> Task:
+        function, cost = partial(self.learner.gradient, local, weights, mean), local.nonzeros // 2
         self.spent.computing()
         if self._pace is not None:
             task = self.worker.compute(
@@ -201,6 +128,10 @@ class Trainer:
             task = self.worker.compute(function, cost)
         task.then(lambda _: self.spent.computed())
         return task
+
+    def computes_beside(self, local: Rows) -> bool:
+        """On a thread of its own, and as fast as it can."""
+        return self._pace is None and local.nonzeros // 2 > limits.INLINE_ELEMENTS
 
     def _held_up(self, pace: Pace, function: Callable[[], Any], rows: int) -> Any:
         """Off the loop, which stays awake; whoever ends the worker does not wait for it."""
@@ -212,14 +143,6 @@ class Trainer:
     def close(self) -> None:
         """Nothing is waited for any more."""
         self._closed.set()
-
-    def _gradient(self, local: Local, weights: Any, mean: bool) -> tuple[float, Any]:
-        counts = None
-        if self.model.l2_per_count:
-            counts = np.ones(len(local.keys), np.float32)
-            features = len(local.keys) - self.model.bias
-            counts[:features] = self.data.counts[local.keys[:features]]
-        return self.model.gradient(local, weights, mean, counts)
 
     def tally(self, lane: Lane, slot: Slot) -> Task:
         """Add 1 to the slot's own key, where an account is kept; done when that is counted."""
@@ -285,6 +208,7 @@ class Trainer:
         while TABLE not in self.worker.client.layouts or not self.worker.client.incarnation:
             await self.worker.client.refresh()
             await self.worker.sleep(20 * limits.MILLISECOND)
+        self._check_module()
         self._life, self._generation = self.worker.client.incarnation, self.worker.client.view.generation
         self.spent.skip()
         self._run(self._lane)
@@ -299,6 +223,15 @@ class Trainer:
         for task in list(self._tallies):
             await task
         await self._report()
+
+    def _check_module(self) -> None:
+        """A module that is another one here would learn nothing, or nonsense."""
+        initial, start = self.worker.client.layout(TABLE).spec.initial, self.learner.start()
+        if isinstance(initial, Given) and start is not None and start[1] != initial.about:
+            raise Invalid(
+                f"the module of {self.worker.name} is not the run's: it has {start[1]}, the run's has {initial.about}: "
+                f"see that every node makes it by the same code, from the same files, without chance"
+            )
 
     def _run(self, lane: Lane) -> None:
         self._lanes[lane] = self.worker.start(self.strategy.run(lane))

@@ -9,13 +9,26 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from shoal.data.batch import Local
 from shoal.store.client import Client
 from shoal.store.task import Task
 
 TABLE = "weights"
 TALLY = "tally"  # where there is such a table, every slot adds 1 to its own key: the account of what was counted
 Slot = tuple[int, int]  # pass, number
+
+
+class Rows(Protocol):
+    """The rows of a slot, and the keys whose weights they need."""
+
+    @property
+    def listed(self) -> Any:
+        """A KeyList or a KeyRange."""
+
+    @property
+    def nonzeros(self) -> int:
+        """How long a gradient takes, more or less."""
+
+    def __len__(self) -> int: ...
 
 
 class Lane(Protocol):
@@ -43,13 +56,16 @@ class Lane(Protocol):
     def is_void(self, slot: Slot) -> bool:
         """Nobody can compute it: push it empty."""
 
-    def local(self, slot: Slot) -> Local:
+    def local(self, slot: Slot) -> Rows:
         """Its rows, in places of their own key list."""
 
-    def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
+    def gradient(self, local: Rows, weights: Any, mean: bool) -> Task:
         """The summed loss and the gradient."""
 
-    def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
+    def early(self, local: Rows, weights: Any, mean: bool) -> Task | None:
+        """The same, while another is computed; None where that would hold up whatever else is to be done."""
+
+    def push(self, slot: Slot, local: Rows | None, loss: float, task: Task) -> None:
         """This push is under way: report the slot when it is counted."""
 
     def leaves(self, slot: Slot) -> bool:

@@ -11,16 +11,17 @@ staleness where pushes count at once, and nothing at all in sync, where a pull w
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import msgspec
 
-from shoal.data.batch import Local
 from shoal.errors import BadValues, Invalid
 from shoal.limits import SLOTS_PER_STEP
 from shoal.store.client import Client
 from shoal.store.task import Task
-from shoal.strategies import TABLE, Lane, Slot
+from shoal.strategies import TABLE, Lane, Rows, Slot
 from shoal.tables import Apply, Dense, Each, Sparse, Step, Table, Update
 
 _DENSE_ROWS = 1 << 24  # up to here all rows are alive from the start: no index, and a range is one piece of memory
@@ -28,12 +29,14 @@ MAX_DELAY = 1 << 53  # steps; more is no bound at all, and strategy = "async" sa
 _UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they count at once
 
 
-class Begun(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Begun:
     """A slot whose weights are on their way."""
 
     slot: Slot
-    local: Local | None  # None: void
+    local: Rows | None  # None: void
     pull: Task
+    found: Task | None = None  # its gradient, if that was begun while the one before was computed
 
 
 class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", kw_only=True):
@@ -60,13 +63,14 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         return False
 
     def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
-        """The table that holds the weights."""
-        apply, max_delay = self._consistency(slots_per_pass)
+        """The table that holds the weights of a linear model."""
+        apply, max_delay = self.consistency(slots_per_pass)
         if rows <= _DENSE_ROWS:
             return Dense(rows=rows, update=update, apply=apply, max_delay=max_delay)
         return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay)
 
-    def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        """When a push counts, and how far workers may be apart."""
         raise AssertionError  # each has its own
 
     async def run(self, lane: Lane) -> None:
@@ -83,7 +87,7 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
                 weights = await one.pull
                 lane.waited(one.pull)
                 clock = lane.client.clock if clock is None else clock
-                push = await self._push(lane, one, weights, clock + 1 + len(begun))
+                push = await self._push(lane, one, weights, clock + 1 + len(begun), begun[0] if begun else None)
                 if push is not None:
                     clock = None if one.local is None else clock + 1
                     pushed.append(push.pull)
@@ -115,8 +119,11 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         # Used when the slots before it are pushed: that is the clock it has to be good for.
         return Begun(slot, local, lane.client.pull(TABLE, local.listed, clock=clock))
 
-    async def _push(self, lane: Lane, one: Begun, weights: Any, clock: int) -> Begun | None:
-        """The gradient of a slot goes; where it can, the same message asks for the weights of the next (then it is named)."""
+    async def _push(self, lane: Lane, one: Begun, weights: Any, clock: int, second: Begun | None) -> Begun | None:
+        """The gradient of a slot goes; where it can, the same message asks for the weights of the next (then it is named).
+
+        ``second`` is the slot that is computed next: it need not wait until this one is pushed.
+        """
         client, slot, local = lane.client, one.slot, one.local
         if local is None:
             void = client.push(TABLE, (), (), slot=slot, void=True)
@@ -124,7 +131,14 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
             return Begun(slot, None, void)
         if self.in_steps and _is_newer(client, one) and lane.leaves(slot):
             return None  # another one pushed it, and some servers have that already
-        loss, gradient = await lane.gradient(local, weights, self.combine == "mean")
+        found = one.found or lane.gradient(local, weights, self.combine == "mean")
+        if second is not None:
+            second.pull.then(partial(self._begin_early, lane, second, found))
+        try:
+            loss, gradient = await found
+        except BadValues as error:
+            lane.refuse(slot, str(error))
+            return None
         following = None if self.in_steps else lane.next()
         coming = None if following is None or lane.is_void(following) else lane.local(following)
         push: Task | None
@@ -146,6 +160,13 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         lane.push(slot, local, loss, push)
         return Begun(slot if following is None or coming is None else following, coming, push)
 
+    def _begin_early(self, lane: Lane, one: Begun, before: Task, pull: Task) -> None:
+        """Its weights are here while the slot before is computed: whoever computes goes on without a break."""
+        if before.done or pull.error is not None or one.local is None:
+            return
+        if not (self.in_steps and _is_newer(lane.client, one)):
+            one.found = lane.early(one.local, pull.value, self.combine == "mean")
+
     async def _settle(self, lane: Lane, pushed: deque[Task]) -> None:
         """Not too many at once; one that failed for good ends this life, since somebody may wait for it."""
         # A slot of a step is counted only when the step is whole; a push that looks ahead is done when that pull is, which may
@@ -166,7 +187,7 @@ class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
     def in_steps(self) -> bool:
         return True
 
-    def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
         return Step(slots=self.slots_per_step, combine=self.combine, slots_per_pass=slots_per_pass), self.max_delay
 
 
@@ -176,7 +197,7 @@ class Bounded(ParameterServer, frozen=True, tag="bounded", kw_only=True):
     max_delay: int | Literal["auto"] = 4  # auto: the smallest at which they hardly wait, found while they run
     damp_above: int | None = None  # a gradient twice as stale as this counts half, and so on
 
-    def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
         return Each(self.damp_above), 0 if self.max_delay == "auto" else self.max_delay
 
 
@@ -185,7 +206,7 @@ class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
 
     damp_above: int | None = None  # as in Bounded
 
-    def _consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
         return Each(self.damp_above), None
 
 

@@ -179,7 +179,7 @@ class OneCore:
         self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
         values = NONE if rows.values is None else rows.values
         self._given = np.array(rule.settings(update.settings), np.float64)
-        how = (batch_size, model.kind, model.bias, mean)
+        how = (batch_size, model.number, model.bias, mean)
         if bare:
             if model.l2_per_count:
                 raise Invalid("l2_per_count is not there without key lists: leave bare out")

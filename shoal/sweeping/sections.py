@@ -48,7 +48,7 @@ def _settings(of: Figures) -> Table:
         ("data", lambda job: words.clean(job.data.source.rsplit("/", 1)[-1])),
         ("rows", lambda job: "all" if job.data.rows is None else f"{job.data.rows:,}"),
         ("rows in a slot", lambda job: str(job.data.batch)),
-        ("model", lambda job: job.model.loss),
+        ("model", lambda job: job.model.name),
         ("strategy", lambda job: job.strategy.name),
         ("workers", lambda job: str(job.workers)),
         ("update", lambda job: f"{job.update.rule}, step {'as usual' if job.update.step is None else job.update.step}"),

@@ -95,7 +95,7 @@ def it_starts_from_the_weights_that_all_start_from(candidate: Candidate) -> None
     """Evaluation 0 is that of the first weights: before any push, and the same for any number of workers."""
     for run in (plain(candidate), watch(candidate.job(workers=1, stop__steps=1))):
         first = run.all(Evaluated)[0]
-        nothing = np.zeros(run.job.model.keys(run.dataset.features), np.float32)
+        nothing = np.zeros(run.job.linear.keys(run.dataset.features), np.float32)
         assert (first.number, first.steps, first.examples, first.train_loss) == (0, 0, 0, None)
         assert first.test_loss == run.loss_of(nothing), f"{run.job.workers} workers begin with {first.test_loss}"
 

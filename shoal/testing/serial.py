@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
 from shoal.data.localise import Localiser
 from shoal.data.slots import Slots
@@ -24,7 +25,7 @@ Floats = npt.NDArray[np.float32]
 
 def serial(job: Job, dataset: Dataset) -> Floats:
     """All weights when the job's epochs or steps are done."""
-    rows = job.model.keys(dataset.features)
+    rows = job.linear.keys(dataset.features)
     workload = dealing_of(job, dataset).workload
     table = Table(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])
     gradient = Gradient(job, dataset)
@@ -42,13 +43,13 @@ class Gradient:
     """Of the slots of a step, at the weights before it."""
 
     def __init__(self, job: Job, dataset: Dataset) -> None:
-        self._job, self._rows = job, dataset.train
+        self._job, self._rows = job, sparse(dataset.train)
         self._slots = Slots(dataset.train.rows, job.data.batch, job.seed)
         self._localiser = Localiser(dataset.features)
-        self._total = np.zeros(job.model.keys(dataset.features), np.float64)
+        self._total = np.zeros(job.linear.keys(dataset.features), np.float64)
 
     def of(self, slots: range, table: Table) -> tuple[npt.NDArray[np.uint64], Floats]:
-        model, mean = self._job.model, self._job.strategy.combine == "mean"
+        model, mean = self._job.linear, self._job.strategy.combine == "mean"
         touched = np.zeros(len(self._total), np.bool_)
         for slot in slots:
             content = self._slots.content(*divmod(slot, self._slots.per_pass))

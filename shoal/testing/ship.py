@@ -7,14 +7,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.launch.training import dealing_of
 from shoal.limits import SECOND
+from shoal.models.learning import learner_of
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.evaluator import Evaluator
+from shoal.nodes.rows import Rows as SparseRows
 from shoal.nodes.server import Server
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
@@ -68,7 +71,8 @@ class Ship:
             self.board(Server(f"server-{i}", "token", f"memory:server-{i}"))
         client = Worker("launcher", "client", "token")
         self.board(client)
-        keys = self.job.model.keys(rows.features)
+        self.learner = learner_of(self.job.model, rows.train, self.job.seed)
+        keys = self.learner.keys
         table = self.job.servers_strategy.table(keys, self.job.update.update(), self.dealing.workload.per_pass)
         self.until(lambda: client.joined.done and len(client.member.view.members) == 1 + self.job.servers)
         made = client.client.create(TABLE, table)
@@ -76,7 +80,7 @@ class Ship:
         self.until(lambda: made.done)
         assert made.error is None
         self.launcher = client
-        self.evaluator = Evaluator(Worker("evaluator", "evaluator", "token"), self.job.model, rows.test)
+        self.evaluator = Evaluator(Worker("evaluator", "evaluator", "token"), self.learner, rows.test)
         self.ends["evaluator"] = self.evaluator.start()
         self.board(self.evaluator.worker)
         for i in range(self.job.workers):
@@ -93,11 +97,10 @@ class Ship:
         trainer = Trainer(
             worker,
             self.job.servers_strategy,
-            self.job.model,
-            self.rows.train,
+            self.learner,
+            SparseRows(worker, sparse(self.rows.train), slots, self.job.linear.bias, self.cache),
             slots,
             lambda: (0, 0),
-            self.cache,
         )
         self.trainers[name] = trainer
         self.ends[name] = trainer.start()

@@ -25,6 +25,7 @@ from shoal.events import Evaluated, RunEvent
 from shoal.folder import Log
 from shoal.job import Job
 from shoal.launch.training import Outcome, Training
+from shoal.models.learning import learner_of
 from shoal.run import summarise
 from shoal.strategies import TABLE
 from shoal.wire.messages import Course
@@ -71,7 +72,8 @@ class Watched:
         return [event for event in self.events if isinstance(event, kind)]
 
     def loss_of(self, weights: npt.NDArray[np.float32]) -> float:
-        return self.job.model.judge(self.dataset.test, weights)[0]
+        learner = learner_of(self.job.model, self.dataset.train, self.job.seed)
+        return learner.judge(self.dataset.test, weights)[0]
 
     def check_counted_once(self) -> None:
         """Every slot was dealt until it was counted, and every server counted it once."""

@@ -58,11 +58,12 @@ def _figures(runs: Sequence[Told]) -> Section:
     """Runs beside each other: as columns while they are few."""
     judged = [one for one in runs if one.run.best is not None]
     common = compare.common_loss(judged) if judged else None
-    heads = ["workers", "seconds", "rows/s", "best test loss", "last test loss"]
+    names = list(dict.fromkeys(name for one in runs for name in _metrics(one)))
+    heads = ["workers", "seconds", "rows/s", "best test loss", "last test loss", *(f"last {name}" for name in names)]
     heads += [] if common is None else [f"seconds to {words.loss(common)}", f"rows to {words.loss(common)}"]
     heads += [*(VERBS[kind] for kind in OF_WORKERS), "staleness, mean"]
     rows = [
-        [f"{one.name} ({one.strategy})" if one.strategy not in one.name else one.name, *_row(one, common)]
+        [f"{one.name} ({one.strategy})" if one.strategy not in one.name else one.name, *_row(one, common, names)]
         for one in runs
     ]
     heads = ["run", *heads]
@@ -72,12 +73,20 @@ def _figures(runs: Sequence[Told]) -> Section:
     return Section("Figures", [], [], [Table(heads, rows)])
 
 
-def _row(one: Told, common: float | None) -> list[str]:
+def _metrics(one: Told) -> dict[str, float]:
+    """Of the last evaluation."""
+    found = one.run.finite[-1].metrics if one.run.finite else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     run, stale = one.run, one.staleness
     last = run.finite[-1].test_loss if run.finite else None
     row = [str(run.started.workers if run.started else "-"), _seconds(run.seconds)]
     row += [f"{one.speed:,.0f}" if one.speed else "-"]
     row += [words.loss(run.best.test_loss if run.best else None), words.loss(last)]
+    found = _metrics(one)
+    row += [f"{found[name]:.4f}" if name in found else "-" for name in names]
     if common is not None:
         there = run.reached(common)
         row += [_seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]

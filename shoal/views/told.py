@@ -112,17 +112,20 @@ def _read_job(told: Told, path: Path) -> None:
         told.problems.append(f"Its settings are not shown: {words.clean(str(error))}.")
 
 
+_NAMES = (("data", "source"), ("model", "kind"), ("model", "net"))  # told by their own names
+
+
 def unlike(job: Job) -> dict[str, Any]:
     """Settings that are not the defaults, by their names in a job file; data and strategy are always told."""
     mine: dict[str, Any] = msgspec.to_builtins(job)
-    usual: dict[str, Any] = msgspec.to_builtins(Job(strategy=type(job.strategy)()))
-    found: dict[str, Any] = {"data": job.data.source, "model": job.model.loss, "strategy": job.strategy.name}
+    usual: dict[str, Any] = msgspec.to_builtins(Job(strategy=type(job.strategy)(), model=type(job.model)()))
+    found: dict[str, Any] = {"data": job.data.source, "model": job.model.told, "strategy": job.strategy.name}
     for name, value in mine.items():
         if not isinstance(value, dict):
             found |= {name: value} if value != usual[name] else {}
             continue
         for inner, one in value.items():
-            if one != usual[name].get(inner) and (name, inner) not in (("data", "source"), ("model", "loss")):
+            if one != usual[name].get(inner) and (name, inner) not in _NAMES:
                 found[f"{name}.{inner}"] = one
     return found
 

@@ -17,7 +17,7 @@ from shoal.data.datasets import Source
 from shoal.errors import Invalid
 from shoal.job import Evaluate, Job, Launch, Rule
 from shoal.models.linear import Linear
-from shoal.settings import changed, value_of
+from shoal.settings import changed, settings_of, toml_lines, value_of
 from shoal.strategies.parameter_server import Async, Bounded, Sync
 
 
@@ -27,6 +27,7 @@ def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 ABOVE = st.floats(0, exclude_min=True, allow_infinity=False, allow_subnormal=False)
 FROM_ZERO = st.floats(0, 1e300)
+SHARE = st.floats(0, 1, exclude_max=True)
 COUNTS = st.integers(1, 1 << 62)
 JOBS = st.builds(
     Job,
@@ -50,8 +51,14 @@ JOBS = st.builds(
         st.builds(Bounded, max_delay=st.integers(0, 99), prefetch=st.integers(0, 64)),
         st.builds(Async),
     ),
-    update=st.builds(
-        Rule, rule=st.sampled_from(["adagrad", "sgd", "ftrl"]), step=maybe(ABOVE), l1=FROM_ZERO, l2=FROM_ZERO
+    update=st.one_of(
+        st.builds(
+            Rule, rule=st.sampled_from(["adagrad", "sgd", "ftrl"]), step=maybe(ABOVE), l1=FROM_ZERO, l2=FROM_ZERO
+        ),
+        st.builds(
+            Rule, rule=st.just("momentum"), momentum=maybe(SHARE), dampening=maybe(SHARE), decay=maybe(FROM_ZERO)
+        ),
+        st.builds(Rule, rule=st.sampled_from(["adam", "adamw"]), beta1=maybe(SHARE), epsilon=maybe(ABOVE)),
     ),
     stop=st.builds(
         Stop,
@@ -243,7 +250,7 @@ def test_a_setting_that_is_not_known_is_refused_with_the_nearest_that_is(given: 
         ({"stop": {"epochs": "2"}}, "stop.epochs: Expected `float | null`, got `str`"),
         ({"stop": 5}, "stop: Expected `object`, got `int`"),
         ({"data": {"source": 3}}, "data.source: Expected `str`, got `int`"),
-        ({"model": "logistik"}, "model.loss: Invalid enum value 'logistik'"),
+        ({"model": "logistik"}, "model.net: no 'logistik': did you mean 'logistic'?"),
         ({"launch": {"modules": "mine"}}, "launch.modules: Expected `array`, got `str`"),
         ({"strategy": {"name": "sync", "slots_per_step": 0}}, "strategy.slots_per_step=0: needs 1 to 4,096"),
         ({"strategy": {"name": "sync", "slots_per_step": 4_097}}, "strategy.slots_per_step=4097: needs 1 to 4,096"),
@@ -278,8 +285,53 @@ def test_a_value_has_no_settings_of_its_own() -> None:
         (Rule("sgd", step=0.25), "sgd", {"step": 0.25}),
         (Rule("sgd", l1=0.1), "proximal_sgd", {"step": 0.5, "l1": 0.1, "l2": 0.0}),
         (Rule("ftrl", step=0.3, l2=0.2), "ftrl", {"alpha": 0.3, "l2": 0.2}),
+        (Rule("adagrad", epsilon=1e-3), "adagrad", {"epsilon": 1e-3}),
+        (Rule("momentum"), "sgd_momentum", {"step": 0.01, "momentum": 0.9, "decay": 0.0}),
+        (Rule("momentum", momentum=0.0, decay=0.5), "sgd_decay", {"step": 0.01, "decay": 0.5}),
+        (Rule("momentum", dampening=0.1), "sgd_dampened", {"dampening": 0.1}),
+        (Rule("nesterov", step=0.3, momentum=0.8), "sgd_nesterov", {"step": 0.3, "momentum": 0.8}),
+        (Rule("rmsprop", alpha=0.9), "rmsprop", {"step": 0.01, "alpha": 0.9, "epsilon": 1e-8}),
+        (Rule("rmsprop", momentum=0.5), "rmsprop_momentum", {"momentum": 0.5}),
+        (Rule("adam", beta2=0.99), "adam", {"step": 1e-3, "beta1": 0.9, "beta2": 0.99, "decay": 0.0}),
+        (Rule("adamw", step=0.1), "adamw", {"step": 0.1, "decay": 0.01}),
     ],
 )
 def test_a_rule_becomes_an_update(rule: Rule, name: str, settings: dict[str, float]) -> None:
     update = rule.update()
     assert update.name == name and settings.items() <= update.settings.items()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"rule": "adam", "momentum": 0.9},
+            "update.momentum=0.9: rule 'adam' has no momentum, only momentum, nesterov, rmsprop; "
+            "it has step, beta1, beta2, epsilon, decay: leave momentum out, or choose another rule",
+        ),
+        ({"rule": "sgd", "decay": 0.1}, "update.decay=0.1: rule 'sgd' has no decay, only momentum, nesterov"),
+        ({"rule": "adamw", "l1": 0.1}, "update.l1=0.1: rule 'adamw' has no l1, only adagrad, sgd, ftrl"),
+        ({"rule": "ftrl", "alpha": 0.1}, "it has step, l1, l2: leave alpha out"),
+        ({"rule": "nesterov", "dampening": 0.0}, "rule 'nesterov' has no dampening, only momentum"),
+        ({"rule": "adam", "beta1": 1.0}, "beta1=1.0: a number below 1 is needed"),
+        ({"rule": "adma"}, "did you mean 'adam'?"),
+        ({"rule": "adam", "beta": 0.5}, "no setting update.beta: did you mean 'update.beta"),
+    ],
+)
+def test_a_setting_that_the_rule_does_not_have_is_refused_with_those_it_has(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(Invalid) as error:
+        Job.of({"update": given})
+    assert says in str(error.value)
+
+
+def test_another_rule_with_its_settings_comes_from_the_command_line() -> None:
+    changes = settings_of(["update=adam", "update.step=0.003", "update.beta2=0.99"])
+    job = Job.of(changed({"update": {"rule": "sgd", "step": 0.5}}, changes))
+    assert job.update == Rule("adam", step=0.003, beta2=0.99)
+    assert Job.of(tomllib.loads(job.toml())) == job
+
+
+def test_settings_that_came_later_leave_the_identity_of_older_runs_alone() -> None:
+    lines = "".join(toml_lines(Rule("sgd", l1=0.5).identity))
+    assert lines == 'rule = "sgd"\n# step = (not set)\nl1 = 0.5\nl2 = 0.0\n'
+    assert Job(update=Rule("adam", decay=0.1)).identity != Job(update=Rule("adam")).identity

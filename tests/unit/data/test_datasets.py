@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.data import digits
 from shoal.data.datasets import NAMED, Dataset, Source, load, names
 from shoal.data.synthetic import TEST_FROM, Clicks
 from shoal.errors import Invalid
@@ -45,6 +47,24 @@ def test_the_rows_that_are_held_out_do_not_depend_on_the_seed(rows: Path, cache:
     assert first.folder == second.folder
     fewer = load(Source(str(rows), rows=500), 0, cache)
     assert fewer.test.columns.tolist() == first.test.columns[: fewer.test.nonzeros].tolist()
+
+
+@pytest.mark.parametrize("name", ["rows.svm", "rows.npz"])
+def test_a_pipe_a_socket_and_a_device_are_refused_before_they_are_opened(
+    tmp_path: Path, cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's name must be short
+    pipe, listening, device = (tmp_path / f"{kind}-{name}" for kind in ("pipe", "socket", "device"))
+    os.mkfifo(pipe)
+    device.symlink_to(os.devnull)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(listening.name)
+        for path in (pipe, listening, device):
+            with pytest.raises(Invalid, match=f"{path.name}' is no plain file: write the rows to one first"):
+                load(Source(str(path)), 0, cache)
+    np.savez(tmp_path / "good.npz", x=np.eye(9), y=np.arange(9))
+    with pytest.raises(Invalid, match=f"{pipe.name}' is no plain file"):
+        load(Source(str(tmp_path / "good.npz"), test=str(pipe)), 0, cache)
 
 
 def test_three_rows_are_enough_to_try(tmp_path: Path, cache: Path) -> None:
@@ -154,11 +174,13 @@ def test_what_cannot_be_loaded_says_what_to_do(source: Source, what: str, cache:
 
 
 def test_a_named_set_says_where_its_files_belong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "nothing"))
     monkeypatch.delenv("SHOAL_DATA", raising=False)
     with pytest.raises(Invalid, match=r"put a9a/a9a\.xz into a folder and name it in SHOAL_DATA"):
         load(Source("a9a"), 0, tmp_path)
     assert {known.name: known.available for known in names()} == {
         "clicks": True, "rcv1-like": True, "rcv1": False, "a9a": False, "criteo_tb": False, "criteo_kaggle": False,
+        "mnist": False, "digits": digits.installed(),
     }  # fmt: skip
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     with pytest.raises(Invalid, match=rf"a9a needs {tmp_path}/a9a/a9a\.xz, which is not there"):

@@ -205,7 +205,7 @@ def test_a_file_that_holds_no_rows_says_what_it_is(tmp_path: Path, format: Forma
         b"": "is empty",
         b"\n\r\n\n": "has no row in its 3 lines",
         b"1 1:1\0\n": "is no text: byte 5",
-        b"PK\x03\x04....": "is a zip archive: give plain text",
+        b"PK\x03\x04....": "is a zip archive and not called .npz: give plain text",
         b"\x28\xb5\x2f\xfd....": "compressed with zstd",
         gzip.compress(b""): "has no row",
     }

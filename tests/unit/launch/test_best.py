@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from shoal.events import RunEvent, Warned
 from shoal.launch.best import Best
+from shoal.models.learning import LinearLearner
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
 from shoal.nodes.evaluator import Judged
@@ -17,7 +19,8 @@ JUDGED = Judged(4, np.array([1.0, 2.0, 3.0], np.float32), 0.25, {"accuracy": 0.5
 
 
 def best(path: Path, told: list[RunEvent] | None = None, features: int = 2) -> Best:
-    return Best(path, Linear(), features, (told if told is not None else []).append)
+    train = SimpleNamespace(features=features)
+    return Best(path, LinearLearner(Linear(), train), (told if told is not None else []).append)  # type: ignore[arg-type]
 
 
 def test_the_best_is_read_back_as_it_was_judged(tmp_path: Path) -> None:

@@ -69,6 +69,18 @@ def test_a_run_that_loses_all_its_workers_before_the_beginning_ends() -> None:
     assert "no worker was there" in desk.why
 
 
+def test_workers_that_answer_and_get_nothing_done_are_named_once() -> None:
+    desk = Desk(dealing())
+    for who in (1, 2):
+        desk.want(who)
+    desk.judge(0.7)
+    for _ in range(3):
+        desk.now += 20 * SECOND
+        desk.feed(desk.dealing.tick(desk.now))
+    (warned,) = desk.all(Warned)
+    assert "after slot 0 nothing was counted for 30 s: " in warned.what and "worker-1" in warned.what
+
+
 # ---------------------------------------------------------------- who did what
 
 

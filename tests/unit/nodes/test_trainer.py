@@ -15,7 +15,9 @@ from shoal.data.datasets import Dataset, load
 from shoal.errors import Fenced
 from shoal.events import Evaluated, Gone, Started, Stopped, Voided
 from shoal.job import Job
-from shoal.nodes.trainer import Lane
+from shoal.models.learning import LinearLearner
+from shoal.models.linear import Linear
+from shoal.nodes.lane import Lane
 from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended, Received, Tick
@@ -227,7 +229,7 @@ def test_penalties_per_count_are_those_of_the_whole_set(rows: Dataset) -> None:
     trainer = ship.trainers["worker-0"]
     local = trainer.local((0, 0))
     weights = np.ones(len(local.keys), np.float32)
-    _, gradient = trainer._gradient(local, weights, False)
+    _, gradient = trainer.learner.gradient(local, weights, False)
     counts = np.append(rows.train.counts[local.keys[:-1]], 1).astype(np.float32)
     _, expected = ship.job.model.gradient(local, weights, False, counts)
     np.testing.assert_array_equal(gradient, expected)
@@ -237,19 +239,24 @@ def test_penalties_per_count_are_those_of_the_whole_set(rows: Dataset) -> None:
 # ---------------------------------------------------------------- what cannot be pushed
 
 
+class Poisoned(LinearLearner):
+    """Of one slot the gradient is no number."""
+
+    def __init__(self, model: Linear, train: Any, bad: list[int]) -> None:
+        super().__init__(model, train)
+        self._bad = bad
+
+    def gradient(self, local: Any, weights: Any, mean: bool) -> tuple[float, Any]:
+        loss, values = super().gradient(local, weights, mean)
+        return loss, values * np.float32("nan") if local.keys.tolist() == self._bad else values
+
+
 @ALL
 def test_gradients_that_are_no_numbers_become_void_slots_and_the_run_ends_well(rows: Dataset, strategy: str) -> None:
     ship = Ship(rows, strategy=strategy, workers=2, model="squared", stop__epochs=1)
     ship.until(lambda: bool(ship.all(Started)))
     for trainer in ship.trainers.values():
-        gradient = trainer.model.gradient
-        bad = set(trainer.local((0, 3)).keys.tolist())
-
-        def poisoned(local: Any, *rest: Any, gradient: Any = gradient, bad: set[int] = bad) -> tuple[float, Any]:
-            loss, values = gradient(local, *rest)
-            return loss, values * np.float32("nan") if set(local.keys.tolist()) == bad else values
-
-        trainer._gradient = lambda local, weights, mean, poisoned=poisoned: poisoned(local, weights, mean)  # type: ignore[method-assign]
+        trainer.learner = Poisoned(trainer.learner.model, rows.train, trainer.local((0, 3)).keys.tolist())
     ship.home()
     assert [event.slot for event in ship.all(Voided)] == [(0, 3)]
     assert ship.slots_done() == 25 and ship.all(Stopped)[0].why == "1 epoch done"

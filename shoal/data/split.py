@@ -1,0 +1,188 @@
+"""A set, dealt out to clients: every row to train on goes to exactly one of them, and the rows to test on to nobody.
+
+    even        cut into equal parts, in the order of the packed set (an order of chance)
+    shuffled    the same in an order of the seed's
+    label       sorted by label, then cut: each client sees few labels
+    dirichlet   of each label every client gets a share drawn from Dirichlet(alpha): small alpha, few labels each
+
+    client-0.npz ... test.npz    dense sets        split.json    who has how many of which label
+    client-0.svm ... test.svm    sparse ones       split.png     the same, drawn
+
+Each of them trains: ``shoal train FOLDER/client-0.npz --test FOLDER/test.npz``.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import picture
+from shoal.data.arrays import Arrays
+from shoal.data.batch import Floats, Ids
+from shoal.data.datasets import Dataset
+from shoal.data.make import write_text
+from shoal.data.packed import Aside, Packed
+from shoal.errors import Invalid
+from shoal.files import replace_file
+
+By = Literal["even", "shuffled", "label", "dirichlet"]
+
+ALPHA = 0.5
+CLIENTS = 10_000  # files in a folder
+LABELS = 1_000  # distinct ones that are counted; more are numbers, not classes
+AT_ONCE = 10_000  # rows of text
+_MASK = (1 << 64) - 1
+
+
+class Split(msgspec.Struct, frozen=True):
+    """What was dealt, as split.json has it."""
+
+    set: str
+    rows: int
+    test_rows: int
+    shape: list[int]
+    by: By
+    alpha: float | None
+    seed: int
+    files: list[str]  # one a client
+    test: str
+    sizes: list[int]  # rows of each client
+    labels: list[float]  # none if there are too many to count
+    counts: list[list[int]]  # of each client, how many rows of each label
+    notes: list[str]
+
+
+def split(
+    dataset: Dataset,
+    clients: int,
+    folder: Path,
+    by: By = "even",
+    alpha: float | None = None,
+    seed: int = 0,
+) -> Split:
+    """Write the folder, whole or not at all; with a picture where matplotlib is installed."""
+    check_split(clients, by, alpha)
+    if folder.exists() or folder.is_symlink():
+        raise Invalid(f"{folder} is there already: take another folder (--out), or remove it")
+    owner, notes = assign(dataset.train.labels, clients, by, ALPHA if alpha is None else alpha, seed)
+    suffix = "npz" if dataset.dense else "svm"
+    sizes, labels, counts = _count(owner, dataset.train.labels, clients)
+    said = Split(
+        set=dataset.name,
+        rows=dataset.train.rows,
+        test_rows=dataset.test.rows,
+        shape=list(dataset.shape),
+        by=by,
+        alpha=(ALPHA if alpha is None else alpha) if by == "dirichlet" else None,
+        seed=seed,
+        files=[f"client-{client}.{suffix}" for client in range(clients)],
+        test=f"test.{suffix}",
+        sizes=sizes,
+        labels=labels,
+        counts=counts,
+        notes=notes,
+    )
+    try:
+        with Aside(folder) as aside:
+            aside.path.chmod(0o755)
+            _write(dataset, said, owner, aside.path)
+            if picture.installed():
+                picture.draw(said, aside.path / "split.png")
+            replace_file(aside.path / "split.json", msgspec.json.format(msgspec.json.encode(said)) + b"\n")
+            aside.settle()
+    except OSError as error:
+        raise Invalid(
+            f"cannot write {folder}: {error.strerror or error}; nothing was left there: take another folder (--out)"
+        ) from error
+    return said
+
+
+def check_split(clients: int, by: By, alpha: float | None) -> None:
+    """Refuse what can be refused before a row is read."""
+    if not 1 <= clients <= CLIENTS:
+        raise Invalid(f"{clients:,} clients: 1 to {CLIENTS:,} are possible")
+    if alpha is not None and by != "dirichlet":
+        raise Invalid(f"alpha is for shares by chance: leave it out, or split with --by dirichlet (now: {by})")
+    if alpha is not None and not 0 < alpha < math.inf:
+        raise Invalid(f"alpha = {alpha:g}: more than 0; 0.1 is very uneven, 100 nearly even")
+
+
+def assign(labels: Floats, clients: int, by: By, alpha: float, seed: int) -> tuple[Ids, list[str]]:
+    """Which client each row goes to, and what a user should hear of it."""
+    rows = len(labels)
+    if clients > rows:
+        raise Invalid(f"{clients:,} clients and {rows:,} rows: no client may be without a row; take fewer clients")
+    chance = np.random.Generator(np.random.PCG64(seed & _MASK))
+    notes: list[str] = []
+    match by:
+        case "dirichlet":
+            return _shares(labels, clients, alpha, chance)
+        case "even":
+            order = np.arange(rows)
+        case "shuffled":
+            order = chance.permutation(rows)
+        case "label":
+            order = np.argsort(labels, kind="stable")
+    owner = np.empty(rows, np.int64)
+    owner[order] = np.arange(rows) * clients // rows
+    return owner, notes
+
+
+def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Generator) -> tuple[Ids, list[str]]:
+    values, which = np.unique(labels, return_inverse=True)
+    if len(values) > LABELS:
+        raise Invalid(f"{len(values):,} different labels are numbers, not classes: split by even, shuffled or label")
+    owner = np.empty(len(labels), np.int64)
+    for value in range(len(values)):
+        mine = chance.permutation(np.flatnonzero(which == value))
+        shares = chance.dirichlet(np.full(clients, alpha))
+        if not np.isfinite(shares).all():  # alpha so small that no share can be told from 0: one takes all
+            shares = np.eye(clients)[chance.integers(clients)]
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(mine)).astype(np.int64)
+        owner[mine] = np.searchsorted(cuts, np.arange(len(mine)), side="right")
+    return _none_empty(owner, clients)
+
+
+def _none_empty(owner: Ids, clients: int) -> tuple[Ids, list[str]]:
+    """Who got nothing is given a row of whoever has most."""
+    sizes = np.bincount(owner, minlength=clients)
+    empty = np.flatnonzero(sizes == 0)
+    for client in empty:
+        largest = int(sizes.argmax())
+        owner[np.flatnonzero(owner == largest)[-1]] = client
+        sizes[largest] -= 1
+        sizes[client] += 1
+    named = ", ".join(f"client-{client}" for client in empty[:5]) + ("..." if len(empty) > 5 else "")
+    return owner, [f"{named} got no row by chance, and one each of whoever had most"] if len(empty) else []
+
+
+def _count(owner: Ids, labels: Floats, clients: int) -> tuple[list[int], list[float], list[list[int]]]:
+    sizes = np.bincount(owner, minlength=clients).tolist()
+    values, which = np.unique(labels, return_inverse=True)
+    if len(values) > LABELS:
+        return sizes, [], []
+    table = np.bincount(owner * len(values) + which, minlength=clients * len(values)).reshape(clients, -1)
+    return sizes, values.tolist(), table.tolist()
+
+
+def _write(dataset: Dataset, said: Split, owner: Ids, folder: Path) -> None:
+    order = np.argsort(owner, kind="stable")
+    for name, rows in zip(said.files, np.split(order, np.cumsum(said.sizes)[:-1]), strict=True):
+        _rows(dataset.train, rows, folder / name)
+    _rows(dataset.test, np.arange(dataset.test.rows), folder / said.test)
+
+
+def _rows(rows: Packed | Arrays, which: npt.NDArray[Any], path: Path) -> None:
+    if isinstance(rows, Packed):
+        parts = (rows.take(which[first : first + AT_ONCE]) for first in range(0, len(which), AT_ONCE))
+        write_text(parts, path)
+        return
+    taken, meta = rows.take(which), rows.meta
+    facts = {"factor": np.array(meta.factor), "shift": np.array(meta.shift), "classes": np.array(meta.classes)}
+    arrays: dict[str, Any] = {"x": taken.inputs, "y": taken.labels, **facts}
+    np.savez(path, **arrays)

@@ -1,0 +1,75 @@
+"""Before a run: whether its model and its rows go together, and the weights that it begins with."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from shoal import limits
+from shoal.data.datasets import Dataset, check_rows
+from shoal.errors import Invalid
+from shoal.files import replace_file
+from shoal.job import Job
+from shoal.models.learning import Learner, learner_of
+from shoal.models.linear import Linear
+from shoal.store.checkpoint import Manifest
+from shoal.tables import Dense, Given, Table
+
+START = "start.f32"
+
+
+def check(job: Job, dataset: Dataset) -> Learner:
+    """Whatever would only be found out in the middle of the run; and the model, ready to learn."""
+    if isinstance(job.model, Linear):
+        check_rows(dataset, job.model.loss, "classes" if job.model.classes else "numbers")
+    rows, batch = dataset.train.rows, job.data.batch
+    slots = -(-rows // batch)
+    if slots > limits.LEDGER_WINDOW:
+        raise Invalid(
+            f"{slots:,} slots in a pass, at most {limits.LEDGER_WINDOW:,} are possible: "
+            f"take larger ones (--set data.batch={-(-rows // limits.LEDGER_WINDOW)})"
+        )
+    if job.has_servers and rows < job.workers:
+        raise Invalid(
+            f"{dataset.name} has {rows} rows to train on, and there are {job.workers} workers: "
+            f"take fewer (--workers {rows}), or more rows"
+        )
+    learner = learner_of(job.model, dataset.train, job.seed)
+    if not isinstance(job.model, Linear):
+        learner.check(dataset.test)  # type: ignore[attr-defined]
+    return learner
+
+
+def check_same(learner: Learner, checkpoint: Manifest) -> None:
+    """Weights of another module would be taken for this one's, as long as there are about as many."""
+    start = learner.start()
+    for table in checkpoint.tables:
+        was = table.spec.initial
+        if start is not None and isinstance(was, Given) and was.about != start[1]:
+            raise Invalid(
+                f"the module is not the one of the checkpoint: it has {start[1]}, the checkpoint's has {was.about}: bring its code "
+                f"back, or begin another run"
+            )
+
+
+def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> Table:
+    """The table of the weights. Those that a module begins with are put into a file in the folder, for the servers to read."""
+    strategy, update, start = job.servers_strategy, job.update.update(), learner.start()
+    if start is None or isinstance(job.model, Linear):
+        return strategy.table(learner.keys, update, slots_per_pass)
+    weights, about = start
+    contents = np.ascontiguousarray(weights, "<f4").tobytes()
+    path = folder.absolute() / START
+    replace_file(path, contents)
+    apply, max_delay = strategy.consistency(slots_per_pass)
+    return Dense(
+        rows=learner.keys,
+        width=learner.width,
+        update=update,
+        initial=Given(str(path), zlib.crc32(contents), about),
+        apply=apply,
+        max_delay=max_delay,
+        wire=job.model.wire,
+    )

@@ -1,0 +1,85 @@
+"""How rows become what a module takes: arrays of one shape, and numbers of a size that networks like.
+
+Images of bytes with two axes get a third, their one channel. Sparse rows are spread out, as long as that is reasonable;
+labels -1 and +1 become 0 and 1, since classes are numbered from 0 here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.arrays import Arrays
+from shoal.data.batch import Batch
+from shoal.data.labels import are_classes
+from shoal.data.packed import Packed
+from shoal.errors import Invalid
+from shoal.keys import KeyRange
+
+Floats = npt.NDArray[np.float32]
+WIDEST = 1 << 17  # features of a sparse set that are spread out
+
+
+class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a module sees of a set."""
+
+    shape: tuple[int, ...]  # of one example
+    factor: float = 1.0
+    shift: float = 0.0
+    bytes: bool = False  # they are stored as such
+    classes: int = 0  # labels are 0..classes-1; 0: they are numbers
+
+    @classmethod
+    def of(cls, rows: Packed | Arrays) -> Inputs:
+        if isinstance(rows, Arrays):
+            image = len(rows.shape) == 2 and rows.meta.kind == "uint8"
+            shape = (1, *rows.shape) if image else rows.shape
+            return cls(shape, rows.meta.factor, rows.meta.shift, rows.meta.kind == "uint8", rows.meta.classes)
+        if rows.features > WIDEST:
+            raise Invalid(
+                f"{rows.features:,} sparse features are too many to spread out for a module (at most {WIDEST:,}): take a linear "
+                f"model, hash them to fewer (--set data.hash_bits=12), or keep their rows in a table (shoal.torch.EmbeddingBag)"
+            )
+        return cls((rows.features,), classes=2 if are_classes(rows) else 0)
+
+    def read(self, rows: Any, start: int, stop: int) -> tuple[npt.NDArray[Any], Floats]:
+        """Inputs of the shape above, not scaled yet, and labels."""
+        part = rows.slice(start, stop)
+        if isinstance(part, Batch):
+            labels = (part.labels > 0).astype(np.float32) if self.classes else part.labels
+            return _spread(part, self.shape[0]), labels
+        return part.inputs.reshape(len(part), *self.shape), part.labels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Some rows, and the weights that they need."""
+
+    data: Any
+    inputs: Inputs
+    start: int
+    stop: int
+    seed: int
+    listed: KeyRange
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def nonzeros(self) -> int:
+        """For whoever decides where to compute: a module is never a matter of microseconds."""
+        return 1 << 40
+
+    def read(self) -> tuple[Any, Any]:
+        return self.inputs.read(self.data, self.start, self.stop)
+
+
+def _spread(batch: Batch, features: int) -> Floats:
+    dense = np.zeros((len(batch), features), np.float32)
+    rows = np.repeat(np.arange(len(batch)), np.diff(batch.indptr))
+    dense[rows, batch.columns] = 1.0 if batch.values is None else batch.values
+    return dense

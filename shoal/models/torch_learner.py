@@ -1,0 +1,319 @@
+"""A ``torch.nn.Module`` at work: its parameters are views of one flat range, and so is its gradient.
+
+What is computed for a slot is a function of the weights and the slot alone. Dropout draws from a generator that is seeded by
+the slot, and buffers are as they were made before each one, whoever computes it: so a sync run is the same, bit for bit, with any
+number of workers. Running statistics of batch normalisation play no part in training; before a model is judged or kept they are
+computed anew, at its weights, over the first rows that are trained on.
+
+PyTorch's generator belongs to the whole process, so of several threads one computes at a time: processes are for speed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shoal.data.arrays import Arrays
+from shoal.data.packed import Packed
+from shoal.errors import BadValues, Invalid
+from shoal.keys import KeyRange
+from shoal.models.inputs import Inputs, Piece
+from shoal.models.linear import Floats
+from shoal.models.torch_making import computing, device_of, keep_memory, loss_of, made, moved, named, trainable
+from shoal.models.torch_module import Module
+from shoal.models.trained_module import TrainedModule
+
+Metrics = dict[str, float | None]
+
+WIDTH = 256  # weights in a row of the table: rules run on long rows three times as fast; the last is filled with zeros
+_AT_ONCE = 1_000  # rows that are judged in one go
+_CALIBRATED = 4_000  # rows by which batch normalisation is measured
+_LOOK = 64  # gradients between two looks whether the module is still the same
+
+
+class ModuleLearner:
+    """One module, on one device."""
+
+    def __init__(self, model: Module, train: Packed | Arrays, seed: int, number: int = 0) -> None:
+        self.model, self._train = model, train
+        self._inputs = Inputs.of(train)
+        self.device = device_of(model.device, number)
+        self.module = moved(made(model, self._inputs, seed), self.device, model.net)
+        self._loss = loss_of(model.loss)
+        self._params = trainable(self.module, model.net)
+        self._count = sum(param.numel() for _, param in self._params)
+        self.keys, self.width = -(-self._count // WIDTH), WIDTH
+        self._rest = torch.zeros(self.keys * WIDTH - self._count, device=self.device)
+        self._flat = torch.cat([*(param.detach().reshape(-1) for _, param in self._params), self._rest])
+        at = 0
+        for _, param in self._params:
+            param.data = self._flat[at : at + param.numel()].view_as(param)
+            at += param.numel()
+        on_cpu = self.device.type == "cpu"
+        self._staging = self._flat if on_cpu else torch.empty(len(self._flat), pin_memory=self.device.type == "cuda")
+        self._staging.copy_(self._flat)
+        self._fixed = {name: one.detach().clone() for name, one in self.module.named_buffers()}
+        self._measured = [one for one in self.module.modules() if _is_measured(one)]
+        self._start = self._rows(self._flat.cpu().numpy().copy())
+        self._shapes = {name: param.shape for name, param in self._params}
+        self._computed = 0  # gradients
+        self._settled: set[int] = set()  # threads that compute with so many threads as they should
+        self._before = 0
+        self._threads = 0  # as many as the process has
+
+    # ------------------------------------------------------------ the beginning and the end
+
+    def settle(self, alone: bool = False) -> None:
+        if alone:
+            keep_memory()
+        self._threads = self.model.threads  # left alone, every worker would take all cores
+        self._before = torch.get_num_threads()
+
+    def release(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._before)
+        self._threads = 0
+
+    def start(self) -> tuple[Floats, str]:
+        return self._start, self.about
+
+    @property
+    def about(self) -> str:
+        """What must be the same on every node: names and shapes of what is trained, values of what is not."""
+        parts = [f"{name} {tuple(param.shape)}" for name, param in self._params]
+        layers = re.sub(r"0x[0-9a-f]+", "", repr(self.module))  # an address is another one in every process
+        crc = zlib.crc32("; ".join([*parts, layers]).encode())
+        trained = {id(param) for _, param in self._params}
+        fixed = [(name, one) for name, one in self.module.named_parameters() if id(one) not in trained]
+        for name, one in [*fixed, *self._fixed.items()]:
+            crc = zlib.crc32(_array(one).tobytes(), zlib.crc32(name.encode(), crc))
+        return f"{len(parts)} parameters, {self._count} weights, {crc:08x}"
+
+    def keep(self, weights: Floats) -> TrainedModule:
+        with self._at(weights):
+            self._calibrate()
+            state = self.module.state_dict()
+            tensors = {name: _array(one) for name, one in state.items() if isinstance(one, torch.Tensor)}
+        return TrainedModule(self.model, self._inputs, tensors)
+
+    def read(self, path: Path) -> Floats:
+        kept = TrainedModule.load(path)
+        if (kept.model, kept.inputs) != (self.model, self._inputs):
+            raise Invalid(f"{path} has another model ({kept!r}): train this one anew")
+        flat = [kept.tensors[name].reshape(-1) for name, _ in self._params]
+        return self._rows(np.concatenate([*flat, self._rest.cpu().numpy()]))
+
+    def check(self, test: Packed | Arrays) -> None:
+        """Whatever would only be found out in the middle of the run, or at its end, on a few rows."""
+        for rows in (self._train, test):
+            some = self._inputs.read(rows, 0, min(2, rows.rows))
+            with self._at(self._start), torch.no_grad():
+                self.module.eval()
+                x, y = self._on_device(*some)
+                try:
+                    outputs = self.module(x)
+                except (Exception, SystemExit) as error:
+                    raise Invalid(
+                        f"model {self.model.net!r} cannot take examples of shape {tuple(x.shape[1:])} (in batches: "
+                        f"{tuple(x.shape)}): {type(error).__name__}: {error}: change the module, or the data"
+                    ) from None
+                self._check_outputs(outputs, rows)
+                try:
+                    found = self._loss(outputs, y)
+                except (Exception, SystemExit) as error:
+                    raise Invalid(
+                        f"loss {self.model.loss!r} cannot judge outputs of shape {tuple(outputs.shape)} by labels of "
+                        f"shape {tuple(y.shape)} ({y.dtype}): {type(error).__name__}: {error}"
+                    ) from None
+                if not isinstance(found, torch.Tensor) or found.numel() != 1:
+                    raise Invalid(f"loss {self.model.loss!r} must return one number, the mean over the batch")
+        self.keep(self._start)
+        self._try(Piece(self._train, self._inputs, 0, min(2, self._train.rows), 0, KeyRange(0, self.keys)))
+
+    def _try(self, some: Piece) -> None:
+        """One gradient: batch normalisation wants two rows for it, and may refuse one."""
+        try:
+            if len(some) > 1:
+                self.gradient(some, self._start, True)
+        except BadValues:
+            return  # it is told of every slot
+        except (Exception, SystemExit) as error:
+            raise Invalid(
+                f"model {self.model.net!r} cannot be trained: {type(error).__name__}: {error}: change the module"
+            ) from None
+
+    def _check_outputs(self, outputs: Any, rows: Packed | Arrays) -> None:
+        if not isinstance(outputs, torch.Tensor):
+            raise Invalid(f"model {self.model.net!r} returns {type(outputs).__name__}: a tensor is needed")
+        if self.model.loss == "cross_entropy":
+            classes = self._inputs.classes
+            if not classes:
+                seen = ", ".join(f"{one.value:g}" for one in rows.meta.labels[:5])
+                raise Invalid(
+                    f"cross_entropy needs labels 0, 1, 2, ..., and there are others ({seen}, ...): number the classes from 0, or "
+                    f"--set model.loss=mse for numbers"
+                )
+            if outputs.ndim < 2 or outputs.shape[1] < classes:
+                raise Invalid(
+                    f"model {self.model.net!r} returns shape {tuple(outputs.shape)}, and there are {classes} classes: "
+                    f"its last layer needs {classes} outputs"
+                )
+
+    # ------------------------------------------------------------ computing
+
+    def gradient(self, local: Any, weights: Floats, mean: bool) -> tuple[float, Floats]:
+        rows = len(local)
+        if self._computed % _LOOK == 0:
+            self._check_same()
+        self._computed += 1
+        with self._at(weights), _seeded(local.seed, self.device):
+            self.module.train()
+            self._reset_buffers()
+            x, y = self._on_device(*local.read())
+            loss = self._loss(self.module(x), y)
+            value = float(loss.item())
+            if not math.isfinite(value):
+                raise BadValues(f"the loss is {value}: lower the step (update.step), or look at the inputs")
+            params = [param for _, param in self._params]
+            found = torch.autograd.grad(
+                loss if mean else loss * rows, params, allow_unused=True, materialize_grads=True
+            )
+            flat = torch.cat([*(one.reshape(-1) for one in found), self._rest])
+        return value * rows, self._rows(flat.cpu().numpy())
+
+    def _check_same(self) -> None:
+        """A module that puts another parameter in the place of one would train nothing, and say nothing."""
+        now = {name: id(param) for name, param in self.module.named_parameters()}
+        for name, param in self._params:
+            if now.get(name) != id(param) or param.shape != self._shapes[name]:
+                raise Invalid(
+                    f"parameter {name!r} of model {self.model.net!r} was replaced while it was trained: change its values in place"
+                )
+
+    def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
+        if not test.rows:
+            raise Invalid("a test set without rows says nothing: give one with rows, or none")
+        total, hits, outputs, labels = 0.0, 0, [], []
+        custom = None if self.model.metric in ("accuracy", "none") else named(self.model.metric, "metric")
+        with self._at(weights), torch.no_grad():
+            self._calibrate()
+            self.module.eval()
+            for start in range(0, test.rows, _AT_ONCE):
+                x, y = self._on_device(*self._inputs.read(test, start, min(start + _AT_ONCE, test.rows)))
+                out = self.module(x)
+                total += float(self._loss(out, y).item()) * len(y)
+                if self.model.metric == "accuracy" and self._inputs.classes:
+                    hits += int((_classes(out) == y.long()).sum().item())
+                if custom is not None:
+                    outputs.append(out.cpu())
+                    labels.append(y.cpu())
+        metrics: Metrics = {}
+        if self.model.metric == "accuracy" and self._inputs.classes:
+            metrics["accuracy"] = hits / test.rows
+        if custom is not None:
+            metrics[self.model.metric.rpartition(":")[2]] = float(custom(torch.cat(outputs), torch.cat(labels)))
+        return total / test.rows if math.isfinite(total) else math.inf, metrics
+
+    def _rows(self, flat: Any) -> Floats:
+        rows: Floats = flat.astype(np.float32, copy=False).reshape(self.keys, WIDTH)
+        return rows
+
+    @contextmanager
+    def _at(self, weights: Floats) -> Iterator[None]:
+        with computing:
+            if self._threads and threading.get_ident() not in self._settled:
+                # By the thread that computes: set by another one, it would be slower by a third all the same (16 cores).
+                torch.set_num_threads(self._threads)
+                self._settled.add(threading.get_ident())
+            self._staging.numpy()[:] = weights.reshape(-1)
+            if self._staging is not self._flat:
+                self._flat.copy_(self._staging)
+            here = os.getpid()
+            try:
+                yield
+            finally:
+                if os.getpid() != here:  # a copy of us, forked by the module: it must not go on in our name
+                    os._exit(0)
+
+    def _on_device(self, inputs: Any, labels: Floats) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.from_numpy(np.array(inputs)).to(self.device)
+        if x.dtype != torch.float32:
+            x = x.float()
+        if self._inputs.factor != 1.0 or self._inputs.shift != 0.0:
+            x = x * self._inputs.factor + self._inputs.shift
+        y = torch.from_numpy(np.array(labels)).to(self.device)
+        if self.model.loss == "cross_entropy" or (self._inputs.classes and self.model.loss not in ("mse", "bce")):
+            y = y.long()
+        return x, y
+
+    def _reset_buffers(self) -> None:
+        if self._fixed:
+            with torch.no_grad():
+                for name, one in self.module.named_buffers():
+                    one.copy_(self._fixed[name])
+
+    def _calibrate(self) -> None:
+        """Measure what batch normalisation takes for granted outside training: means and variances at these weights."""
+        self._reset_buffers()
+        if self._measured:
+            with torch.no_grad():
+                self._measure()
+
+    def _measure(self) -> None:
+        self.module.eval()
+        momenta = [one.momentum for one in self._measured]
+        for one in self._measured:
+            one.reset_running_stats()
+            one.momentum = None  # a plain mean over what follows
+            one.train()
+        rows = min(_CALIBRATED, self._train.rows)
+        for start in range(0, rows, _AT_ONCE):
+            stop = min(start + _AT_ONCE, rows)
+            if stop - start > 1:
+                self.module(self._on_device(*self._inputs.read(self._train, start, stop))[0])
+        for one, momentum in zip(self._measured, momenta, strict=True):
+            one.momentum = momentum
+        self.module.eval()
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """What is drawn here is the seed's; what others draw afterwards goes on as if nothing had been."""
+    # torch.manual_seed asks every kind of device, which takes 90 microseconds where this takes 2.
+    own = torch.default_generator
+    state = own.get_state()
+    if device.type == "cpu":
+        own.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        own.set_state(state)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """Its values; bfloat16, which numpy does not know, as float32."""
+    found = tensor.detach().cpu()
+    return (found.float() if found.dtype == torch.bfloat16 else found).numpy().copy()
+
+
+def _classes(outputs: torch.Tensor) -> torch.Tensor:
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return outputs.argmax(1)
+    return (outputs.reshape(-1) > 0).long()
+
+
+def _is_measured(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats

@@ -1,0 +1,71 @@
+"""Any ``torch.nn.Module``, described: where it comes from, what it is judged by, on which device it computes.
+
+    net       linear, cnn or sheet (``zoo``), or what makes one: "package.module:name" or "file.py:name"
+    loss      cross_entropy, mse, bce, or a function of (outputs, labels) that returns a mean: "file.py:name"
+    metric    accuracy, or a function of (outputs, labels) that returns a number for the whole test set: "file.py:name"
+
+The description is plain data; nothing here imports PyTorch. ``torch_learner`` computes with it.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Literal
+
+import msgspec
+
+from shoal.errors import Invalid
+
+ZOO = ("linear", "cnn", "sheet")
+LOSSES = ("cross_entropy", "mse", "bce")
+_LINEAR = ("logistic", "hinge", "squared")  # named by their loss, and no modules
+METRICS = ("accuracy", "none")
+_PLACE = re.compile(r".+:[A-Za-z_]\w*")
+_DEVICE = re.compile(r"cpu|auto|mps|cuda(:\d{1,3})?")
+
+
+class Module(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="torch", kw_only=True):
+    """A module, described."""
+
+    net: str = "cnn"
+    loss: str = "cross_entropy"
+    metric: str = "accuracy"
+    device: str = (
+        "cpu"  # cuda, cuda:1, mps; auto: a GPU where there is one. cuda: worker n takes the n-th, round and round
+    )
+    wire: Literal["float32", "float16", "bfloat16"] = "float32"  # how weights and gradients travel
+    start: str = ""  # a .safetensors file with a state_dict to begin with
+    threads: int = 1  # of PyTorch, in every worker
+
+    def __post_init__(self) -> None:
+        for setting, names in (("net", ZOO), ("loss", LOSSES), ("metric", METRICS)):
+            _check_name(setting, getattr(self, setting), names)
+        if not _DEVICE.fullmatch(self.device):
+            raise Invalid(f"model.device={self.device!r}: needs cpu, cuda, cuda:N, mps or auto")
+        if not 1 <= self.threads <= 1024:
+            raise Invalid(f"model.threads={self.threads}: needs 1 to 1024")
+
+    @property
+    def told(self) -> str:
+        """With the loss, if that is not the usual one: what runs may be compared by."""
+        return self.name if self.loss == "cross_entropy" else f"{self.name} ({self.loss.rpartition(':')[2]})"
+
+    @property
+    def name(self) -> str:
+        """Short, and fit for a folder's name."""
+        return self.net.rpartition(":")[2]
+
+
+def _check_name(setting: str, value: str, names: tuple[str, ...]) -> None:
+    if value in names or _PLACE.fullmatch(value):
+        return
+    if value.endswith(".py"):
+        raise Invalid(f"model.{setting}={value!r}: say what is in it, too: {value}:Net, for a class or function Net")
+    near = get_close_matches(value, (*names, *(_LINEAR if setting == "net" else ())), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    others = f"{', '.join(_LINEAR)} (for sparse rows), " if setting == "net" else ""
+    raise Invalid(
+        f"model.{setting}: no {value!r}: {hint}There are {others}{', '.join(names)}, or your own: 'file.py:name', "
+        f"'package.module:name'"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import click
 
 from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
+from shoal.data.command import data
 from shoal.doors import Wrong, end_when_told
+from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
@@ -20,11 +23,24 @@ from shoal.sweeping.command import sweep
 if TYPE_CHECKING:
     from shoal.folder import Folder
     from shoal.job import Job
+    from shoal.launch.ranks import Head
     from shoal.run import Run
 
 
 class Commands(click.Group):
     """Ctrl-C ends a command as a shell expects it: in one line, with exit code 130."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Of torchrun's ranks the first runs the command, and the others are its nodes."""
+        words = list(sys.argv[1:] if args is None else args)
+        if words and words[0].startswith("--local-rank="):  # torch.distributed.launch puts it there
+            del words[0]
+        if words[:1] != ["train"]:
+            return super().main(words, *rest, **extra)
+        from shoal.launch.torchrun import take_part
+
+        command = super().main
+        return take_part(lambda head: command(words, *rest, **extra, obj=head))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -45,7 +61,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
-@click.option("--model", help="logistic, hinge or squared.")
+@click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net.")
 @click.option("--strategy", help="sync, bounded, async or serial.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
@@ -69,7 +85,9 @@ def main() -> None:
     help="0: errors only. 1: how it goes. 2: also who joins, what is saved, where time goes. 3: every event.  [default: 1]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_obj
 def train(
+    head: Head | None,
     data: str | None,
     model: str | None,
     strategy: str | None,
@@ -90,7 +108,9 @@ def train(
     \b
     shoal train clicks --workers 4 --servers 2
     shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
+    shoal train mnist --model cnn --workers 4 --set data.batch=64
     shoal train --resume runs/clicks-logistic-async-1 --workers 8
+    torchrun --nproc-per-node 5 -m shoal train clicks --servers 2
 
     The same command again with the same --out goes on with a run that did not end.
     """
@@ -109,7 +129,10 @@ def train(
     except Invalid as error:
         raise click.BadParameter(str(error), param_hint="--set") from None
     try:
-        run = _train(data or "", settings, out, as_json) if resume is None else _resume(resume, settings, as_json)
+        if resume is None:
+            run = _train(data or "", settings, out, as_json, head)
+        else:
+            run = _resume(resume, settings, as_json, head)
     except Invalid as error:
         raise Wrong(str(error)) from None
     except ShoalError as error:
@@ -125,35 +148,42 @@ def train(
         raise click.ClickException(why) from None
 
 
-def _train(data: str, settings: dict[str, Any], out: Path | None, quiet: bool) -> Run:
+def _train(data: str, settings: dict[str, Any], out: Path | None, quiet: bool, head: Head | None) -> Run:
     from shoal.folder import Folder
     from shoal.job import Job
     from shoal.resuming import open_folder
     from shoal.settings import changed
 
     job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
-    name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.loss}-{job.strategy.name}"
+    if head is not None:
+        job = head.staffed(job, out is None)
+    name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.name}-{job.strategy.name}"
     folder = open_folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
-    return _run(job, folder, quiet)
+    return _run(job, folder, quiet, head)
 
 
-def _resume(path: Path, settings: dict[str, Any], quiet: bool) -> Run:
-    from shoal.resuming import finished, reopen
+def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None) -> Run:
+    from shoal.resuming import finished, job_of, reopen
 
     if (run := finished(path, settings)) is not None:
         click.echo(f"{click.format_filename(path)} is finished: there is nothing to go on with", err=True)
         return run
-    return _run(*reopen(path, settings), quiet)
+    if head is not None:
+        settings["workers"] = head.staffed(job_of(path, settings)).workers
+    return _run(*reopen(path, settings), quiet, head)
 
 
-def _run(job: Job, folder: Folder, quiet: bool) -> Run:
+def _run(job: Job, folder: Folder, quiet: bool, head: Head | None) -> Run:
     from shoal.run import execute
     from shoal.views.terminal import view
 
     end_when_told()
+    if head is not None and job.verbosity:
+        click.echo(head.words, err=True)
     try:
         with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
-            return execute(job, folder, None if quiet and not sys.stderr.isatty() else show, show.note)
+            hears = None if quiet and not sys.stderr.isatty() else show
+            return execute(job, folder, hears, show.note, launcher=None if head is None else head.cluster)
     except KeyboardInterrupt:
         if (folder.path / "summary.json").exists():
             shown = click.format_filename(folder.path)
@@ -176,10 +206,11 @@ def _show_run(run: Run, as_json: bool) -> None:
         return
     facts = run.summary
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in facts["metrics"].items() if value is not None)
-    stale = facts["staleness"]
+    stale, seconds = facts["staleness"], facts["seconds"]
     click.echo(f"test loss {facts['test_loss']:.4f}{', ' if metrics else ''}{metrics} ({facts['stopped_because']})")
     click.echo(
-        f"{facts['examples']:,} examples in {facts['seconds']:.1f} s ({facts['examples_per_second']:,.0f} a second), "
+        f"{facts['examples']:,} examples in {facts['computing_seconds']:.1f} s ({facts['examples_per_second']:,.0f} a second)"
+        f"{'' if seconds < 1.1 * facts['computing_seconds'] else f', judged after {seconds:.1f} s'}, "
         f"{facts['steps']:,} steps; {(facts['bytes_sent'] + facts['bytes_received']) / 1e6:,.0f} MB moved"
         + ("" if stale["mean"] is None else f"; staleness {stale['mean']:g} on average, {stale['max']} at most")
         + (f"; {facts['emulated']}" if facts.get("emulated") else "")
@@ -193,52 +224,6 @@ def _show_run(run: Run, as_json: bool) -> None:
     folder = run.folder or Path()
     picture = folder / "loss.png"
     click.echo(f"look at it: {click.format_filename(picture if picture.exists() else folder)}")
-
-
-@main.group()
-def data() -> None:
-    """The data sets that have a name."""
-
-
-@data.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def list_data(as_json: bool) -> None:
-    """Name the sets, and say which can be had here. Anything else that `shoal train` is given is a file."""
-    import json
-
-    from shoal.data.datasets import names
-
-    found = names()
-    if as_json:
-        facts = ({name: getattr(one, name) for name in ("name", "what", "available", "where")} for one in found)
-        click.echo(json.dumps(list(facts), indent=2))
-        return
-    for one in found:
-        click.echo(f"  {one.name:14} {one.what}")
-        click.echo(f"  {'':14} {one.where if one.available else f'not here: put it at {one.where}'}")
-
-
-@data.command("make")
-@click.argument("name")
-@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rows", type=click.IntRange(1), default=100_000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--features", type=click.IntRange(1), help="How many there are.  [default: the set's own]")
-@click.option("--test", is_flag=True, help="Other rows of the same truth, to test on.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
-def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool, force: bool) -> None:
-    """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2 and .xz are compressed."""
-    from shoal.data.make import make
-    from shoal.errors import Invalid
-
-    if path.is_file() and not force:
-        raise Wrong(f"{click.format_filename(path)} is there already: take another name, or --force to replace it")
-    try:
-        size = make(name, rows, seed, path, features, test)
-    except Invalid as error:
-        raise click.UsageError(str(error)) from None
-    shown = click.format_filename(path)
-    click.echo(f"{rows:,} rows, {size:,} bytes: {shown}; train on it: shoal train {shown}")
 
 
 @main.command()
@@ -296,6 +281,8 @@ def limits() -> None:
 
 main.add_command(bench)
 main.add_command(chaos)
+main.add_command(data)
+main.add_command(launch)
 main.add_command(report)
 main.add_command(simulate)
 main.add_command(sweep)

@@ -105,9 +105,12 @@ def test_help_names_every_option_and_imports_nothing_heavy() -> None:
             ["--strategy", "asink"],
             "no strategy 'asink': did you mean 'async'? (strategies: sync, bounded, async, serial)",
         ),
-        (["--model", "logistik"], "did you mean 'logistic'? (there are logistic, hinge, squared)"),
+        (
+            ["--model", "logistik"],
+            "did you mean 'logistic'? There are logistic, hinge, squared (for sparse rows), linear",
+        ),
         (["--model", "hing"], "did you mean 'hinge'?"),
-        (["--set", "update=adagard"], "did you mean 'adagrad'? (there are adagrad, sgd, ftrl)"),
+        (["--set", "update=adagard"], "did you mean 'adagrad'? (there are adagrad, sgd, ftrl, momentum"),
         (["--set", "launch.how=thread"], "did you mean 'threads'?"),
         (["--set", "strategy.combine=avg"], "(there are mean, sum)"),
         (["--set", "strategy.max_delay=3"], "strategy 'async' has no setting 'max_delay', only sync, bounded"),
@@ -129,7 +132,7 @@ def test_a_typo_in_a_job_file_is_named_with_the_file(home: Path) -> None:
     cases = {
         'data = "rows.svm"\nworkrs = 3\n': "job.toml: no setting 'workrs': did you mean 'workers'?",
         'data = "rows.svm"\n[stop]\nepoch = 3\n': "job.toml: no setting stop.epoch: did you mean 'stop.epochs'?",
-        'data = "rows.svm"\nmodel = "hinj"\n': "job.toml: model.loss: Invalid enum value 'hinj': did you mean 'hinge'?",
+        'data = "rows.svm"\nmodel = "hinj"\n': "job.toml: model.net: no 'hinj': did you mean 'hinge'?",
         'data = "rows.svm\n': "job.toml is no TOML: ",
     }
     for text, says in cases.items():
@@ -228,10 +231,20 @@ def test_a_folder_that_is_in_use_is_refused_and_left_alone(home: Path) -> None:
 
 def test_data_list_says_what_can_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     text, listed = call("data", "list"), json.loads(call("data", "list", "--json").stdout)
-    assert [one["name"] for one in listed] == ["clicks", "rcv1-like", "rcv1", "a9a", "criteo_tb", "criteo_kaggle"]
+    assert [one["name"] for one in listed] == [
+        "clicks",
+        "rcv1-like",
+        "rcv1",
+        "a9a",
+        "criteo_tb",
+        "criteo_kaggle",
+        "mnist",
+        "digits",
+    ]
     assert all(set(one) == {"name", "what", "available", "where"} for one in listed)
-    assert [one["name"] for one in listed if one["available"]] == ["clicks", "rcv1-like"]
+    assert [one["name"] for one in listed if one["available"] and one["name"] != "digits"] == ["clicks", "rcv1-like"]
     for one in listed:
         assert one["name"] in text.stdout and one["what"] in text.stdout
     assert f"not here: put it at {tmp_path}/a9a/a9a.xz" in text.stdout and "made when asked for" in text.stdout
@@ -353,7 +366,7 @@ def test_without_a_terminal_there_are_plain_lines_and_the_summary_is_on_its_own(
     assert "\x1b" not in out + errors and "\r" not in out + errors
     assert re.fullmatch(
         r"test loss 0\.\d{4}, accuracy [\d.]+, auc [\d.]+ \(1 epoch done\)\n"
-        r"\d+ examples in .* s \(.* a second\), \d+ steps; .*\n"
+        r"\d+ examples in .* s \(.* a second\)(, judged after .* s)?, \d+ steps; .*\n"
         r"(these are the last weights; .* keeps them\n)?"
         r"look at it: .*/runs/rows-logistic-async-1.*\n",
         out,
@@ -463,14 +476,22 @@ def test_verbosity_0_leaves_the_json_and_errors(home: Path) -> None:
     assert refused("rows.svm", "--verbosity", "0", "--set", "workers=0").startswith("workers=0")
 
 
+def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(home: Path) -> None:
+    call("train", "rows.svm", *QUICK, "--out", "run")
+    before = Path("run/model.safetensors").read_bytes()
+    again = call("train", "--resume", "run", "--epochs", "2")
+    assert again.exit_code == 2 and "is finished, and has no checkpoint to go on from" in again.stderr
+    assert Path("run/model.safetensors").read_bytes() == before
+
+
 def test_verbosity_is_a_setting_of_a_job_and_may_change_when_a_run_goes_on(home: Path) -> None:
     Path("job.toml").write_text('data = "rows.svm"\nverbosity = 2\n')
-    ended = call("train", "job.toml", *QUICK, "--out", "run")
+    longer = ("--epochs", "10", "--set", "checkpoint.every=0.05", "--set", "emulate.per_example=2e-3")
+    ended = call("train", "job.toml", *QUICK, *longer, "--out", "run")
     assert "worker-0 joined" in ended.stderr
-    again = call("train", "--resume", "run", "--epochs", "2", "--verbosity", "0")
+    again = call("train", "--resume", "run", "--epochs", "12", "--verbosity", "0")
     assert (again.exit_code, again.output) == (0, "")
-    log = Path("run/log.txt").read_text()  # so short a run has no checkpoint: it began anew
-    assert "it begins anew" in log and log.count("stopped: ") == 1
+    assert Path("run/log.txt").read_text().count("stopped: ") == 2
     assert (
         refused("job.toml", "--set", "verbosity=4") == "job.toml: verbosity=4: needs 0 (errors only) to 3 (every event)"
     )

@@ -14,7 +14,7 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 
 # A module may import its own room and all that stands below. The last level is single modules that know each other.
 LEVELS = (
-    ("cli",),
+    ("cli", "torch"),  # the doors: of the command line, and of PyTorch
     ("report",),  # of everything
     ("frontends", "testing", "benchmarks", "chaos", "sweeping"),
     ("run", "folder", "resuming"),  # a run and its folder know each other

@@ -1,0 +1,105 @@
+"""Which update on the servers a torch.optim optimizer is.
+
+What has no equal there is refused, by name: a setting that is left out in silence would train another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal.errors import Invalid
+from shoal.store.update import SGD, AdaGrad, Adam, AdamW, Momentum, Nesterov, RMSProp
+from shoal.tables import Update
+
+Group = dict[str, Any]
+_WITHOUT_MEANING = (
+    "params",
+    "initial_lr",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+    "decoupled_weight_decay",
+)
+
+
+def update_of(optimizer: torch.optim.Optimizer) -> Update:
+    """The update with the same settings; Invalid if there is none."""
+    name = type(optimizer).__name__
+    if type(optimizer) not in _RULES:
+        known = ", ".join(kind.__name__ for kind in _RULES)
+        raise Invalid(f"optimizer {name} has no equal on the servers: take one of {known}")
+    if len(optimizer.param_groups) != 1:
+        raise Invalid(
+            f"{name} has {len(optimizer.param_groups)} groups of parameters, and a table has one update: "
+            "put all parameters into one group"
+        )
+    if any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values()):  # Adagrad's begins at 0
+        raise Invalid(f"{name} has made steps, which the servers know nothing of: distribute it before the first one")
+    group = optimizer.param_groups[0]
+    rule, refused = _RULES[type(optimizer)]
+    for setting, needed in {"maximize": False, **refused}.items():
+        if group.get(setting, needed) != needed:
+            raise Invalid(f"{name}({setting}={group[setting]!r}) has no equal on the servers: leave {setting} out")
+    return rule(group)
+
+
+def settings(group: Group) -> dict[str, Any]:
+    """What decides how an update goes, as plain values: compared to see whether somebody has changed it."""
+    kept = {name: value for name, value in group.items() if name not in _WITHOUT_MEANING}
+    return {name: float(value) if isinstance(value, torch.Tensor) else value for name, value in kept.items()}
+
+
+def changed(before: dict[str, Any], group: Group) -> str:
+    """What was changed since, in words; empty if nothing was."""
+    for name, value in before.items():
+        now = float(group[name]) if isinstance(group[name], torch.Tensor) else group[name]
+        if now != value:
+            return f"{name} is {_short(now)} now and was {_short(value)}"
+    return ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
+def _sgd(group: Group) -> Update:
+    if group["nesterov"]:
+        return Nesterov(_lr(group), group["momentum"], group["weight_decay"])
+    if group["momentum"] or group["weight_decay"]:
+        return Momentum(_lr(group), group["momentum"], group["dampening"], group["weight_decay"])
+    return SGD(_lr(group))
+
+
+def _adam(group: Group) -> Update:
+    (beta1, beta2) = map(float, group["betas"])
+    return Adam(_lr(group), beta1, beta2, group["eps"], group["weight_decay"])
+
+
+def _adamw(group: Group) -> Update:
+    (beta1, beta2) = map(float, group["betas"])
+    return AdamW(_lr(group), beta1, beta2, group["eps"], group["weight_decay"])
+
+
+def _rmsprop(group: Group) -> Update:
+    return RMSProp(_lr(group), group["alpha"], group["eps"], group["momentum"], group["weight_decay"])
+
+
+def _adagrad(group: Group) -> Update:
+    return AdaGrad(_lr(group), group["eps"])
+
+
+def _lr(group: Group) -> float:
+    return float(group["lr"])
+
+
+_RULES: dict[type, tuple[Callable[[Group], Update], dict[str, Any]]] = {
+    torch.optim.SGD: (_sgd, {}),
+    torch.optim.Adagrad: (_adagrad, {"lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0}),
+    torch.optim.RMSprop: (_rmsprop, {"centered": False}),
+    torch.optim.Adam: (_adam, {"amsgrad": False, "decoupled_weight_decay": False}),
+    torch.optim.AdamW: (_adamw, {"amsgrad": False}),
+}

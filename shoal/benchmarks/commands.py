@@ -38,6 +38,17 @@ def store(quick: bool, transports: tuple[str, ...], repeat: int | None, json_fil
     _show_bench(table(results), results, json_file)
 
 
+@bench.command("wire")
+@click.option("--quick", is_flag=True, help="Fewer repeats.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_wire(quick: bool, json_file: Path | None) -> None:
+    """Values that travel as float32, float16 and bfloat16: bytes, and the time of a push and a pull."""
+    from shoal.benchmarks.forms import FULL, QUICK, measure, table
+
+    results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
+    _show_bench(table(results), results, json_file)
+
+
 @bench.command("training")
 @click.option("--quick", is_flag=True, help="A tenth of the rows.")
 @click.option("--rows", type=click.IntRange(10_000), help="How many.  [default: 1,000,000]")
@@ -150,6 +161,59 @@ def bench_failover(quick: bool, kills: int | None, stops: int | None, json_file:
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     _show_bench(table(results), results, json_file)
+
+
+@bench.command("torch")
+@click.option("--quick", is_flag=True, help="Fewer and shorter rounds.")
+@click.option("--batch", type=click.IntRange(1), help="Images in a batch.  [default: 64]")
+@click.option("--rounds", type=click.IntRange(1), help="Of all contestants in turn.  [default: 5]")
+@click.option("--seconds", type=click.FloatRange(0.1), help="Timed, of each contestant in a round.  [default: 5]")
+@click.option("--keep-memory", is_flag=True, help="All processes, ours and theirs, keep their memory between batches.")
+@click.option("--data", help="mnist, digits or an .npz file of images.  [default: mnist]")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_torch(
+    quick: bool,
+    batch: int | None,
+    rounds: int | None,
+    seconds: float | None,
+    keep_memory: bool,
+    data: str | None,
+    json_file: Path | None,
+) -> None:
+    """A network on MNIST: plain PyTorch, DDP, torch RPC and Ray beside one and two workers of ours."""
+    import msgspec
+
+    from shoal.benchmarks.torch_training import FULL, QUICK, measure, table
+    from shoal.errors import ShoalError
+
+    changes = {"batch": batch, "rounds": rounds, "seconds": seconds, "data": data, "keep_memory": keep_memory}
+    settings = msgspec.structs.replace(
+        QUICK if quick else FULL, **{name: value for name, value in changes.items() if value is not None}
+    )
+    try:
+        results = measure(settings, lambda line: click.echo(line, err=True))
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    _show_bench(table(results), results, json_file)
+
+
+@bench.command("dense")
+@click.option("--quick", is_flag=True, help="Two sizes, one round.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_dense(quick: bool, picture: Path | None, json_file: Path | None) -> None:
+    """Dense and sparse updates of the store against an all-reduce (gloo): time, bytes, memory, and where they cross."""
+    from shoal.benchmarks.dense import FULL, QUICK, draw, measure, table
+    from shoal.errors import ShoalError
+
+    try:
+        results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
+        _show_bench(table(results), results, json_file)
+        if picture is not None:
+            draw(results, picture)
+            click.echo(f"the picture: {picture}")
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _show_bench(shown: object, results: object, json_file: Path | None) -> None:

@@ -32,7 +32,7 @@ def test_the_quickstart_trains_in_five_lines_of_python(tmp_path: Path) -> None:
 
 
 def test_the_quickstart_trains_in_one_line_of_shell(tmp_path: Path) -> None:
-    (line,) = re.findall(r"```sh\n(shoal train [^\n]*)\n```", README)
+    (line, *_) = re.findall(r"```sh\n(shoal train [^\n]*)\n```", README)
     command = [sys.executable, "-m", *line.split()]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert ran.returncode == 0, ran.stderr
@@ -80,6 +80,6 @@ def test_an_update_of_ones_own_works_as_shown(tmp_path: Path) -> None:
     )
     (tmp_path / "my_updates.py").write_text(module)
     check = '\n    print(kv.push_pull("w", [1], [2.0]).result(30))\n'
-    (tmp_path / "script.py").write_text("import shoal\nfrom my_updates import momentum\n\n" + use + check)
+    (tmp_path / "script.py").write_text("import shoal\nfrom my_updates import heavy_ball\n\n" + use + check)
     ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ran.stdout.strip() == "[-0.02]", ran.stderr

@@ -1,0 +1,19 @@
+"""``shoal bench wire``: runs, and halves what it says it halves."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from shoal.benchmarks.forms import FORMS, Settings, measure, table
+
+
+def test_sixteen_bits_are_half_the_bytes() -> None:
+    told: list[str] = []
+    results = measure(Settings(rows=5_000, transports=("threads",), repeat=1, seconds=0.0), told.append)
+    assert told == ["threads: 5,000 rows in 3 forms"]
+    assert [(case.form, case.sent, case.received) for case in results.cases] == [
+        (form, size, size) for form, size in zip(FORMS, (20_000, 10_000, 10_000), strict=True)
+    ]
+    with (console := Console(width=140)).capture() as shown:
+        console.print(table(results))
+    assert "restore alone: float16" in " ".join(shown.get().split())

@@ -27,6 +27,8 @@ from shoal.job import Job
 from shoal.testing.den import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
+# A shell says 130 of both: `python -m` ends itself by the signal if that was heard inside of an exec, such as a dataclass being made.
+INTERRUPTED = (130, -signal.SIGINT)
 QUICK = ("--epochs", "1", "--set", "launch.how=threads")
 
 
@@ -335,7 +337,7 @@ def test_ctrl_c_while_rows_are_packed_ends_at_once_and_leaves_nothing(home: Path
     assert soon(lambda: cache.exists() and set(cache.iterdir()) - before)
     os.killpg(child.pid, signal.SIGINT)
     out, errors = child.communicate(timeout=60)
-    assert child.returncode == 130, errors
+    assert child.returncode in INTERRUPTED, errors
     assert out == "" and errors.endswith("interrupted\n") and "Traceback" not in errors
     assert set(cache.iterdir()) == before and not (home / "runs").exists()
     assert den.is_empty(), den.left()
@@ -348,7 +350,7 @@ def test_ctrl_c_while_it_trains_ends_all_processes_and_the_folder_says_so(home: 
     assert soon(lambda: events.exists() and b'"number":1,' in events.read_bytes(), 60)
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
     out, errors = child.communicate(timeout=60)
-    assert child.returncode == 130, errors
+    assert child.returncode in INTERRUPTED, errors
     assert out == "" and "Traceback" not in errors
     said = f"interrupted; what was learned so far is in {home}/run; go on with it: shoal train --resume {home}/run\n"
     assert errors.endswith(said)

@@ -112,7 +112,7 @@ def test_ctrl_c_judges_and_saves_what_was_learned_and_going_on_begins_anew(tmp_p
         _, errors = (text.decode() for text in process.communicate(timeout=60))
     finally:
         process.kill()
-    assert process.returncode == 130 and "Traceback" not in errors
+    assert process.returncode in (130, -2) and "Traceback" not in errors
     assert "what was learned so far is in" in errors
     was = msgspec.json.decode((out / "summary.json").read_bytes())
     assert was["failed"] and was["stopped_because"] == "interrupted" and was["test_loss"] < 0.69

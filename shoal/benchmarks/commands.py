@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -60,14 +61,10 @@ def bench_training(
     quick: bool, rows: int | None, strategy: str | None, how: str | None, repeat: int | None, json_file: Path | None
 ) -> None:
     """One worker and one server against the serial kernel on the same rows."""
-    import msgspec
-
     from shoal.benchmarks.training import FULL, QUICK, measure, table
 
     changes = {"rows": rows, "strategy": strategy, "how": how, "repeat": repeat}
-    settings = msgspec.structs.replace(
-        QUICK if quick else FULL, **{name: value for name, value in changes.items() if value is not None}
-    )
+    settings = _changed(QUICK if quick else FULL, changes)
     results = measure(settings, lambda line: click.echo(line, err=True))
     _show_bench(table(results), results, json_file)
 
@@ -147,15 +144,11 @@ def bench_copies(quick: bool, repeat: int | None, json_file: Path | None) -> Non
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_failover(quick: bool, kills: int | None, stops: int | None, json_file: Path | None) -> None:
     """A server dies: the time until all its segments are pushed to again, and until all copies are there."""
-    import msgspec
-
     from shoal.benchmarks.failover import FULL, QUICK, measure, table
     from shoal.errors import ShoalError
 
     changes = {"kills": kills, "stops": stops}
-    settings = msgspec.structs.replace(
-        QUICK if quick else FULL, **{name: value for name, value in changes.items() if value is not None}
-    )
+    settings = _changed(QUICK if quick else FULL, changes)
     try:
         results = measure(settings, lambda line: click.echo(line, err=True))
     except ShoalError as error:
@@ -181,15 +174,11 @@ def bench_torch(
     json_file: Path | None,
 ) -> None:
     """A network on MNIST: plain PyTorch, DDP, torch RPC and Ray beside one and two workers of ours."""
-    import msgspec
-
     from shoal.benchmarks.torch_training import FULL, QUICK, measure, table
     from shoal.errors import ShoalError
 
     changes = {"batch": batch, "rounds": rounds, "seconds": seconds, "data": data, "keep_memory": keep_memory}
-    settings = msgspec.structs.replace(
-        QUICK if quick else FULL, **{name: value for name, value in changes.items() if value is not None}
-    )
+    settings = _changed(QUICK if quick else FULL, changes)
     try:
         results = measure(settings, lambda line: click.echo(line, err=True))
     except ShoalError as error:
@@ -214,6 +203,13 @@ def bench_dense(quick: bool, picture: Path | None, json_file: Path | None) -> No
             click.echo(f"the picture: {picture}")
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _changed(settings: Any, given: dict[str, Any]) -> Any:
+    """Settings with those that were given on the command line."""
+    import msgspec
+
+    return msgspec.structs.replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 def _show_bench(shown: object, results: object, json_file: Path | None) -> None:

@@ -37,8 +37,7 @@ def check(job: Job, dataset: Dataset) -> Learner:
             f"take fewer (--workers {rows}), or more rows"
         )
     learner = learner_of(job.model, dataset.train, job.seed)
-    if not isinstance(job.model, Linear):
-        learner.check(dataset.test)  # type: ignore[attr-defined]
+    learner.check(dataset.test)
     return learner
 
 

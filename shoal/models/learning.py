@@ -39,6 +39,9 @@ class Learner(Protocol):
     def width(self) -> int:
         """Weights in one of them."""
 
+    def check(self, test: Any) -> None:
+        """Refuse what would only be found out in the middle of the run; rows and labels were looked at before."""
+
     def settle(self, alone: bool = False) -> None:
         """From now on this process computes; ``alone``: and does nothing else."""
 
@@ -72,6 +75,9 @@ class LinearLearner:
     @property
     def keys(self) -> int:
         return self.model.keys(self.train.features)
+
+    def check(self, test: Any) -> None:
+        return
 
     def settle(self, alone: bool = False) -> None:
         return

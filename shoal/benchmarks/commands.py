@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +29,7 @@ def bench() -> None:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def store(quick: bool, transports: tuple[str, ...], repeat: int | None, json_file: Path | None) -> None:
     """Push and pull of the store against a bare ZeroMQ store, an echo of the same bytes and a memory copy."""
-    import msgspec
-
-    from shoal.benchmarks.store import FULL, QUICK, measure, table
-
-    settings = QUICK if quick else FULL
-    changes = {"transports": transports or None, "repeat": repeat}
-    settings = msgspec.structs.replace(
-        settings, **{name: value for name, value in changes.items() if value is not None}
-    )
-    results = measure(settings, lambda line: click.echo(line, err=True))
-    _show_bench(table(results), results, json_file)
+    _bench("store", quick, json_file, transports=transports or None, repeat=repeat)
 
 
 @bench.command("wire")
@@ -44,10 +37,7 @@ def store(quick: bool, transports: tuple[str, ...], repeat: int | None, json_fil
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_wire(quick: bool, json_file: Path | None) -> None:
     """Values that travel as float32, float16 and bfloat16: bytes, and the time of a push and a pull."""
-    from shoal.benchmarks.forms import FULL, QUICK, measure, table
-
-    results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
-    _show_bench(table(results), results, json_file)
+    _bench("forms", quick, json_file)
 
 
 @bench.command("training")
@@ -61,12 +51,7 @@ def bench_training(
     quick: bool, rows: int | None, strategy: str | None, how: str | None, repeat: int | None, json_file: Path | None
 ) -> None:
     """One worker and one server against the serial kernel on the same rows."""
-    from shoal.benchmarks.training import FULL, QUICK, measure, table
-
-    changes = {"rows": rows, "strategy": strategy, "how": how, "repeat": repeat}
-    settings = _changed(QUICK if quick else FULL, changes)
-    results = measure(settings, lambda line: click.echo(line, err=True))
-    _show_bench(table(results), results, json_file)
+    _bench("training", quick, json_file, rows=rows, strategy=strategy, how=how, repeat=repeat)
 
 
 @bench.command("reading")
@@ -74,14 +59,7 @@ def bench_training(
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_reading(quick: bool, json_file: Path | None) -> None:
     """The LIBSVM reader against scikit-learn's on RCV1 (from SHOAL_DATA), and the click-log reader beside it."""
-    from shoal.benchmarks.reading import FULL, QUICK, measure, table
-    from shoal.errors import Invalid
-
-    try:
-        results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
-    except (Invalid, ImportError) as error:
-        raise click.ClickException(str(error)) from None
-    _show_bench(table(results), results, json_file)
+    _bench("reading", quick, json_file)
 
 
 @bench.command("checkpoint")
@@ -94,12 +72,10 @@ def bench_checkpoint(quick: bool, folder: Path | None, json_file: Path | None) -
 
     from shoal.benchmarks import saving
     from shoal.benchmarks.checkpoint import FULL, QUICK, measure, table
-    from shoal.errors import ShoalError
 
     try:
-        results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True), folder)
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
+        with _in_words():
+            results = measure(QUICK if quick else FULL, _progress, folder)
     except OSError as error:
         raise click.ClickException(f"{error.strerror}: choose another --folder, or --quick") from None
     live = [] if results.live is None else [saving.table(results.live)]
@@ -111,10 +87,7 @@ def bench_checkpoint(quick: bool, folder: Path | None, json_file: Path | None) -
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_clocks(quick: bool, json_file: Path | None) -> None:
     """Vector clocks of ranges against a clock for every key: memory, and the time of a task."""
-    from shoal.benchmarks.clocks import FULL, QUICK, measure, table
-
-    results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
-    _show_bench(table(results), results, json_file)
+    _bench("clocks", quick, json_file)
 
 
 @bench.command("copies")
@@ -123,18 +96,7 @@ def bench_clocks(quick: bool, json_file: Path | None) -> None:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_copies(quick: bool, repeat: int | None, json_file: Path | None) -> None:
     """Pushes to servers that keep one, two or three copies: how many a second, and the bytes between servers."""
-    import msgspec
-
-    from shoal.benchmarks.copies import FULL, QUICK, measure, table
-    from shoal.errors import ShoalError
-
-    settings = QUICK if quick else FULL
-    settings = settings if repeat is None else msgspec.structs.replace(settings, repeat=repeat)
-    try:
-        results = measure(settings, lambda line: click.echo(line, err=True))
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
-    _show_bench(table(results), results, json_file)
+    _bench("copies", quick, json_file, repeat=repeat)
 
 
 @bench.command("failover")
@@ -144,16 +106,7 @@ def bench_copies(quick: bool, repeat: int | None, json_file: Path | None) -> Non
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_failover(quick: bool, kills: int | None, stops: int | None, json_file: Path | None) -> None:
     """A server dies: the time until all its segments are pushed to again, and until all copies are there."""
-    from shoal.benchmarks.failover import FULL, QUICK, measure, table
-    from shoal.errors import ShoalError
-
-    changes = {"kills": kills, "stops": stops}
-    settings = _changed(QUICK if quick else FULL, changes)
-    try:
-        results = measure(settings, lambda line: click.echo(line, err=True))
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
-    _show_bench(table(results), results, json_file)
+    _bench("failover", quick, json_file, kills=kills, stops=stops)
 
 
 @bench.command("torch")
@@ -174,16 +127,8 @@ def bench_torch(
     json_file: Path | None,
 ) -> None:
     """A network on MNIST: plain PyTorch, DDP, torch RPC and Ray beside one and two workers of ours."""
-    from shoal.benchmarks.torch_training import FULL, QUICK, measure, table
-    from shoal.errors import ShoalError
-
-    changes = {"batch": batch, "rounds": rounds, "seconds": seconds, "data": data, "keep_memory": keep_memory}
-    settings = _changed(QUICK if quick else FULL, changes)
-    try:
-        results = measure(settings, lambda line: click.echo(line, err=True))
-    except ShoalError as error:
-        raise click.ClickException(str(error)) from None
-    _show_bench(table(results), results, json_file)
+    given = {"batch": batch, "rounds": rounds, "seconds": seconds, "data": data, "keep_memory": keep_memory}
+    _bench("torch_training", quick, json_file, **given)
 
 
 @bench.command("dense")
@@ -192,24 +137,39 @@ def bench_torch(
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_dense(quick: bool, picture: Path | None, json_file: Path | None) -> None:
     """Dense and sparse updates of the store against an all-reduce (gloo): time, bytes, memory, and where they cross."""
-    from shoal.benchmarks.dense import FULL, QUICK, draw, measure, table
+    results = _bench("dense", quick, json_file)
+    if picture is not None:
+        from shoal.benchmarks.dense import draw
+
+        with _in_words():
+            draw(results, picture)
+        click.echo(f"the picture: {picture}")
+
+
+def _bench(name: str, quick: bool, json_file: Path | None, **given: Any) -> Any:
+    """Measure by the module of this name, with the settings that were given on the command line, and show what was found."""
+    import msgspec
+
+    what = importlib.import_module(f"shoal.benchmarks.{name}")
+    changes = {setting: value for setting, value in given.items() if value is not None}
+    with _in_words():
+        results = what.measure(msgspec.structs.replace(what.QUICK if quick else what.FULL, **changes), _progress)
+    _show_bench(what.table(results), results, json_file)
+    return results
+
+
+def _progress(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
     from shoal.errors import ShoalError
 
     try:
-        results = measure(QUICK if quick else FULL, lambda line: click.echo(line, err=True))
-        _show_bench(table(results), results, json_file)
-        if picture is not None:
-            draw(results, picture)
-            click.echo(f"the picture: {picture}")
-    except ShoalError as error:
+        yield
+    except (ShoalError, ImportError) as error:
         raise click.ClickException(str(error)) from None
-
-
-def _changed(settings: Any, given: dict[str, Any]) -> Any:
-    """Settings with those that were given on the command line."""
-    import msgspec
-
-    return msgspec.structs.replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 def _show_bench(shown: object, results: object, json_file: Path | None) -> None:

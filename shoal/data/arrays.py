@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Floats, Ids
-from shoal.data.packed import Aside, LabelCount, Packed, damaged, map_file, note_labels
+from shoal.data.packed import Aside, LabelCount, Packed, damaged, map_file, note_labels, read_meta
 from shoal.errors import Invalid
 
 Inputs = npt.NDArray[Any]  # uint8 or float32
@@ -96,14 +96,7 @@ class Arrays:
     @classmethod
     def open(cls, folder: Path) -> Arrays:
         """Map a folder that ``write`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
-        try:
-            meta = msgspec.json.decode((folder / META).read_bytes(), type=Meta)
-        except FileNotFoundError:
-            raise Invalid(f"no packed set in {folder}: load the data again") from None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise Invalid(f"{folder / META} cannot be read ({error}): delete {folder} and load again") from None
-        if meta.format != FORMAT:
-            raise Invalid(f"{folder} has format {meta.format}, this is {FORMAT}: delete it and load again")
+        meta = read_meta(folder / META, Meta, FORMAT)
         if meta.rows < 0 or min(meta.shape, default=1) < 1 or len(meta.shape) > AXES:
             raise damaged(folder / META, f"{meta.rows} rows of shape {meta.shape}")
         name, kind = KINDS[meta.kind]

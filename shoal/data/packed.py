@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,14 @@ FORMAT = 2  # of the folder and of what readers and makers put there: another nu
 ASIDE = ".part"
 BLOCK = 1 << 20  # elements written or looked at in one go
 YOUNG = 60.0  # seconds: a folder aside that is younger may not have been locked yet
+
+
+class Formatted(Protocol):
+    @property
+    def format(self) -> int: ...
+
+
+Kind = TypeVar("Kind", bound=Formatted)
 
 
 class LabelCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,14 +79,7 @@ class Packed:
     @classmethod
     def open(cls, folder: Path) -> Packed:
         """Map a folder that ``Writer`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
-        try:
-            meta = msgspec.json.decode((folder / "meta.json").read_bytes(), type=Meta)
-        except FileNotFoundError:
-            raise Invalid(f"no packed set in {folder}: load the data again") from None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise Invalid(f"{folder / 'meta.json'} cannot be read ({error}): delete {folder} and load again") from None
-        if meta.format != FORMAT:
-            raise Invalid(f"{folder} has format {meta.format}, this is {FORMAT}: delete it and load again")
+        meta = read_meta(folder / "meta.json", Meta, FORMAT)
         packed = cls(
             folder,
             meta,
@@ -318,6 +319,20 @@ def _descriptor(folder: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def read_meta(path: Path, kind: type[Kind], current: int) -> Kind:
+    """What the arrays beside it are; ``current`` is the format that is understood."""
+    folder = path.parent
+    try:
+        meta = msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise Invalid(f"no packed set in {folder}: load the data again") from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Invalid(f"{path} cannot be read ({error}): delete {folder} and load again") from None
+    if meta.format != current:
+        raise Invalid(f"{folder} has format {meta.format}, this is {current}: delete it and load again")
+    return meta
 
 
 def map_file(folder: Path, name: str, kind: type[np.generic], count: int) -> npt.NDArray[Any]:

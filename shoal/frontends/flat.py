@@ -16,9 +16,10 @@ import torch
 
 from shoal.errors import BadValues, Invalid
 from shoal.keys import Values
+from shoal.models.torch_module import WIDTH
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_WIDTH, _LARGE = 256, 65_536  # numbers in a row, from so many parameters on: rules run on long rows three times as fast
+_LARGE = 65_536  # parameters, from which on rows are wide
 _ABOUT = 16_384  # characters: it is in every view of the cluster
 
 
@@ -47,7 +48,7 @@ class Flat:
         self._sizes = [one.numel() for one in self.parameters]
         self._device = self.parameters[0].device
         self.size = sum(self._sizes)
-        self.width = _WIDTH if self.size >= _LARGE else 1
+        self.width = WIDTH if self.size >= _LARGE else 1
         self.rows = -(-self.size // self.width)
         self._rest = torch.zeros(self.rows * self.width - self.size, device=self._device)  # fills the last row
         self.about = _about(named, self.names)

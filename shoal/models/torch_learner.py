@@ -31,12 +31,11 @@ from shoal.keys import KeyRange
 from shoal.models.inputs import Inputs, Piece
 from shoal.models.linear import Floats
 from shoal.models.torch_making import computing, device_of, keep_memory, loss_of, made, moved, named, trainable
-from shoal.models.torch_module import Module
+from shoal.models.torch_module import WIDTH, Module
 from shoal.models.trained_module import TrainedModule
 
 Metrics = dict[str, float | None]
 
-WIDTH = 256  # weights in a row of the table: rules run on long rows three times as fast; the last is filled with zeros
 _AT_ONCE = 1_000  # rows that are judged in one go
 _CALIBRATED = 4_000  # rows by which batch normalisation is measured
 _LOOK = 64  # gradients between two looks whether the module is still the same

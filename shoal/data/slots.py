@@ -50,6 +50,11 @@ class Slots:
         self._within(content, "content")
         return content * self.batch, min((content + 1) * self.batch, self.total)
 
+    def rows_in(self, contents: Ids) -> int:
+        """How many rows all of these have, each named once."""
+        short = self.per_pass * self.batch - self.total  # in the last
+        return len(contents) * self.batch - short * int((contents == self.per_pass - 1).any())
+
     def rows(self, content: int) -> Ids:
         """The same, one by one."""
         return np.arange(*self.span(content), dtype=np.int64)

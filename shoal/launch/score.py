@@ -1,0 +1,204 @@
+"""The score of a run that has no coordinator: how far it is, how good, whether it is over; and what is told of that.
+
+    score.begin(workers)            told that it starts
+    while not score.why:
+        ... at most score.room() slots ...
+        score.add(slots, rows, loss, seconds, spent)
+        if score.due:
+            score.judge(weights)
+    score.end()
+
+Its clock is what ``add`` was given: it stands still while the model is judged. One thread keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from shoal.cluster.stopping import ENDLESS, Stopping
+from shoal.data.datasets import Dataset
+from shoal.data.slots import Slots
+from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
+from shoal.job import Job
+from shoal.launch.best import Best
+from shoal.launch.training import Outcome
+from shoal.models.learning import Learner
+from shoal.models.linear import Floats
+from shoal.nodes.evaluator import Judged
+
+_TELL = 0.25  # seconds between two records of progress
+
+
+class Score:
+    """One run's."""
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        learner: Learner,
+        listener: Callable[[RunEvent], None],
+        folder: Path | None = None,
+        slots_per_step: int = 1,
+    ) -> None:
+        self.job, self.dataset, self.learner, self._listener = job, dataset, learner, listener
+        self.slots = Slots(dataset.train.rows, job.data.batch, job.seed)
+        self.per_step = slots_per_step
+        self._stopping = Stopping(job.stop)
+        steps = job.stop.steps
+        self.limit, self._reason = self._stopping.limit(
+            self.slots.per_pass, None if steps is None else steps * slots_per_step
+        )
+        every, per_pass = job.evaluate.every, self.slots.per_pass
+        self._every = max(1, round(every * per_pass)) if every < ENDLESS / per_pass else ENDLESS
+        self._best = None
+        if folder is not None and job.stop.keeps_best:
+            self._best = Best(folder / "best.safetensors", learner, listener)
+        self.done = self.examples = self._number = 0  # slots, rows, evaluations
+        self.seconds = self._told = 0.0
+        self.workers = 1  # at work
+        self.counts: Counter[str] = Counter()
+        self.sent = self.received = 0
+        self.staleness: list[int] = []
+        self._since, self._between = [0, 0.0], [0, 0.0]  # examples and losses
+        self._spent: Counter[str] = Counter()
+        self.why, self.failed, self.ended = "", False, False
+        self._judged_at = -1  # slots that were done then
+        self._last: Judged | None = None
+        self._kept: Judged | None = None
+
+    @property
+    def steps(self) -> int:
+        return -(-self.done // self.per_step)
+
+    def room(self) -> int:
+        """Slots until the model is to be judged, or the run is over."""
+        return min(self.limit, (self.done // self._every + 1) * self._every) - self.done
+
+    @property
+    def due(self) -> bool:
+        """The model is to be judged now."""
+        return self.unjudged and (self.done % self._every == 0 or self.done >= self.limit)
+
+    @property
+    def unjudged(self) -> bool:
+        """Something was learned since the model was last judged."""
+        return self._judged_at != self.done
+
+    def begin(self, workers: int, servers: int = 0) -> None:
+        job, dataset = self.job, self.dataset
+        self.workers = workers
+        self._listener(
+            Started(
+                seconds=0.0,
+                data=dataset.name,
+                model=job.model.told,
+                strategy=job.strategy.name,
+                workers=workers,
+                servers=servers,
+                seed=job.seed,
+                cores=len(os.sched_getaffinity(0)),
+                rows=dataset.train.rows,
+                test_rows=dataset.test.rows,
+                features=dataset.features,
+                batch=job.data.batch,
+                slots=self.slots.per_pass,
+                emulated=job.emulate.words(),
+            )
+        )
+
+    def add(self, slots: int, rows: int, loss: float, seconds: float, spent: Mapping[str, float]) -> None:
+        """So many slots more, with so many rows and the sum of their losses; they took so long, and that is what it went for."""
+        self.seconds += seconds
+        self.done += slots
+        self.examples += rows
+        self._spent.update(spent)
+        for tally in (self._since, self._between):
+            tally[0] += rows
+            tally[1] += loss
+        if self.done < self.limit:  # otherwise it is judged next, and over then
+            self.why = self.why or self._stopping.out_of_time(self.seconds)
+        if self.seconds - self._told >= _TELL:
+            self.tell_progress()
+
+    def judge(self, weights: Floats) -> Judged:
+        """These are the weights now."""
+        finite = bool(np.isfinite(weights).all())
+        loss, metrics = self.learner.judge(self.dataset.test, weights) if finite else (math.inf, {})
+        judged = Judged(self._number, weights, loss, metrics)
+        best, why = self._stopping.judged(loss)
+        self._last, self._judged_at = judged, self.done
+        if best:
+            self._kept = judged
+            if self._best is not None:
+                self._best.write(judged)
+        if not math.isfinite(loss):
+            self.failed = True
+        self._listener(
+            Evaluated(
+                seconds=self.seconds,
+                number=self._number,
+                passes=self.done / self.slots.per_pass,
+                steps=self.steps,
+                examples=self.examples,
+                train_loss=self._between[1] / self._between[0] if self._between[0] else None,
+                test_loss=loss,
+                metrics=metrics,
+                workers=self.workers,
+                best=best,
+                read=self.seconds,
+            )
+        )
+        self._number += 1
+        self._between = [0, 0.0]
+        self.why = self.why or why or (self._reason if self.done >= self.limit else "")
+        return judged
+
+    def end(self) -> Outcome:
+        """It is over, for the reason that it has."""
+        self.ended = True
+        self.tell_progress()
+        self._listener(Stopped(seconds=self.seconds, why=self.why))
+        return self.outcome()
+
+    def fail(self, why: str) -> None:
+        """It cannot go on."""
+        self.failed, self.why = True, why
+
+    def outcome(self) -> Outcome:
+        judged = self._kept if self.job.stop.keeps_best or self.failed else self._last
+        return Outcome(
+            judged,
+            self.why or "interrupted",
+            self.failed or not self.ended,
+            self.seconds,
+            self.seconds,
+            self.steps,
+            self.examples,
+            self.sent,
+            self.received,
+            self.staleness if self.staleness or not self.ended else [self.done],
+            dict(self.counts),
+        )
+
+    def tell_progress(self) -> None:
+        self._told = self.seconds
+        self._listener(
+            Progress(
+                seconds=self.seconds,
+                passes=self.done / self.slots.per_pass,
+                steps=self.steps,
+                examples=self.examples,
+                train_loss=self._since[1] / self._since[0] if self._since[0] else None,
+                workers=self.workers,
+                spent=dict(self._spent),
+            )
+        )
+        self._since = [0, 0.0]
+        self._spent.clear()

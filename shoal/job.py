@@ -33,10 +33,20 @@ from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
+from shoal.strategies.averaging import AllReduce, Averaging, Over
+from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import Async, Bounded, ParameterServer, Sync
 from shoal.strategies.serial import Serial
 
-STRATEGIES = {"sync": Sync, "bounded": Bounded, "async": Async, "serial": Serial}
+STRATEGIES = {
+    "sync": Sync,
+    "bounded": Bounded,
+    "async": Async,
+    "serial": Serial,
+    "averaging": Averaging,
+    "allreduce": AllReduce,
+    "hogwild": Hogwild,
+}
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
 MAY_CHANGE = (
@@ -98,7 +108,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the nodes run."""
 
-    how: Literal["processes", "threads"] = "processes"
+    how: Literal["processes", "threads", "mpi"] = "processes"  # mpi: by mpirun
     transport: Literal["ipc", "tcp"] = "ipc"
     modules: list[str] = []  # with updates of your own, imported by every server
     cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
@@ -113,7 +123,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     data: Source = Source()
     model: Linear | Module = Linear()
-    strategy: Sync | Bounded | Async | Serial = Async()
+    strategy: Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild = Async()
     update: Rule = Rule()
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
@@ -143,7 +153,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
         if not 0 <= self.verbosity <= 3:
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
-        self.emulate.check(self.workers if self.has_servers else 1)
+        self.emulate.check(self.workers if self.has_workers else 1)
         self.update.update()  # says what is wrong with it
         try:
             self.toml()
@@ -179,7 +189,22 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def has_servers(self) -> bool:
+        """Some hold the model."""
+        strategy = self.strategy
+        return isinstance(strategy, ParameterServer) or (isinstance(strategy, Averaging) and self.over == "store")
+
+    @property
+    def has_workers(self) -> bool:
+        """More than the one process that was called."""
         return not isinstance(self.strategy, Serial)
+
+    @property
+    def over(self) -> Over:
+        """What ranks take their means by."""
+        assert isinstance(self.strategy, Averaging | AllReduce)
+        if self.launch.how == "mpi":
+            return "mpi"
+        return self.strategy.over or ("store" if isinstance(self.strategy, Averaging) else "gloo")
 
     @property
     def linear(self) -> Linear:

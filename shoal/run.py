@@ -26,8 +26,8 @@ from shoal.settings import changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
-    from shoal.launch.alone import Alone
-    from shoal.launch.training import Launcher, Outcome, Training
+    from shoal.launch.training import Launcher, Outcome
+    from shoal.launch.underway import Underway
     from shoal.models.learning import Keeps, Learner
 
 WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
@@ -166,9 +166,8 @@ def execute(
     that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
     """
     from shoal.data.datasets import load
-    from shoal.launch.alone import Alone
     from shoal.launch.beginning import check, check_same
-    from shoal.launch.training import Training
+    from shoal.launch.underway import underway
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
     taken: Taken | None = None
@@ -185,11 +184,7 @@ def execute(
             folder.begin_again(job, taken.anew)
         log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path
-        training: Training | Alone
-        if not job.has_servers:
-            training = Alone(job, dataset, log, path)
-        else:
-            training = Training(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
+        training = underway(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
         for event in () if taken is None else taken.news:
             log(event)
     except BaseException:
@@ -206,7 +201,7 @@ def execute(
 def _run(
     job: Job,
     dataset: Dataset,
-    training: Training | Alone,
+    training: Underway,
     log: Log,
     folder: Folder | None,
     progress: Callable[[str], None] | None,
@@ -214,6 +209,7 @@ def _run(
 ) -> Run:
     outcome: Outcome | None = None
     interrupted: BaseException | None = None
+    began = _cpu()
     try:
         _say(progress, f"starting {_crew(job)}")
         with training:
@@ -236,7 +232,7 @@ def _run(
     outcome = _sober(outcome or training.outcome(), log)
     if not any(isinstance(event, Stopped) for event in log.new):
         log(Stopped(seconds=outcome.seconds, why=outcome.why))
-    run = _finished(job, dataset, training, outcome, log, folder)
+    run = _finished(job, dataset, training, outcome, log, folder, _cpu() - began)
     if interrupted is not None:
         raise interrupted
     if outcome.failed:
@@ -256,10 +252,10 @@ def _sober(outcome: Outcome, log: Log) -> Outcome:
 
 
 def _finished(
-    job: Job, dataset: Dataset, training: Training | Alone, outcome: Outcome, log: Log, folder: Folder | None
+    job: Job, dataset: Dataset, training: Underway, outcome: Outcome, log: Log, folder: Folder | None, cpu: float
 ) -> Run:
     model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
-    summary = summarise(job, dataset, outcome, log.events)
+    summary = summarise(job, dataset, outcome, log.events, cpu)
     run = Run(job, model, summary, log.events, None if folder is None else folder.path)
     if folder is not None:
         try:
@@ -286,7 +282,15 @@ def _began(log: Log) -> bool:
     return any(isinstance(event, Started) for event in log.events)
 
 
-def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[RunEvent]) -> dict[str, Any]:
+def _cpu() -> float:
+    """Seconds of computing, by this process and those that it has seen end: what a run costs, however many share it (S2-13)."""
+    taken = os.times()
+    return taken.user + taken.system + taken.children_user + taken.children_system
+
+
+def summarise(
+    job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[RunEvent], cpu: float | None = None
+) -> dict[str, Any]:
     """The figures of a run: the same for every strategy."""
     judged = outcome.judged
     losses = [event.train_loss for event in events if isinstance(event, Progress | Evaluated)]
@@ -296,11 +300,12 @@ def summarise(job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[Run
         "data": dataset.name,
         "model": job.model.told,
         "strategy": job.strategy.name,
-        "workers": job.workers if job.has_servers else 1,
+        "workers": job.workers if job.has_workers else 1,
         "servers": job.servers if job.has_servers else 0,
         "seed": job.seed,
         "seconds": round(outcome.seconds, 4),
         "computing_seconds": round(outcome.computing, 4),
+        "cpu_seconds": None if cpu is None else round(cpu, 2),
         "steps": outcome.steps,
         "examples": outcome.examples,
         "examples_per_second": round(rate, 1),
@@ -346,8 +351,10 @@ def machine() -> dict[str, Any]:
 
 
 def _crew(job: Job) -> str:
-    if not job.has_servers:
+    if not job.has_workers:
         return "one process without servers"
+    if not job.has_servers:
+        return f"{counted(job.workers, 'worker')} without servers"
     return f"{counted(job.servers, 'server')} and {counted(job.workers, 'worker')}"
 
 

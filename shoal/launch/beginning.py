@@ -31,7 +31,7 @@ def check(job: Job, dataset: Dataset) -> Learner:
             f"{slots:,} slots in a pass, at most {limits.LEDGER_WINDOW:,} are possible: "
             f"take larger ones (--set data.batch={-(-rows // limits.LEDGER_WINDOW)})"
         )
-    if job.has_servers and rows < job.workers:
+    if job.has_workers and rows < job.workers:
         raise Invalid(
             f"{dataset.name} has {rows} rows to train on, and there are {job.workers} workers: "
             f"take fewer (--workers {rows}), or more rows"

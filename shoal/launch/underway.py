@@ -1,0 +1,54 @@
+"""A run under way, whatever its strategy: what whoever started it may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from shoal.data.datasets import Dataset
+from shoal.events import RunEvent
+from shoal.job import Job
+from shoal.launch.training import Launcher, Outcome, Training
+from shoal.models.learning import Learner
+from shoal.store.checkpoint import Manifest
+from shoal.strategies.parameter_server import ParameterServer
+
+
+class Underway(Protocol):
+    """Use as a context: leaving it ends everything that was started."""
+
+    @property
+    def learner(self) -> Learner: ...
+
+    def __enter__(self) -> Underway: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def wait(self) -> Outcome | None:
+        """Until it is over."""
+
+    def interrupted(self) -> Outcome:
+        """It is to end now: what was learned is judged."""
+
+    def outcome(self) -> Outcome:
+        """As far as it came."""
+
+
+def underway(
+    job: Job,
+    dataset: Dataset,
+    listener: Callable[[RunEvent], None],
+    folder: Path | None = None,
+    resume: tuple[Path, Manifest] | None = None,
+    launcher: Launcher | None = None,
+) -> Underway:
+    """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there."""
+    if isinstance(job.strategy, ParameterServer):
+        return Training(job, dataset, listener, folder, resume, launcher)
+    from shoal.launch.alone import Alone
+
+    return Alone(job, dataset, listener, folder)

@@ -1,0 +1,64 @@
+"""Everybody learns alone from the same start, and now and then all take the mean of what they learned.
+
+    every = "end"   once, at the end: PSGD (Zinkevich et al., 2010; S2-04)
+    every = H       after H steps of each: local SGD
+
+Each rank has its part of the slots. The mean is weighted by the rows that were learned from since the last one, so parts may
+be uneven. ``start = "own"`` is the mistake that the exercise of S2 is known for: every rank begins with weights of its own,
+and the mean of such networks is no better than chance.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shoal.errors import Invalid
+
+Over = Literal["mpi", "gloo", "store"]
+
+
+class Averaging(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="averaging", kw_only=True
+):
+    """Alone for a while, then the mean of all."""
+
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
+    every: int | Literal["end"] = 16  # own steps between two means
+    over: Over | None = None  # mpi under mpirun, otherwise the store
+    start: Literal["same", "own"] = "same"
+    state: Literal["average", "reset"] = "average"  # of the update rule, at a mean
+    shares: list[float] = []  # of the rows, one for each rank; by default all the same
+
+    def __post_init__(self) -> None:
+        if self.every != "end" and (self.every is True or not 1 <= self.every <= 1 << 53):
+            raise Invalid(f"strategy.every={self.every}: needs 1 or more steps, or 'end'")
+        if any(not 0 < share < float("inf") for share in self.shares):
+            raise Invalid(f"strategy.shares={self.shares}: needs numbers above 0")
+
+    @property
+    def name(self) -> str:
+        return "averaging"
+
+    @property
+    def in_steps(self) -> bool:
+        return False
+
+
+class AllReduce(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="allreduce", kw_only=True
+):
+    """Every rank has all weights; each step is the mean of their gradients: the baseline everybody knows (S1-01)."""
+
+    combine: Literal["mean", "sum"] = "mean"
+    over: Literal["mpi", "gloo"] | None = None  # mpi under mpirun, otherwise gloo
+    ddp: bool = True  # of modules over gloo: PyTorch's DistributedDataParallel
+
+    @property
+    def name(self) -> str:
+        return "allreduce"
+
+    @property
+    def in_steps(self) -> bool:
+        return True

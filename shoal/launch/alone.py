@@ -25,6 +25,7 @@ from shoal.launch.training import Outcome
 from shoal.models.linear import Linear
 from shoal.nodes.slices import Slices
 from shoal.strategies.serial import OneCore
+from shoal.wire.messages import Course
 
 _AT_ONCE = 0.05  # seconds in one piece: nothing else is heard meanwhile
 
@@ -64,7 +65,19 @@ class Alone:
     def __exit__(self, *exception: object) -> None:
         self.learner.release()
 
-    def wait(self) -> Outcome:
+    @property
+    def pids(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def workers(self) -> list[str]:
+        return []
+
+    @property
+    def course(self) -> Course:
+        return self.score.course()
+
+    def wait(self, seconds: float | None = None) -> Outcome:
         """Run it to its end."""
         score = self.score
         score.begin(workers=1)

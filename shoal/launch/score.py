@@ -31,6 +31,7 @@ from shoal.launch.training import Outcome
 from shoal.models.learning import Learner
 from shoal.models.linear import Floats
 from shoal.nodes.evaluator import Judged
+from shoal.wire.messages import Course
 
 _TELL = 0.25  # seconds between two records of progress
 
@@ -162,7 +163,7 @@ class Score:
 
     def end(self) -> Outcome:
         """It is over, for the reason that it has."""
-        self.ended = True
+        self.ended, self.limit = True, self.done
         self.tell_progress()
         self._listener(Stopped(seconds=self.seconds, why=self.why))
         return self.outcome()
@@ -184,6 +185,26 @@ class Score:
             self.sent,
             self.received,
             self.staleness if self.staleness or not self.ended else [self.done],
+            dict(self.counts),
+        )
+
+    def course(self) -> Course:
+        """How far it is, as a coordinator would say it."""
+        return Course(
+            self.done,
+            self.limit,
+            self.slots.per_pass,
+            self.steps,
+            self.job.strategy.in_steps,
+            self.examples,
+            self.seconds,
+            self.seconds,
+            self.sent,
+            self.received,
+            self.why,
+            self.why if self.failed else "",
+            self.ended,
+            {},
             dict(self.counts),
         )
 

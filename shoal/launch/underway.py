@@ -14,6 +14,7 @@ from shoal.launch.training import Launcher, Outcome, Training
 from shoal.models.learning import Learner
 from shoal.store.checkpoint import Manifest
 from shoal.strategies.parameter_server import ParameterServer
+from shoal.wire.messages import Course
 
 
 class Underway(Protocol):
@@ -28,8 +29,20 @@ class Underway(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
-    def wait(self) -> Outcome | None:
-        """Until it is over."""
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes that were started, by name: worker-0 and so on."""
+
+    @property
+    def workers(self) -> list[str]:
+        """Those at work."""
+
+    @property
+    def course(self) -> Course:
+        """How far it is; any thread may ask."""
+
+    def wait(self, seconds: float | None = None) -> Outcome | None:
+        """Until it is over; None if ``seconds`` have passed first, where a run can tell."""
 
     def interrupted(self) -> Outcome:
         """It is to end now: what was learned is judged."""

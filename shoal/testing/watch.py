@@ -25,6 +25,7 @@ from shoal.events import Evaluated, RunEvent
 from shoal.folder import Log
 from shoal.job import Job
 from shoal.launch.training import Outcome, Training
+from shoal.launch.underway import Underway, underway
 from shoal.models.learning import learner_of
 from shoal.run import summarise
 from shoal.strategies import TABLE
@@ -34,7 +35,7 @@ PATIENCE = 60.0  # seconds: a guard against hanging, not a measure
 _LOOK = 0.002  # seconds
 
 Kind = TypeVar("Kind", bound=RunEvent)
-Meanwhile = Callable[[Training], None]
+Meanwhile = Callable[[Underway], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +98,7 @@ class Watched:
 def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIENCE) -> Watched:
     """Run a job to its end."""
     dataset, log = load(job.data, job.seed), Log(None, None)
-    training = Training(job, dataset, log)
+    training = underway(job, dataset, log)
     beside = Beside(training, meanwhile)
     with training:
         beside.start()
@@ -105,7 +106,9 @@ def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIEN
         beside.join(patience)
         assert outcome is not None, f"not over after {patience:g} s: {log.events[-1:]}, {training.workers}"
         course = training.course
-        servers = {} if outcome.failed else training._client.stats(TABLE)["servers"]
+        servers = {}
+        if isinstance(training, Training) and not outcome.failed:
+            servers = training._client.stats(TABLE)["servers"]
     if beside.error is not None:
         raise beside.error
     return Watched(job, dataset, outcome, log.events, servers, course)
@@ -114,7 +117,7 @@ def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIEN
 class Beside(threading.Thread):
     """What is done to a run while it runs."""
 
-    def __init__(self, training: Training, what: Meanwhile | None) -> None:
+    def __init__(self, training: Underway, what: Meanwhile | None) -> None:
         super().__init__(name="shoal-beside", daemon=True)
         self._training, self._what = training, what
         self.error: BaseException | None = None
@@ -127,7 +130,7 @@ class Beside(threading.Thread):
             self.error = error
 
 
-def reach(training: Training, share: float) -> None:
+def reach(training: Underway, share: float) -> None:
     """Wait until so much of the work is counted."""
     deadline = time.monotonic() + PATIENCE
     while (course := training.course).done < max(share * course.limit, share > 0):
@@ -136,7 +139,7 @@ def reach(training: Training, share: float) -> None:
         time.sleep(_LOOK)
 
 
-def kill(training: Training, name: str, at: float = 0.0) -> None:
+def kill(training: Underway, name: str, at: float = 0.0) -> None:
     """SIGKILL a process when so much of the work is counted."""
     reach(training, at)
     assert name in training.pids, f"{name} is not there to be killed: {training.pids}"

@@ -190,6 +190,12 @@ def test_any_number_of_ranks_goes_on(tmp_path: Path, every: int | str) -> None:
     assert last(again).test_loss < 0.99 * plain().losses[0]
 
 
+def test_a_run_that_is_to_end_before_where_it_was_ends_at_once(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", at=3, evaluate__every=0.5)
+    again = shoal.train(resume=tmp_path / "run", epochs=1)
+    assert (again.summary["stopped_because"], again.summary["examples"]) == ("1 epoch done", 1_500)
+
+
 def test_a_run_is_kept_now_and_then_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", at=9, evaluate__every=0.2, checkpoint__every=1e-3)
     kept = sorted((tmp_path / "run" / "checkpoints").iterdir())

@@ -57,7 +57,7 @@ class Parts:
         self._shares = np.array(shares or [1.0] * ranks)
         self.living = list(range(ranks))
         self.of_pass = of_pass
-        self._planned: dict[int, Ids] = {}
+        self.planned: dict[int, Ids] = {}  # what each does now
         self._since: dict[int, list[Ids]] = {rank: [] for rank in self.living}
         self._rows_since = dict.fromkeys(self.living, 0)
         self._orders: dict[int, Ids] = {}  # contents by number, of the passes that were asked for last
@@ -72,31 +72,32 @@ class Parts:
         least = min(one for one in (self._every, most, self._slots.per_pass) if one is not None)
         wanted = [min(least, len(self._queues[rank])) for rank in self.living]
         for rank, count in zip(self.living, _within(wanted, room), strict=True):
-            self._planned[rank], self._queues[rank] = np.split(self._queues[rank], [count])
-        return self._planned
+            self.planned[rank], self._queues[rank] = np.split(self._queues[rank], [count])
+        return self.planned
 
     def rows(self, ids: Ids) -> int:
         """How many rows these slots have."""
         return sum(self._slots.rows_in(contents) for _, _, contents in self.pieces(ids))
 
-    def weight(self, rank: int) -> float:
-        """How much of a mean is this rank's: the rows that it learned from since the last one, of all those."""
-        rows = {one: self._rows_since[one] + self.rows(self._planned.get(one, _NONE)) for one in self.living}
-        return rows[rank] / sum(rows.values())
+    def weights(self) -> dict[int, float]:
+        """How much of a mean is each one's: the rows that it learned from since the last one, of all those."""
+        rows = {rank: self._rows_since[rank] + self.rows(self.planned.get(rank, _NONE)) for rank in self.living}
+        total = sum(rows.values())
+        return {rank: count / total if total else 1 / len(rows) for rank, count in rows.items()}
 
     def settle(self, inside: Collection[int]) -> list[Lost]:
         """These were in a sum. What was planned is theirs; the others are gone."""
         lost = []
         for rank in [rank for rank in self.living if rank not in inside]:
             self.living.remove(rank)
-            before, planned = _joined(self._since.pop(rank)), self._planned.pop(rank, _NONE)
+            before, planned = _joined(self._since.pop(rank)), self.planned.pop(rank, _NONE)
             lost.append(Lost(rank, len(before) + len(planned), len(before), self.rows(before)))
             self._deal(np.concatenate([before, planned, self._queues.pop(rank)]))
-        for rank, ids in self._planned.items():
+        for rank, ids in self.planned.items():
             if len(ids):
                 self._since[rank].append(ids)
                 self._rows_since[rank] += self.rows(ids)
-        self._planned = {}
+        self.planned = {}
         return lost
 
     def fed(self) -> None:
@@ -107,7 +108,7 @@ class Parts:
 
     def left(self) -> Ids:
         """What of this pass (and, after a loss, of earlier ones) is not settled."""
-        return np.sort(np.concatenate([*self._planned.values(), *self._queues.values()]))
+        return np.sort(np.concatenate([*self.planned.values(), *self._queues.values()]))
 
     def reach(self, rank: int) -> tuple[int, int]:
         """The contents that this rank will be asked for, as long as nobody is lost: from the first up to the second."""

@@ -54,7 +54,7 @@ def test_a_period_ends_where_the_model_is_to_be_judged() -> None:
 def test_the_mean_is_weighted_by_rows() -> None:
     parts = Parts(Slots(rows=95, batch=10, seed=0), 2, shares=[1.0, 4.0])  # ten slots, one of them half full
     parts.plan(10)
-    assert [parts.weight(rank) for rank in (0, 1)] == [20 / 95, 75 / 95]
+    assert parts.weights() == {0: 20 / 95, 1: 75 / 95}
 
 
 def test_what_a_rank_had_begun_when_it_went_is_done_by_the_others() -> None:
@@ -75,7 +75,7 @@ def test_what_was_counted_and_never_averaged_is_taken_back() -> None:
     (lost,) = parts.settle([0])
     assert (lost.again, lost.back, lost.rows) == (20, 10, 100)
     assert len(parts.left()) == 80
-    assert parts.weight(0) == 1.0
+    assert parts.weights() == {0: 1.0}
 
 
 def test_a_run_is_taken_up_with_any_number_of_ranks() -> None:

@@ -36,7 +36,13 @@ _HERE = np.ones(1, np.int8)
 class MpiGroup:
     """All that mpirun has started, as far as they live."""
 
-    def __init__(self, comm: MPI.Intracomm, told: Callable[[str], None] = lambda what: None) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        told: Callable[[str], None] = lambda what: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``told`` hears for whom this rank waits; ``is_over`` says that rank 0 has left without the others."""
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -47,8 +53,8 @@ class MpiGroup:
         self._members = list(range(self.size))  # of the communicator as it is now
         self._pids: list[int] = self._comm.allgather(os.getpid())
         self._finished, self._newest = 0, np.empty(0, np.float32)
-        self._told = told
-        self._closed = False
+        self._told, self._is_over = told, is_over
+        self.closed = False
 
     @property
     def living(self) -> list[int]:
@@ -77,11 +83,11 @@ class MpiGroup:
 
     def close(self) -> None:
         """Until all have finished what was summed last."""
-        if self._closed:
+        if self.closed:
             return
         while not self._agree(1):
             self._shrink(len(self._newest))
-        self._closed = True
+        self.closed = True
         self._comm.Free()
 
     # ------------------------------------------------------------ when somebody dies
@@ -166,6 +172,8 @@ class MpiGroup:
         while requests := [(one, request) for one, request in requests if not request.Test()]:
             time.sleep(nap)
             nap = min(most, nap * 1.1)
+            if self._is_over():
+                raise RankLost(name_of(0), "it has ended the run")
             if (waited := time.monotonic() - began) > say:
                 say *= 2
                 self._look([one for one, _ in requests if one >= 0], waited)

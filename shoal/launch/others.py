@@ -11,9 +11,9 @@ import signal
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -49,7 +49,15 @@ class RankWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Callable[[str], None]) -> Others:
     """Not started yet."""
+    if job.over == "mpi":
+        from shoal.launch.mpi import MpiOthers
+
+        return MpiOthers(msgspec.to_builtins(work_of(job, dataset, kept)), warn)
     return OverStore(job, dataset, kept, warn)
+
+
+def work_of(job: Job, dataset: Dataset, kept: Path | None) -> RankWork:
+    return RankWork(job.toml(), str(dataset.train.folder), job.workers, str(kept or ""))
 
 
 class OverStore:
@@ -76,7 +84,7 @@ class OverStore:
     def start(self) -> Group:
         cluster, job = self._cluster, self._job
         cluster.start()
-        work = RankWork(job.toml(), str(self._dataset.train.folder), job.workers, str(self._kept or ""))
+        work = work_of(job, self._dataset, self._kept)
         for rank in range(1, job.workers):
             if isinstance(cluster, ProcessCluster):
                 cluster.fork(name_of(rank), "rank", msgspec.to_builtins(work))
@@ -111,7 +119,8 @@ class OverStore:
 
         def run() -> None:
             try:
-                _follow(self._job, Path(self._dataset.train.folder), group, str(self._kept or ""))
+                with contextlib.closing(group):
+                    _follow(self._job, Path(self._dataset.train.folder), group, str(self._kept or ""))
             except Exception as error:
                 self._ended[rank] = f"{type(error).__name__}: {error}"
 
@@ -154,18 +163,21 @@ class OverStore:
         self._came |= here
 
 
+def follow_run(plain: Mapping[str, Any], group: Group) -> None:
+    """Do what such a work says, to the end of the run."""
+    work = msgspec.convert(plain, RankWork)
+    _follow(Job.of(tomllib.loads(work.job)), Path(work.rows), group, work.kept)
+
+
 def _follow(job: Job, rows: Path, group: Group, kept: str) -> None:
     from shoal.launch.kept_slab import read
     from shoal.launch.rank import follow
 
-    try:
-        if kept:
-            found = read(Path(kept))
-            follow(job, open_rows(rows), group, found.position, found.slab)
-        else:
-            follow(job, open_rows(rows), group)
-    finally:
-        group.close()
+    if kept:
+        found = read(Path(kept))
+        follow(job, open_rows(rows), group, found.position, found.slab)
+    else:
+        follow(job, open_rows(rows), group)
 
 
 def be_rank(orders: Orders, ready: Callable[[], None]) -> None:
@@ -175,7 +187,8 @@ def be_rank(orders: Orders, ready: Callable[[], None]) -> None:
     transport = ZmqTransport(orders.name)
     transport.connect("coordinator", orders.coordinator)
     group = StoreGroup(client(orders.name, orders.token, transport), number_of(orders.name), work.size)
-    _follow(Job.of(tomllib.loads(work.job)), Path(work.rows), group, work.kept)
+    with contextlib.closing(group):
+        follow_run(orders.work, group)
 
 
 def _cluster_of(job: Job) -> Cluster:

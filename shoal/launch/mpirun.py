@@ -259,7 +259,7 @@ class UnderMpirun:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_WITHIN)
         code = self._process.returncode
-        who = "worker-0's process ended" if code in (None, 0) else f"mpirun ended ({_how(code)})"
+        who = f"mpirun ended ({_how(code)})" if code is not None and code < 0 else "worker-0's process ended"
         why = f"{who}, and all others with it: shoal train --resume goes on from what was kept"
         self._course = msgspec.structs.replace(self._course, over=why, failed=why, ended=True)
         self._listener(Stopped(seconds=self._course.seconds, why=why))

@@ -148,13 +148,15 @@ class Averaged:
         score.workers = living
         score.sent += met.sent
         score.received += met.received
+        if not met.slots:
+            return
         slowest = max(met.busy)
         spent = {
             "compute": sum(met.busy),
             "wait": slowest * living - sum(met.busy),
             "communicate": max(0.0, met.seconds - slowest) * living,
         }
-        score.add(met.slots, met.rows, met.loss, met.seconds, spent if met.seconds else {})
+        score.add(met.slots, met.rows, met.loss, met.seconds, spent)
         if not self._rank.at_end:
             self._remember(self._rank.core.slab)
             if self._keeper.due:

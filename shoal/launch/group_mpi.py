@@ -54,7 +54,7 @@ class MpiGroup:
         self._pids: list[int] = self._comm.allgather(os.getpid())
         self._finished, self._newest = 0, np.empty(0, np.float32)
         self._told, self._is_over = told, is_over
-        self.closed = False
+        self.parted = False
 
     @property
     def living(self) -> list[int]:
@@ -82,13 +82,13 @@ class MpiGroup:
         return self._newest
 
     def close(self) -> None:
+        """Nothing: who ends well calls ``part``, who does not must not wait for the others."""
+
+    def part(self) -> None:
         """Until all have finished what was summed last."""
-        if self.closed:
-            return
-        while not self._agree(1):
+        while not self.parted and not self._agree(1):
             self._shrink(len(self._newest))
-        self.closed = True
-        self._comm.Free()
+        self.parted = True
 
     # ------------------------------------------------------------ when somebody dies
 

@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ import numpy as np
 from shoal.doors import Wrong
 from shoal.errors import Invalid, RankLost
 from shoal.events import counted
-from shoal.launch.child import Line
+from shoal.launch.child import Line, flush
 from shoal.launch.group import Group, name_of
 from shoal.strategies.averaging import AllReduce, Averaging
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))  # Open MPI; MPICH and its kin
 _ORDERS, _LENGTH = 1, 2  # tags
+_LEAVE_WITHIN = 5.0  # seconds
 _NAP = 0.005  # seconds between two looks for orders
 _DIGITS = 9
 
@@ -169,9 +171,13 @@ class World:
             self.over = self.over or isinstance(self.ordered(), Over)
         return self.over
 
-    def leave(self) -> None:
-        """All together: mpirun then takes it for a good end."""
+    def leave(self, code: int) -> None:
+        """All together: mpirun then takes it for an end in order. Who was cut short in a sum may wait for ever, so not for long."""
+        guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
+        guard.daemon = True
+        guard.start()
         self._mpi.Finalize()
+        guard.cancel()
 
 
 _world: World | None = None
@@ -198,15 +204,18 @@ def take_part(call: Callable[[Head], object]) -> object:
     if me.number:
         follow()
         sys.exit(0)
-    here = world()
+    here, code = world(), 1
     try:
-        return call(Head(me))
+        found = call(Head(me))
+        code = 0
+        return found
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
     finally:
         here.order(Over())
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        here.leave()
+        flush()
+        here.leave(code)
 
 
 def follow() -> None:
@@ -222,16 +231,16 @@ def follow() -> None:
                 time.sleep(_NAP)
     except RankLost:
         os._exit(1)  # rank 0 is gone: so do all, and mpirun says that it went wrong
-    here.leave()
+    here.leave(0)
 
 
 def _work(here: World, work: Mapping[str, Any]) -> None:
-    from shoal.launch.others import follow_run
+    from shoal.launch.others import RankWork, follow
 
     group = here.group()
     try:
-        follow_run(work, group)
-        group.close()
+        follow(msgspec.convert(work, RankWork), group)
+        group.part()
     except RankLost:
         if not here.over:
             raise
@@ -264,17 +273,15 @@ class MpiOthers:
     def finish(self) -> None:
         """All have finished the last sum; they wait for the next orders."""
         if self._group is not None:
-            self._group.close()
+            self._group.part()
 
     def close(self) -> None:
         """Whoever still waits for a sum hears of it."""
-        if self._group is not None and not self._group.closed:
+        if self._group is not None and not self._group.parted:
             world().order(Over())
 
 
 def end_hard() -> None:
     """By a signal: an exit that was not agreed with all others is not noticed by mpirun where ranks may die, and all would wait."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    flush()
     os.kill(os.getpid(), signal.SIGKILL)

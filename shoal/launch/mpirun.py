@@ -152,7 +152,7 @@ class UnderMpirun:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._outcome is not None and self._process is not None:
+        if self._outcome is not None and not self._outcome.failed and self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_WITHIN)
         for _, connection in self._ranks.values():

@@ -155,8 +155,7 @@ class Rank:
         met = self._read(self.group.total(cells))
         self._room = met.go.room
         self._settle(met)
-        if met.lost:
-            self._heard(met)
+        self._heard(met)
         self._mark = time.perf_counter()
         return met.go
 
@@ -226,9 +225,7 @@ class Rank:
         bad = not _is_finite(self.core.slab)
         self._fill(self._vector[-self._cells :], bad=bad)
         met, mean = self._sum(bad)
-        met.seconds = 0.0
-        if met.lost:
-            self._heard(met)
+        self._heard(met)
         slab = np.zeros_like(self.core.slab)
         if met.bad:
             slab[:] = np.nan

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _YIELDS = 50  # looks without sleeping: most sums are over by then
-_NAPS = (0.00005, 0.002)  # seconds between two looks after that, growing: nobody keeps a core busy by waiting
+_NAPS = (0.00002, 0.002)  # seconds between two looks after that, growing: nobody keeps a core busy by waiting
 _SAY = 10.0  # seconds until it is said for whom a rank waits
 _STOPPED = 60.0  # seconds until a rank that somebody has stopped is ended
-_HERE = np.ones(1, np.int8)
+_PART, _SUM = 1, 2  # tags
 
 
 class MpiGroup:
@@ -53,6 +53,7 @@ class MpiGroup:
         self._members = list(range(self.size))  # of the communicator as it is now
         self._pids: list[int] = self._comm.allgather(os.getpid())
         self._finished, self._newest = 0, np.empty(0, np.float32)
+        self._open: list[Any] = []  # requests of the sum under way
         self._told, self._is_over = told, is_over
         self.parted = False
 
@@ -71,14 +72,14 @@ class MpiGroup:
         number, found = self._finished, np.empty_like(vector)
         while self._finished == number:
             try:
-                self._meet()
-                self._comm.Allreduce(vector, found)
+                self._sum(vector, found)
             except self._mpi.Exception as error:
                 self._mend(error, len(vector))
             else:
                 self._finished, self._newest = number + 1, found
-        self.sent += vector.nbytes
-        self.received += vector.nbytes
+        moved = 2 * vector.nbytes * (len(self._members) - 1) // len(self._members)
+        self.sent += moved
+        self.received += moved
         return self._newest
 
     def close(self) -> None:
@@ -90,6 +91,31 @@ class MpiGroup:
             self._shrink(len(self._newest))
         self.parted = True
 
+    def _sum(self, vector: Floats, out: Floats) -> None:
+        """Each adds up one piece of it, in the order of ranks, and hands it to all.
+
+        As an Allreduce would, but that waits with a busy core, does not say for whom, and never gives up on one that is stopped.
+        """
+        comm, here, places = self._comm, self._comm.rank, range(len(self._members))
+        cuts = [len(vector) * place // len(places) for place in [*places, len(places)]]
+        piece = [slice(cuts[place], cuts[place + 1]) for place in places]
+        others = [(place, rank) for place, rank in enumerate(self._members) if place != here]
+        given = np.empty((len(places), cuts[here + 1] - cuts[here]), np.float32)
+        given[here] = vector[piece[here]]
+        sums = [(rank, comm.Irecv(out[piece[place]], place, _SUM)) for place, rank in others]
+        parts = [(rank, comm.Irecv(given[place], place, _PART)) for place, rank in others]
+        going = [(rank, comm.Isend(vector[piece[place]], place, _PART)) for place, rank in others]
+        self._open = [request for _, request in [*sums, *parts, *going]]
+        self._wait(parts)
+        mine = out[piece[here]]
+        mine[:] = given[0]
+        for part in given[1:]:
+            mine += part
+        going += [(rank, comm.Isend(mine, place, _SUM)) for place, rank in others]
+        self._open = [request for _, request in [*sums, *going]]
+        self._wait(sums)
+        self._wait(going)
+
     # ------------------------------------------------------------ when somebody dies
 
     def _mend(self, error: MPI.Exception, length: int) -> None:
@@ -99,8 +125,16 @@ class MpiGroup:
             raise self._given_up(error) from None
         if not self._comm.Is_revoked():
             self._comm.Revoke()
+        self._drop()
         self._agree(0)
         self._shrink(length)
+
+    def _drop(self) -> None:
+        """What was under way ends with an error now; left as it is, MPI would wait for it in the end."""
+        for request in self._open:
+            with contextlib.suppress(self._mpi.Exception):
+                self._wait([(-1, request)])
+        self._open = []
 
     def _agree(self, over: int) -> int:
         """1 if all say so. Whoever is in the middle of a sum says 0, so nobody shrinks while another one leaves."""
@@ -152,14 +186,6 @@ class MpiGroup:
 
     # ------------------------------------------------------------ waiting
 
-    def _meet(self) -> None:
-        """Until all are here. MPI's own waiting would keep a core busy, and would not say for whom."""
-        others = [(place, one) for place, one in enumerate(self._members) if one != self.rank]
-        coming = [(one, self._comm.Irecv(np.empty(1, np.int8), source=place)) for place, one in others]
-        going = [(one, self._comm.Isend(_HERE, dest=place)) for place, one in others]
-        self._wait(coming)
-        self._wait(going)
-
     def _wait(self, requests: list[tuple[int, Any]]) -> None:
         """Until all of these, each with a rank, are done."""
         for _ in range(_YIELDS):
@@ -169,9 +195,10 @@ class MpiGroup:
             os.sched_yield()
         nap, most = _NAPS
         began, say = time.monotonic(), _SAY
-        while requests := [(one, request) for one, request in requests if not request.Test()]:
+        while left := [(one, request) for one, request in requests if not request.Test()]:
+            nap = min(most, 1.1 * nap) if len(left) == len(requests) else _NAPS[0]
+            requests = left
             time.sleep(nap)
-            nap = min(most, nap * 1.1)
             if self._is_over():
                 raise RankLost(name_of(0), "it has ended the run")
             if (waited := time.monotonic() - began) > say:

@@ -130,6 +130,7 @@ class World:
         self._mpi, self.comm = MPI, MPI.COMM_WORLD
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = int(self.comm.rank), int(self.comm.size)
+        self._living: Callable[[], list[int]] = lambda: list(range(self.size))
         self.over = False  # rank 0 has said so in the middle of a run
         self._next: tuple[np.ndarray[Any, Any], MPI.Request] | None = None  # the orders that are listened for
         self._given: list[Any] = []  # and those under way
@@ -164,7 +165,9 @@ class World:
         """For one run; all living ranks call it."""
         from shoal.launch.group_mpi import MpiGroup
 
-        return MpiGroup(self.comm, told, self._is_over)
+        found = MpiGroup(self.comm, told, self._is_over)
+        self._living = lambda: found.living
+        return found
 
     def _is_over(self) -> bool:
         if self.rank:
@@ -172,12 +175,18 @@ class World:
         return self.over
 
     def leave(self, code: int) -> None:
-        """All together: mpirun then takes it for an end in order. Who was cut short in a sum may wait for ever, so not for long."""
-        guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
-        guard.daemon = True
-        guard.start()
-        self._mpi.Finalize()
-        guard.cancel()
+        """All together: mpirun then takes it for an end in order.
+
+        Where a rank has died, or was cut short in a sum, MPI may wait for it for ever: then this process ends as it is.
+        """
+        if len(self._living()) == self.size:
+            guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
+            guard.daemon = True
+            guard.start()
+            self._mpi.Finalize()
+            guard.cancel()
+        else:
+            os._exit(code)
 
 
 _world: World | None = None

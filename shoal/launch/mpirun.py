@@ -47,6 +47,7 @@ _SEGMENT = 32 << 20  # bytes of shared memory that a rank takes, at most
 _LOOK = 1_000  # milliseconds
 _COME_WITHIN = 60.0  # seconds
 _END_WITHIN = 5.0
+_JUDGE_WITHIN = 60.0  # of what was learned when it is interrupted
 _SIZE = 8  # bytes that say how long a message is
 
 
@@ -155,8 +156,11 @@ class UnderMpirun:
         if self._outcome is not None and not self._outcome.failed and self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_WITHIN)
-        for _, connection in self._ranks.values():
-            connection.close()  # by which they end, if they have not yet
+        for pid, connection in self._ranks.values():
+            if not select.select([connection], [], [], 0)[0]:  # it is there, and it may be stopped
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            connection.close()
         if self._process is not None:
             _end(self._process)
         if self._own is not None:
@@ -190,9 +194,7 @@ class UnderMpirun:
     def interrupted(self) -> Outcome:
         with contextlib.suppress(OSError):
             send(self._ranks[0][1], Interrupt())
-        while self._outcome is None:
-            self._hear(self._ranks[0][1])
-        return self._outcome
+        return self.wait(_JUDGE_WITHIN) or self.outcome()
 
     def outcome(self) -> Outcome:
         if self._outcome is not None:

@@ -21,6 +21,7 @@ from shoal.launch.rank import Go, Rank
 from shoal.launch.step_core import StepCore
 from shoal.models.learning import Data, Learner
 from shoal.models.linear import Floats
+from shoal.models.torch_module import Module
 from shoal.strategies.averaging import AllReduce
 from shoal.strategies.steps import Steps
 
@@ -36,7 +37,12 @@ class StepRank(Rank):
         assert isinstance(job.strategy, AllReduce)
         of_pass, left = position or (0, None)
         self.parts = self._steps = Steps(slots, self.group.size, of_pass, left)
-        self.core = self._step = StepCore(job, train, learner, slots)
+        ddp = None
+        if job.strategy.ddp and job.over == "gloo" and isinstance(job.model, Module):
+            from shoal.launch.ddp import Ddp
+
+            ddp = Ddp(learner, self.group)
+        self.core = self._step = StepCore(job, train, learner, slots, ddp)
         return self._step.size
 
     def round(self, go: Go) -> Floats:
@@ -50,9 +56,13 @@ class StepRank(Rank):
         gradient = self._vector[: self._step.size]
         loss, busy, bad = self._compute(mine, gradient)
         said = self._word(time.perf_counter() - self._mark)
-        self._fill(self._vector[-self._cells :], loss, busy, bad=bad, stop=said.stop)
-        total = self.group.total(self._vector)
-        met = self._read(total[-self._cells :])
+        cells = self._vector[-self._cells :]
+        self._fill(cells, loss, busy, bad=bad, stop=said.stop)
+        if self._step.ddp is None:
+            total = self.group.total(self._vector)
+            met = self._read(total[-self._cells :])
+        else:
+            total, met = self._vector, self._read(self.group.total(cells))
         self._settle(met)
         if met.bad:
             self.core.slab[:] = np.nan
@@ -66,7 +76,7 @@ class StepRank(Rank):
     def _compute(self, mine: Ids, gradient: Floats) -> tuple[float, float, bool]:
         """Loss, seconds, and whether it is no number."""
         if not len(mine):
-            gradient[:] = 0.0
+            self._step.no_gradient(gradient)
             return 0.0, 0.0, False
         began = time.perf_counter()
         try:

@@ -6,6 +6,8 @@ rows, as a server has it. So where it matters, which keys those are is summed be
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from shoal import limits
@@ -20,11 +22,16 @@ from shoal.nodes.slices import Slices
 from shoal.store.generate import dense_kernels
 from shoal.store.update import Rule, rule_named
 
+if TYPE_CHECKING:
+    from shoal.launch.ddp import Ddp
+
 
 class StepCore:
     """Weights, and what changes them."""
 
-    def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots) -> None:
+    def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots, ddp: Ddp | None = None) -> None:
+        """With ``ddp`` a gradient is the sum over all ranks as it is computed."""
+        self.ddp = ddp
         rule, update = rule_named(job.update.update().name), job.update.update()
         self._learner, self._slots, self._mean = learner, slots, job.strategy.combine == "mean"
         self._kernels = dense_kernels(rule)
@@ -58,6 +65,10 @@ class StepCore:
     def gradient(self, slot: tuple[int, int], out: Floats) -> float:
         """Put a slot's gradient at the weights as they are into ``out``; the sum of its losses."""
         weights = self.weights_in(self.slab)
+        if self.ddp is not None:
+            loss, found = self.ddp.gradient(self._slices.local(slot), np.ascontiguousarray(weights), self._mean)
+            out[:] = found.reshape(-1)
+            return loss
         if self._rows is None:
             loss, found = self._learner.gradient(self._slices.local(slot), np.ascontiguousarray(weights), self._mean)
             out[:] = found.reshape(-1)
@@ -70,6 +81,13 @@ class StepCore:
         if self._marks:
             out[self._size + keys] = 1.0
         return loss
+
+    def no_gradient(self, out: Floats) -> None:
+        """There is no slot for this rank in the step; PyTorch wants it to take part all the same."""
+        out[:] = 0.0
+        if self.ddp is not None:
+            some, weights = self._slices.local((0, 0)), np.ascontiguousarray(self.weights_in(self.slab))
+            out[:] = self.ddp.gradient(some, weights, self._mean, share=0.0)[1].reshape(-1)
 
     def apply(self, total: Floats, slots: int) -> None:
         """A step by the sum of so many slots' gradients."""

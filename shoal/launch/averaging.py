@@ -131,7 +131,7 @@ class Averaged:
 
     def _begin(self, mean: Floats) -> None:
         self._remember(mean)
-        if self._kept is None or not self.score.room():  # otherwise it was judged in its former life
+        if self._kept is None or self.score.room() <= 0:  # otherwise it was judged in its former life
             self.score.judge(self._weights(mean))
 
     def _judge(self, mean: Floats) -> None:

@@ -15,6 +15,7 @@ from shoal.events import Gone, RunEvent, Saved
 from shoal.job import Job
 from shoal.launch.underway import Underway
 from shoal.settings import changed
+from shoal.testing.den import Den, soon
 from shoal.testing.watch import kill, reach, watch
 
 JOB = {
@@ -114,3 +115,29 @@ def test_where_nobody_can_go_on_the_run_says_so_and_is_taken_up_again(
     again = shoal.train(resume=tmp_path / "run")
     assert again.summary["examples"] == 12 * 3_000
     assert (again.summary["resumed"], again.summary["failed"]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("over", "how"),
+    [
+        ("store", signal.SIGKILL),
+        pytest.param("store", signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param("gloo", signal.SIGKILL, marks=pytest.mark.soak),
+        pytest.param("gloo", signal.SIGINT, marks=pytest.mark.soak),
+    ],
+)
+def test_nothing_is_left_when_rank_0_is_ended_and_its_run_goes_on(
+    den: Den, tmp_path: Path, over: str, how: signal.Signals
+) -> None:
+    if over == "gloo":
+        pytest.importorskip("torch")
+    path = tmp_path / "job.toml"
+    path.write_text(job(strategy__over=over, checkpoint__every=0.01, stop__epochs=2_000).toml())
+    process = den.start("-m", "shoal", "train", str(path), "--out", str(tmp_path / "run"))
+    assert soon(lambda: len(list(tmp_path.glob("run/checkpoints/0*"))) > 2), process.communicate()
+    process.send_signal(how)
+    process.wait(60)
+    assert den.is_empty(), den.left()
+    if over == "store":
+        again = shoal.train(resume=tmp_path / "run", workers=2, epochs=20, settings={"launch.how": "threads"})
+        assert (again.summary["resumed"], again.summary["failed"]) == (1, False)

@@ -23,23 +23,26 @@ from shoal.sweeping.command import sweep
 if TYPE_CHECKING:
     from shoal.folder import Folder
     from shoal.job import Job
-    from shoal.launch.ranks import Head
+    from shoal.launch import mpi, ranks
     from shoal.run import Run
+
+    Head = ranks.Head | mpi.Head
 
 
 class Commands(click.Group):
     """Ctrl-C ends a command as a shell expects it: in one line, with exit code 130."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Of torchrun's ranks the first runs the command, and the others are its nodes."""
+        """Of torchrun's or mpirun's ranks the first runs the command, and the others are its nodes."""
         words = list(sys.argv[1:] if args is None else args)
         if words and words[0].startswith("--local-rank="):  # torch.distributed.launch puts it there
             del words[0]
         if words[:1] != ["train"]:
             return super().main(words, *rest, **extra)
-        from shoal.launch.torchrun import take_part
+        from shoal.launch import mpi, torchrun
 
         command = super().main
+        take_part = torchrun.take_part if mpi.rank() is None else mpi.take_part
         return take_part(lambda head: command(words, *rest, **extra, obj=head))
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -62,10 +65,11 @@ def main() -> None:
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net.")
-@click.option("--strategy", help="sync, bounded, async or serial.")
+@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; or serial.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
 @click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
+@click.option("--on", help="Where they run: processes, threads, or mpi, which starts mpirun.  [default: processes]")
 @click.option(
     "--test", metavar="PATH", help="Rows to judge the model on.  [default: the set's own, or a share held out]"
 )
@@ -94,6 +98,7 @@ def train(
     workers: int | None,
     servers: int | None,
     copies: int | None,
+    on: str | None,
     test: str | None,
     epochs: float | None,
     seed: int | None,
@@ -111,6 +116,7 @@ def train(
     shoal train mnist --model cnn --workers 4 --set data.batch=64
     shoal train --resume runs/clicks-logistic-async-1 --workers 8
     torchrun --nproc-per-node 5 -m shoal train clicks --servers 2
+    mpirun -n 4 python -m shoal train clicks --strategy averaging
 
     The same command again with the same --out goes on with a run that did not end.
     """
@@ -123,6 +129,7 @@ def train(
         raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
     given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs, "verbosity": verbosity}
+    given |= {"launch.how": on}
     settings = {name: value for name, value in given.items() if value is not None}
     try:
         settings |= settings_of(changes)
@@ -169,7 +176,8 @@ def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None
         click.echo(f"{click.format_filename(path)} is finished: there is nothing to go on with", err=True)
         return run
     if head is not None:
-        settings["workers"] = head.staffed(job_of(path, settings)).workers
+        job = head.staffed(job_of(path, settings))
+        settings |= {"workers": job.workers, "launch.how": job.launch.how}
     return _run(*reopen(path, settings), quiet, head)
 
 

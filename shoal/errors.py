@@ -11,6 +11,7 @@
     │   ├── Refused         a node said no, and why
     │   ├── Fenced          this node was declared dead and replaced
     │   ├── RankLost        a rank is gone, and the others cannot go on without it
+    │   ├── RanksDiffer     ranks that should have the same weights have not
     │   └── StartFailed     a cluster that did not come up
     ├── StoreError          a push, pull or call that did not end well
     │   ├── Unanswered      nobody answered in time (also a TimeoutError)
@@ -121,6 +122,20 @@ class RankLost(ClusterError):
         return (
             f"{self.who} is gone ({self.why}), and the others cannot go on without it: shoal train --resume goes on from "
             f"what was kept; over the store, or MPI with ULFM, they would go on"
+        )
+
+
+class RanksDiffer(ClusterError):
+    """Ranks that should have the same weights have not."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(one, other)
+        self.one, self.other = one, other
+
+    def __str__(self) -> str:
+        return (
+            f"{self.one} and {self.other} have different weights, though they took the same steps: memory or a network has changed "
+            f"a number on its way; shoal train --resume goes on from what was kept"
         )
 
 

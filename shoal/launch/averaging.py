@@ -22,10 +22,11 @@ from shoal.launch.beginning import check
 from shoal.launch.group import Others, name_of
 from shoal.launch.kept_slab import Keeper, Kept, Standing
 from shoal.launch.others import others_of
-from shoal.launch.rank import Go, Met, Rank, parts_of
+from shoal.launch.rank import Go, Met, Rank, parts_of, rank_of
 from shoal.launch.score import Score
 from shoal.launch.training import Outcome
 from shoal.models.linear import Floats
+from shoal.strategies.averaging import AllReduce
 from shoal.strategies.parts import unseen
 from shoal.wire.messages import Course
 
@@ -48,12 +49,14 @@ class Averaged:
         """``others``: the ranks besides this one; those that the job says, unless they are there already."""
         self.learner = check(job, dataset)
         self.job, self.dataset, self._listener, self._kept = job, dataset, listener, kept
-        self.score = Score(job, dataset, self.learner, listener, folder)
+        in_steps = isinstance(job.strategy, AllReduce)
+        self.score = Score(job, dataset, self.learner, listener, folder, job.workers if in_steps else 1)
         start = self.learner.start()
         self._keeper = Keeper(folder, job, "" if start is None else start[1], listener)
         if kept is not None:
             self.score.restore(kept.facts.standing)
-        parts_of(job, self.score.slots, job.workers)  # says what is wrong with the shares
+        if not in_steps:
+            parts_of(job, self.score.slots, job.workers)  # says what is wrong with the shares
         path = None if kept is None else kept.path
         self._others = others or others_of(job, dataset, path, self._warn, self._server_lost)
         self._living = list(range(job.workers))
@@ -70,7 +73,7 @@ class Averaged:
         try:
             group, kept = self._others.start(), self._kept
             position, slab = (None, None) if kept is None else (kept.position, kept.slab)
-            self._rank = Rank(
+            self._rank = rank_of(self.job)(
                 self.job, self.dataset.train, self.learner, group, position, slab, self._heard, self._word
             )
         except BaseException:

@@ -78,7 +78,7 @@ class GlooGroup:
             self._wait(work)
             work.wait()
         except RuntimeError as error:
-            self._lost(str(error))
+            self.lost(str(error))
         moved = 2 * vector.nbytes * (self.size - 1) // self.size  # a ring: so much from each to the next
         self.sent += moved
         self.received += moved
@@ -96,7 +96,8 @@ class GlooGroup:
                 look = waited + _LOOK
                 self._check(waited)
 
-    def _lost(self, error: str) -> None:
+    def lost(self, error: str) -> None:
+        """gloo has failed: whose fault that is."""
         if self.rank:
             threading.Event().wait()  # rank 0 sees it, too, and ends us with itself
         until = time.monotonic() + _LAST_WORDS

@@ -21,7 +21,7 @@ import msgspec
 from shoal import limits
 from shoal.data.arrays import open_rows
 from shoal.data.datasets import Dataset
-from shoal.errors import Invalid, ShoalError
+from shoal.errors import ShoalError
 from shoal.job import Job
 from shoal.launch.group import Group, Others, name_of
 from shoal.launch.group_store import StoreGroup, client
@@ -60,8 +60,14 @@ def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_
 
         return OverGloo(job, dataset, kept, warn)
     if job.over == "mpi":
-        raise Invalid("the ranks of MPI are started by mpirun: shoal train job.toml --on mpi")
+        from shoal.launch.mpi import MpiOthers
+
+        return MpiOthers(msgspec.to_builtins(work_of(job, dataset, kept)), warn)
     return OverStore(job, dataset, kept, warn, server_lost)
+
+
+def work_of(job: Job, dataset: Dataset, kept: Path | None) -> RankWork:
+    return RankWork(job.toml(), str(dataset.train.folder), job.workers, str(kept or ""))
 
 
 class Started:
@@ -69,7 +75,7 @@ class Started:
 
     def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> None:
         self._job, self._warn = job, warn
-        self._rows, self._kept = Path(dataset.train.folder), str(kept or "")
+        self._orders = work_of(job, dataset, kept)
         self._ended: dict[int, str] = {}
         self._remind = _REMIND
 
@@ -88,8 +94,7 @@ class Started:
 
     @property
     def _work(self) -> dict[str, object]:
-        work = RankWork(self._job.toml(), str(self._rows), self._job.workers, self._kept)
-        found: dict[str, object] = msgspec.to_builtins(work)
+        found: dict[str, object] = msgspec.to_builtins(self._orders)
         return found
 
     def _on_ended(self, name: str, why: str) -> None:
@@ -159,7 +164,7 @@ class OverStore(Started):
 
         def run() -> None:
             try:
-                follow(self._job, self._rows, group, self._kept)
+                follow(self._orders, group)
             except Exception as error:
                 self._ended[rank] = f"{type(error).__name__}: {error}"
 
@@ -197,15 +202,15 @@ class OverStore(Started):
         self._came |= here
 
 
-def follow(job: Job, rows: Path, group: Group, kept: str = "") -> None:
+def follow(work: RankWork, group: Group) -> None:
     """Be one of the others to the end, whatever the strategy."""
     from shoal.launch import rank
     from shoal.launch.kept_slab import read
 
     try:
-        data = open_rows(rows)
-        if kept:
-            found = read(Path(kept))
+        job, data = Job.of(tomllib.loads(work.job)), open_rows(Path(work.rows))
+        if work.kept:
+            found = read(Path(work.kept))
             rank.follow(job, data, group, found.position, found.slab)
         else:
             rank.follow(job, data, group)
@@ -227,7 +232,7 @@ def be_rank(orders: Orders, ready: Callable[[], None]) -> None:
         transport = ZmqTransport(orders.name)
         transport.connect("coordinator", orders.coordinator)
         group = StoreGroup(client(orders.name, orders.token, transport), rank, work.size)
-    follow(job, Path(work.rows), group, work.kept)
+    follow(work, group)
 
 
 def _cluster_of(job: Job) -> Cluster:

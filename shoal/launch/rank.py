@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -75,8 +76,37 @@ def _unheard(met: Met) -> None:
     return
 
 
+class Dealt(Protocol):
+    """Who learns from which slots: ``Parts``, or the ``Steps`` of an all-reduce."""
+
+    living: list[int]
+    of_pass: int
+    planned: dict[int, Ids]
+
+    def rows(self, ids: Ids) -> int: ...
+
+    def settle(self, inside: Collection[int]) -> list[Lost]: ...
+
+    def left(self) -> Ids: ...
+
+
+class Computes(Protocol):
+    """Has the model: ``Core`` or ``StepCore``."""
+
+    @property
+    def slab(self) -> Floats: ...
+
+    @property
+    def weights(self) -> Floats: ...
+
+    def weights_in(self, slab: Floats) -> Floats: ...
+
+
 class Rank:
     """One rank's side."""
+
+    parts: Dealt
+    core: Computes
 
     def __init__(
         self,
@@ -93,23 +123,29 @@ class Rank:
 
         Of rank 0: ``heard`` is told after each sum, ``word`` is asked before, with the seconds since the last.
         """
-        assert isinstance(job.strategy, Averaging)
         self.group, self._heard, self._word = group, heard, word
-        self.at_end = job.strategy.every == "end"
-        slots = Slots(train.rows, job.data.batch, job.seed)
-        self.parts = parts_of(job, slots, group.size, position)
-        self.core = Core(job, train, learner, slots, self.parts.reach(group.rank))
-        self._own = slab is None and job.strategy.start == "own"
+        self._own = self.at_end = self._resets = False
+        size = self._prepare(job, train, learner, Slots(train.rows, job.data.batch, job.seed), position, slab is None)
         if slab is not None:
             self.core.slab[:] = slab
-        elif self._own:
-            self.core.weights_in(self.core.slab)[:] = _own_start(job, train, learner, group.rank)
-        self._resets = job.strategy.state == "reset"
-        self._vector = np.zeros(self._travels(self.core.slab).size + len(CELLS) + 2 * group.size, np.float32)
+        self._vector = np.zeros(size + len(CELLS) + 2 * group.size, np.float32)
         self._pace = job.emulate.pace(group.rank, job.seed)
         self._moved = (0, 0)  # bytes that were told
         self._mark = 0.0
         self._room = 0
+
+    def _prepare(
+        self, job: Job, train: Data, learner: Learner, slots: Slots, position: tuple[int, Ids] | None, anew: bool
+    ) -> int:
+        """Who learns from what, and with what; how many numbers are summed besides the cells."""
+        assert isinstance(job.strategy, Averaging)
+        self.parts = self._mine = parts_of(job, slots, self.group.size, position)
+        self.core = self._alone = Core(job, train, learner, slots, self._mine.reach(self.group.rank))
+        self.at_end, self._own = job.strategy.every == "end", anew and job.strategy.start == "own"
+        if self._own:
+            self.core.weights_in(self.core.slab)[:] = _own_start(job, train, learner, self.group.rank)
+        self._resets = job.strategy.state == "reset"
+        return self._travels(self.core.slab).size
 
     def begin(self) -> Floats:
         """What all begin with, to be judged: a slab."""
@@ -149,7 +185,7 @@ class Rank:
 
     def _period(self, go: Go) -> Go:
         """Some slots of one's own, then the sum."""
-        mine = self.parts.plan(self._room, max(1, go.most) if self.at_end else None)[self.group.rank]
+        mine = self._mine.plan(self._room, max(1, go.most) if self.at_end else None)[self.group.rank]
         loss, busy = self._learn(mine)
         said = self._word(time.perf_counter() - self._mark)
         bad = not _is_finite(self.core.slab)
@@ -164,7 +200,7 @@ class Rank:
                 self._travels(self.core.slab)[:] = mean
                 if self._resets:
                     self._forget()
-            self.parts.fed()
+            self._mine.fed()
         if met.bad:
             self.core.slab[:] = np.nan
         now = time.perf_counter()
@@ -176,8 +212,8 @@ class Rank:
         """These slots: the sum of their losses, and seconds."""
         began, loss = time.perf_counter(), 0.0
         try:
-            for of_pass, numbers, contents in self.parts.pieces(mine):
-                loss += self.core.run(of_pass, numbers, contents)
+            for of_pass, numbers, contents in self._mine.pieces(mine):
+                loss += self._alone.run(of_pass, numbers, contents)
             if not abs(loss) < _RUNAWAY:
                 raise BadValues(f"the loss is {loss}")
         except BadValues:
@@ -206,7 +242,7 @@ class Rank:
     def _sum(self, bad: bool) -> tuple[Met, Floats | None]:
         """The cells are filled; the mean by the weights that the parts say, or nothing if nobody inside has any."""
         mine = self._travels(self.core.slab)
-        weights = self.parts.weights()
+        weights = self._mine.weights()
         share = np.float32(0.0 if bad else weights[self.group.rank])
         np.multiply(0.0 if bad else mine, share, out=self._vector[: mine.size].reshape(mine.shape))
         total = self.group.total(self._vector)
@@ -267,13 +303,22 @@ def parts_of(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | Non
     return Parts(slots, ranks, job.strategy.shares, every, of_pass, left)
 
 
+def rank_of(job: Job) -> type[Rank]:
+    """What a rank of this job is."""
+    if isinstance(job.strategy, Averaging):
+        return Rank
+    from shoal.launch.allreduce import StepRank
+
+    return StepRank
+
+
 def follow(
     job: Job, train: Data, group: Group, position: tuple[int, Ids] | None = None, slab: Floats | None = None
 ) -> None:
     """Be one of the others, until rank 0 says that it is over."""
     learner = learner_of(job.model, train, job.seed, group.rank)
     learner.settle(alone=True)
-    rank = Rank(job, train, learner, group, position, slab)
+    rank = rank_of(job)(job, train, learner, group, position, slab)
     rank.begin()
     while not (go := rank.go()).stop:
         rank.round(go)

@@ -54,8 +54,9 @@ class Score:
         self.per_step = slots_per_step
         self._stopping = Stopping(job.stop)
         steps = job.stop.steps
+        self._steps_per_pass = -(-self.slots.per_pass // slots_per_step)
         self.limit, self._reason = self._stopping.limit(
-            self.slots.per_pass, None if steps is None else steps * slots_per_step
+            self.slots.per_pass, None if steps is None else self._slots_until(steps)
         )
         every, per_pass = job.evaluate.every, self.slots.per_pass
         self._every = max(1, round(every * per_pass)) if every < ENDLESS / per_pass else ENDLESS
@@ -77,16 +78,26 @@ class Score:
 
     @property
     def steps(self) -> int:
-        return -(-self.done // self.per_step)
+        return self._steps_until(self.done)
 
     def room(self) -> int:
-        """Slots until the model is to be judged, or the run is over."""
-        return min(self.limit, (self.done // self._every + 1) * self._every) - self.done
+        """Slots until the model is to be judged, or the run is over; whole steps."""
+        until = min(self.limit, (self.done // self._every + 1) * self._every)
+        return min(self.limit, self._slots_until(self._steps_until(until))) - self.done
+
+    def _steps_until(self, slots: int) -> int:
+        """The last step of a pass has what is left of it."""
+        passes, rest = divmod(slots, self.slots.per_pass)
+        return passes * self._steps_per_pass + -(-rest // self.per_step)
+
+    def _slots_until(self, steps: int) -> int:
+        passes, rest = divmod(steps, self._steps_per_pass)
+        return passes * self.slots.per_pass + rest * self.per_step
 
     @property
     def due(self) -> bool:
         """The model is to be judged now."""
-        return self.unjudged and (self.done % self._every == 0 or self.done >= self.limit)
+        return self.unjudged and (self.done // self._every > self._judged_at // self._every or self.done >= self.limit)
 
     @property
     def unjudged(self) -> bool:

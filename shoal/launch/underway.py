@@ -11,10 +11,11 @@ from shoal.data.datasets import Dataset
 from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.launch.kept_slab import Kept
+from shoal.launch.mpi import check_mpi, rank
 from shoal.launch.training import Launcher, Outcome, Training
 from shoal.models.learning import Learner
 from shoal.store.checkpoint import Manifest
-from shoal.strategies.averaging import Averaging
+from shoal.strategies.averaging import AllReduce, Averaging
 from shoal.strategies.parameter_server import ParameterServer
 from shoal.wire.messages import Course
 
@@ -62,11 +63,17 @@ def underway(
     launcher: Launcher | None = None,
 ) -> Underway:
     """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there."""
+    if job.launch.how == "mpi":
+        check_mpi(job)
     if isinstance(job.strategy, ParameterServer):
         assert not isinstance(resume, Kept)
         return Training(job, dataset, listener, folder, resume, launcher)
     kept = resume if isinstance(resume, Kept) else None
-    if isinstance(job.strategy, Averaging):
+    if isinstance(job.strategy, Averaging | AllReduce):
+        if job.over == "mpi" and rank() is None:
+            from shoal.launch.mpirun import UnderMpirun
+
+            return UnderMpirun(job, dataset, listener, folder, kept)
         from shoal.launch.averaging import Averaged
 
         return Averaged(job, dataset, listener, folder, kept)

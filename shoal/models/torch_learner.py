@@ -171,7 +171,13 @@ class ModuleLearner:
 
     # ------------------------------------------------------------ computing
 
-    def gradient(self, local: Any, weights: Floats, mean: bool) -> tuple[float, Floats]:
+    def gradient(
+        self, local: Any, weights: Floats, mean: bool, wrapped: Any = None, share: float = 1.0
+    ) -> tuple[float, Floats]:
+        """``wrapped`` is the module in something that takes part when its gradient is computed (``launch/ddp.py``).
+
+        That has to be done then, whatever the loss; ``share`` is what the gradient is multiplied by.
+        """
         rows = len(local)
         if self._computed % _LOOK == 0:
             self._check_same()
@@ -180,14 +186,16 @@ class ModuleLearner:
             self.module.train()
             self._reset_buffers()
             x, y = self._on_device(*local.read())
-            loss = self._loss(self.module(x), y)
+            loss = self._loss((wrapped or self.module)(x), y)
             value = float(loss.item())
-            if not math.isfinite(value):
+            if not math.isfinite(value) and wrapped is None:
                 raise BadValues(f"the loss is {value}: lower the step (update.step), or look at the inputs")
             params = [param for _, param in self._params]
-            found = torch.autograd.grad(
-                loss if mean else loss * rows, params, allow_unused=True, materialize_grads=True
-            )
+            whole = loss if mean else loss * rows
+            if wrapped is None:
+                found = torch.autograd.grad(whole, params, allow_unused=True, materialize_grads=True)
+            else:
+                found = _backward(whole * share, params)
             flat = torch.cat([*(one.reshape(-1) for one in found), self._rest])
         return value * rows, self._rows(flat.cpu().numpy())
 
@@ -284,6 +292,17 @@ class ModuleLearner:
         for one, momentum in zip(self._measured, momenta, strict=True):
             one.momentum = momentum
         self.module.eval()
+
+
+def _backward(loss: torch.Tensor, params: list[nn.Parameter]) -> tuple[torch.Tensor, ...]:
+    """Gradients by the way that hooks listen to."""
+    for param in params:
+        param.grad = None
+    loss.backward()
+    found = tuple(torch.zeros_like(param) if param.grad is None else param.grad for param in params)
+    for param in params:
+        param.grad = None
+    return found
 
 
 @contextmanager

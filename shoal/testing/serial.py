@@ -19,7 +19,8 @@ from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.launch.training import dealing_of
 from shoal.store.table import Table
-from shoal.strategies.parameter_server import Async, ParameterServer
+from shoal.strategies.averaging import AllReduce
+from shoal.strategies.parameter_server import Async, ParameterServer, Sync
 from shoal.tables import Dense
 
 Floats = npt.NDArray[np.float32]
@@ -27,7 +28,9 @@ Floats = npt.NDArray[np.float32]
 
 def serial(job: Job, dataset: Dataset) -> Floats:
     """All weights when the job's epochs or steps are done."""
-    if not isinstance(job.strategy, ParameterServer):  # every slot is a step
+    if isinstance(job.strategy, AllReduce):  # one slot of every rank
+        job = msgspec.structs.replace(job, strategy=Sync(combine=job.strategy.combine, slots_per_step=job.workers))
+    elif not isinstance(job.strategy, ParameterServer):  # every slot is a step
         job = msgspec.structs.replace(job, strategy=Async(combine=job.strategy.combine))
     rows = job.linear.keys(dataset.features)
     workload = dealing_of(job, dataset).workload

@@ -1,0 +1,55 @@
+"""PyTorch's DistributedDataParallel around a module: gradients are summed over gloo while they are computed (Li et al., 2020).
+
+Its hooks listen to ``backward``, bucket by bucket, so sums are under way before the gradient is whole. It takes the mean over all
+ranks; here it is made a sum again, since in the last step of a pass not every rank may have a slot. All else is ours: weights begin
+the same everywhere by their seed, and buffers are reset for every slot.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from shoal.launch.group import Group
+from shoal.launch.group_gloo import GlooGroup
+from shoal.models.learning import Learner
+from shoal.models.linear import Floats
+from shoal.models.torch_learner import ModuleLearner
+
+
+class Ddp:
+    """One rank's module, listened to."""
+
+    def __init__(self, learner: Learner, group: Group) -> None:
+        assert isinstance(learner, ModuleLearner) and isinstance(group, GlooGroup)
+        self._learner, self._group = learner, group
+        sync = "forward_sync_buffers"
+        if sync not in inspect.signature(DistributedDataParallel).parameters:
+            sync = "broadcast_buffers"  # its former name
+        settings: dict[str, Any] = {sync: False, "init_sync": False, "find_unused_parameters": True}
+        self._wrapped = DistributedDataParallel(learner.module, process_group=_whole(group), **settings)
+
+    def gradient(self, local: Any, weights: Floats, mean: bool, share: float = 1.0) -> tuple[float, Floats]:
+        """The sum of the losses of this rank's slot, and the sum over all ranks of their gradients."""
+        try:
+            loss, found = self._learner.gradient(local, weights, mean, self._wrapped, share)
+        except RuntimeError as error:
+            self._group.lost(str(error))
+            raise
+        moved = 2 * found.nbytes * (self._group.size - 1) // self._group.size
+        self._group.sent += moved
+        self._group.received += moved
+        return loss, found * found.dtype.type(self._group.size)
+
+
+def _whole(group: GlooGroup) -> Any:
+    """gloo as what DistributedDataParallel takes; nothing of the process is registered or changed."""
+    distributed = torch.distributed
+    found = distributed.ProcessGroup(distributed.HashStore(), group.rank, group.size)
+    kind = distributed.ProcessGroup.BackendType.GLOO
+    found._set_default_backend(kind)
+    found._register_backend(torch.device("cpu"), kind, group.process_group)
+    return found

@@ -1,0 +1,296 @@
+"""Who am I, under mpirun: one of several ranks that add things up.
+
+    mpirun -n 5 python -m shoal train job.toml --strategy averaging
+
+Rank 0 runs the command as ever: terminal, run folder, score. The others parse nothing and print nothing: they wait for work, do
+it with rank 0, and end when rank 0 says so. What rank 0 tells them goes from one to one, so that a death is seen as what
+it is, and they look for it now and then while they wait: MPI's own waiting would keep a core busy.
+
+Nothing here imports MPI before mpirun is known to have started this process: a process alone would leave files behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from shoal.doors import Wrong
+from shoal.errors import Invalid, RankLost
+from shoal.events import counted
+from shoal.launch.child import Line, flush
+from shoal.launch.group import Group, name_of
+from shoal.strategies.averaging import AllReduce, Averaging
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from shoal.job import Job
+    from shoal.launch.group_mpi import MpiGroup
+
+_VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))  # Open MPI; MPICH and its kin
+_ORDERS, _LENGTH = 1, 2  # tags
+_LEAVE_WITHIN = 5.0  # seconds
+_NAP = 0.005  # seconds between two looks for orders
+_DIGITS = 9
+
+
+class Work(Line, frozen=True):
+    """Rank 0 to the others: "take part in this run"."""
+
+    work: dict[str, Any]  # plain data
+
+
+class Over(Line, frozen=True):
+    """Rank 0 to the others: "there is nothing more to do"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of mpirun's processes."""
+
+    number: int
+    size: int
+
+
+def rank(variables: Mapping[str, str] | None = None) -> Rank | None:
+    """Who this process is; None if mpirun did not start it."""
+    known = os.environ if variables is None else variables
+    for names in _VARIABLES:
+        number, size = (known.get(name, "") for name in names)
+        if number.isdecimal() and size.isdecimal() and max(len(number), len(size)) <= _DIGITS:
+            return Rank(int(number), int(size))
+    return None
+
+
+def needs_mpi() -> Path:
+    """The mpirun of this environment; Invalid if it, or mpi4py, is not there."""
+    here = Path(sysconfig.get_path("scripts")) / "mpirun"
+    found = str(here) if here.exists() else shutil.which("mpirun")
+    missing = [name for name, there in (("mpi4py", importlib.util.find_spec("mpi4py")), ("mpirun", found)) if not there]
+    if missing:
+        raise Invalid(f"MPI needs {' and '.join(missing)}, not installed here: pip install 'shoal[mpi]'")
+    assert found is not None
+    return Path(found)
+
+
+def check_mpi(job: Job) -> None:
+    """Whether ranks of mpirun can do it."""
+    if not isinstance(job.strategy, Averaging | AllReduce):
+        raise Invalid(
+            f"strategy {job.strategy.name!r} does not run over MPI: leave mpirun (or --on mpi) away, or choose one whose ranks "
+            f"add up (--strategy averaging or allreduce)"
+        )
+    if job.strategy.over not in (None, "mpi"):
+        raise Invalid(
+            f"strategy.over={job.strategy.over!r} does not run over MPI: leave mpirun (or --on mpi) away, or that setting"
+        )
+
+
+class Head:
+    """Rank 0, which runs the command."""
+
+    cluster = None  # ranks have no servers
+
+    def __init__(self, me: Rank) -> None:
+        self.rank = me
+        self.words = f"mpirun: {counted(me.size, 'rank')}, so workers={me.size}, whatever the job says"
+
+    def staffed(self, job: Job, anew: bool = False) -> Job:
+        """The job with as many workers as there are ranks."""
+        check_mpi(job)
+        launch = msgspec.structs.replace(job.launch, how="mpi")
+        return msgspec.structs.replace(job, workers=self.rank.size, launch=launch)
+
+
+class World:
+    """All ranks, before and after a run: rank 0 gives orders, the others take them."""
+
+    def __init__(self) -> None:
+        import mpi4py
+
+        mpi4py.rc.thread_level = "serialized"
+        mpi4py.rc.finalize = False  # it waits for all: only who ends well may call it
+        from mpi4py import MPI
+
+        self._mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = int(self.comm.rank), int(self.comm.size)
+        self._living: Callable[[], list[int]] = lambda: list(range(self.size))
+        self.over = False  # rank 0 has said so in the middle of a run
+        self._next: tuple[np.ndarray[Any, Any], MPI.Request] | None = None  # the orders that are listened for
+        self._given: list[Any] = []  # and those under way
+
+    def order(self, line: Line) -> None:
+        """To all others that live."""
+        text = np.frombuffer(msgspec.json.encode(line), np.uint8)
+        length = np.array([len(text)], np.int64)
+        for other in range(1, self.size):
+            with contextlib.suppress(self._mpi.Exception):  # it is dead
+                one = self.comm.Isend(length, dest=other, tag=_LENGTH)
+                self._given += [one, self.comm.Isend(text, dest=other, tag=_ORDERS), text, length]
+
+    def ordered(self) -> Line | None:
+        """What rank 0 has said since, if anything."""
+        try:
+            if self._next is None:
+                length = np.zeros(1, np.int64)
+                self._next = length, self.comm.Irecv(length, source=0, tag=_LENGTH)
+            length, request = self._next
+            if not request.Test():
+                return None
+            self._next = None
+            text = np.empty(int(length[0]), np.uint8)
+            self.comm.Recv(text, source=0, tag=_ORDERS)
+        except self._mpi.Exception:
+            raise RankLost(name_of(0), "its process ended") from None
+        line: Line = msgspec.json.decode(text.tobytes(), type=Work | Over)
+        return line
+
+    def group(self, told: Callable[[str], None] = lambda what: None) -> MpiGroup:
+        """For one run; all living ranks call it."""
+        from shoal.launch.group_mpi import MpiGroup
+
+        found = MpiGroup(self.comm, told, self._is_over)
+        self._living = lambda: found.living
+        return found
+
+    def _is_over(self) -> bool:
+        if self.rank:
+            self.over = self.over or isinstance(self.ordered(), Over)
+        return self.over
+
+    def leave(self, code: int) -> None:
+        """All together: mpirun then takes it for an end in order.
+
+        Where a rank has died, or was cut short in a sum, MPI may wait for it for ever: then this process ends as it is.
+        """
+        if len(self._living()) == self.size:
+            guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
+            guard.daemon = True
+            guard.start()
+            self._mpi.Finalize()
+            guard.cancel()
+        else:
+            os._exit(code)
+
+
+_world: World | None = None
+
+
+def world() -> World:
+    """This process's; made when first asked for, by all ranks."""
+    global _world
+    if _world is None:
+        _world = World()
+    return _world
+
+
+def take_part(call: Callable[[Head], object]) -> object:
+    """Have the command run by rank 0; the other ranks follow."""
+    me = rank()
+    assert me is not None
+    try:
+        needs_mpi()
+    except Invalid as error:
+        if not me.number:
+            Wrong(str(error)).show()
+        sys.exit(Wrong.exit_code)
+    if me.number:
+        follow()
+        sys.exit(0)
+    here, code = world(), 1
+    try:
+        found = call(Head(me))
+        code = 0
+        return found
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        here.order(Over())
+        flush()
+        here.leave(code)
+
+
+def follow() -> None:
+    """All that a rank does but the first."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # rank 0 hears the same, and needs us to come to an end
+    here = world()
+    try:
+        while not here.over and not isinstance(line := here.ordered(), Over):
+            if isinstance(line, Work):
+                _work(here, line.work)
+            else:
+                time.sleep(_NAP)
+    except RankLost:
+        os._exit(1)  # rank 0 is gone: so do all, and mpirun says that it went wrong
+    here.leave(0)
+
+
+def _work(here: World, work: Mapping[str, Any]) -> None:
+    from shoal.launch.others import RankWork, follow
+
+    group = here.group()
+    try:
+        follow(msgspec.convert(work, RankWork), group)
+        group.part()
+    except RankLost:
+        if not here.over:
+            raise
+    except BaseException:
+        traceback.print_exc()
+        end_hard()
+
+
+class MpiOthers:
+    """The ranks besides rank 0, for one run."""
+
+    def __init__(self, work: Mapping[str, Any], told: Callable[[str], None]) -> None:
+        self._work, self._told = dict(work), told
+        self._group: MpiGroup | None = None
+
+    @property
+    def pids(self) -> dict[str, int]:
+        group = self._group
+        return {} if group is None else {name_of(one): group.pids[one] for one in group.living if one}
+
+    def start(self) -> Group:
+        here = world()
+        here.order(Work(self._work))
+        self._group = here.group(self._told)
+        return self._group
+
+    def why(self, rank: int) -> str:
+        return "its process ended"
+
+    def finish(self) -> None:
+        """All have finished the last sum; they wait for the next orders."""
+        if self._group is not None:
+            self._group.part()
+
+    def close(self) -> None:
+        """Whoever still waits for a sum hears of it."""
+        if self._group is not None and not self._group.parted:
+            world().order(Over())
+
+
+def end_hard() -> None:
+    """By a signal: an exit that was not agreed with all others is not noticed by mpirun where ranks may die, and all would wait."""
+    flush()
+    os.kill(os.getpid(), signal.SIGKILL)

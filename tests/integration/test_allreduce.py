@@ -1,0 +1,63 @@
+"""All-reduce over gloo, with PyTorch's own DistributedDataParallel and without: the steps of a sync run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import shoal
+from shoal.events import Gone
+from shoal.job import Job
+from shoal.testing.watch import kill, watch
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """Noise with one bright half, which is the class; five slots of 32, so the last step of a pass has one."""
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 100, (180, 8, 8), np.uint8), draw.integers(0, 2, 180)
+    for image, label in zip(x, y, strict=True):
+        image[4 * label :][:4] += 100
+    path = tmp_path_factory.mktemp("images") / "halves.npz"
+    np.savez(path, x=x, y=y)
+    return path
+
+
+def train(images: Path, **settings: Any) -> Any:
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    run = shoal.train(images, model="sheet", workers=2, batch=32, epochs=2, settings=given)
+    assert run.model is not None
+    return np.concatenate([one.ravel() for one in run.model.tensors.values()])  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def in_sync(images: Path) -> Any:
+    return train(images, strategy="sync", strategy__slots_per_step=2, launch__how="threads")
+
+
+@pytest.mark.parametrize("ddp", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_module_takes_the_steps_of_a_sync_run_to_rounding(images: Path, in_sync: Any, ddp: bool) -> None:
+    found = train(images, strategy="allreduce", strategy__ddp=ddp)
+    np.testing.assert_allclose(found, in_sync, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.soak
+def test_with_a_killed_rank_a_run_with_ddp_ends_and_says_whose_fault_it_is(images: Path) -> None:
+    of = Job.of(
+        {
+            "data": {"source": str(images), "batch": 8},
+            "model": "sheet",
+            "strategy": "allreduce",
+            "stop": {"epochs": 200},
+            "workers": 3,
+        }
+    )
+    run = watch(of, lambda training: kill(training, "worker-2", 0.1))
+    assert run.outcome.failed and "worker-2 is gone (its process ended (killed by signal 9))" in run.outcome.why
+    assert [event.name for event in run.all(Gone)] == ["worker-2"]
+    assert run.outcome.judged is not None

@@ -1,0 +1,135 @@
+"""Ranks of mpirun, from the wheels alone: started by shoal, or by whoever types mpirun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mpi4py")
+
+import shoal
+from shoal.errors import Invalid
+from shoal.events import Evaluated, RunEvent
+from shoal.job import Job
+from shoal.launch import mpi
+from shoal.launch.mpirun import SHARED
+from shoal.settings import changed
+from shoal.testing.serial import serial
+from shoal.testing.watch import Watched, watch
+
+PATIENCE = 120  # seconds: a guard against hanging
+JOB: dict[str, Any] = {
+    "data": {"source": "rcv1-like", "rows": 1_000, "features": 1_000, "batch": 20},
+    "strategy": {"name": "averaging", "every": 4},
+    "stop": {"epochs": 2},
+    "launch": {"how": "mpi"},
+}
+SETTINGS = ("--set", "data.rows=1000", "--set", "data.features=1000", "--epochs", "2")
+
+
+def job(**changes: Any) -> Job:
+    return Job.of(changed(JOB, {name.replace("__", "."): value for name, value in changes.items()}))
+
+
+@cache
+def over_the_store(workers: int) -> Watched:
+    return watch(job(workers=workers, launch__how="threads"))
+
+
+def left_behind() -> list[str]:
+    return [name for name in os.listdir(SHARED) if name.startswith(("shoal-mpi", "sm_segment"))]
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def mpirun(ranks: int, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    start = [str(mpi.needs_mpi()), *root, "--oversubscribe", "-n", str(ranks)]
+    return run(*start, sys.executable, "-m", "shoal", "train", *words, cwd=cwd)
+
+
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (3, 4, 5))])
+def test_a_mean_over_mpi_is_the_mean_over_the_store_to_rounding(ranks: int) -> None:
+    found, expected = watch(job(workers=ranks)), over_the_store(ranks)
+    found.check_counted_once()
+    np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    assert found.summary["bytes_sent"] > 0
+
+
+def test_all_reduce_over_mpi_takes_the_steps_of_a_sync_run() -> None:
+    found = watch(job(strategy="allreduce", workers=3))
+    found.check_counted_once()
+    assert found.workload.steps == 2 * 17  # fifty slots, three at a time
+    np.testing.assert_allclose(found.weights, serial(found.job, found.dataset), rtol=2e-4, atol=2e-6)
+
+
+def test_a_run_that_shoal_starts_with_mpirun_is_a_run_as_any_other(tmp_path: Path) -> None:
+    events: list[RunEvent] = []
+    done = shoal.train(Job.of(JOB), workers=2, out=tmp_path / "run", on_event=events.append)
+    again = shoal.Run.load(tmp_path / "run")
+    assert [event for event in events if isinstance(event, Evaluated)] == [
+        event for event in again.events if isinstance(event, Evaluated)
+    ]
+    assert done.summary["workers"] == 2 and done.summary["examples"] == 2_000
+    assert done.summary["test_loss"] == again.summary["test_loss"]
+    assert done.summary["cpu_seconds"] > 0
+    assert not left_behind()
+
+
+def test_of_ranks_that_mpirun_started_the_first_runs_the_command_and_the_others_are_silent(tmp_path: Path) -> None:
+    done = mpirun(2, "rcv1-like", "--strategy", "averaging", "--workers", "7", *SETTINGS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks, so workers=2, whatever the job says" in done.stderr
+    assert done.stdout.count("test loss") == 1
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert shoal.Run.load(folder).summary["workers"] == 2
+
+
+def test_what_is_wrong_under_mpirun_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
+    done = mpirun(2, "rcv1-like", "--strategy", "async", *SETTINGS, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("Error") == 1 and "does not run over MPI" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "async"}, "'async' does not run over MPI"),
+        ({"strategy.over": "gloo"}, "strategy.over='gloo' does not run over MPI"),
+    ],
+)
+def test_what_cannot_run_over_mpi_is_refused_before_anything_starts(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(Invalid, match=words):
+        shoal.train(Job.of(changed(JOB, changes)))
+
+
+def test_without_mpi_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Invalid, match=r"MPI needs mpi4py, not installed here: pip install 'shoal\[mpi\]'"):
+        shoal.train(Job.of(JOB))
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5"}, mpi.Rank(3, 5)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, mpi.Rank(0, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": "5"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "9" * 99, "OMPI_COMM_WORLD_SIZE": "5"}, None),
+    ],
+    ids=str,
+)
+def test_a_process_knows_by_its_variables_whether_mpirun_started_it(variables: dict[str, str], found: object) -> None:
+    assert mpi.rank(variables) == found

@@ -211,6 +211,8 @@ class Nursery:
             with self._watched():
                 for module in WORKERS_NEED:
                     importlib.import_module(module)
+                if orders.kind == "racer":
+                    importlib.import_module("shoal.launch.racer").warm(orders.work)
         except Exception as error:
             raise Invalid(f"{type(error).__name__} while importing what workers need: {error}") from None
         if not _alone():

@@ -10,11 +10,14 @@ from shoal.strategies.serial import serial_fit
 from shoal.testing.conformance import Candidate, Check, plain, suite
 from shoal.testing.serial import serial
 
+# Three who learn alone take a third of the steps: held against the serial run where that learns fast.
+AVERAGING = (("strategy.every", 4), ("update.step", 1.0))
 STRATEGIES = [
     Candidate("sync", exact=True),
     Candidate("sync", settings=(("strategy.slots_per_step", 1),), exact=True),
     Candidate("bounded"),
     Candidate("async"),
+    Candidate("averaging", settings=AVERAGING, tolerance=0.04),
 ]
 ONE = (("workers", 1), ("strategy.way", "batched"))
 SLOWLY = (("emulate.per_example", 2e-5),)  # or it is over before anybody can be killed
@@ -31,6 +34,7 @@ CANDIDATES = [
     Candidate("sync", "processes", exact=True),
     Candidate("bounded", "processes"),
     Candidate("async", "processes"),
+    Candidate("averaging", "processes", settings=AVERAGING, tolerance=0.04),
 ]
 
 

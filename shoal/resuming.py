@@ -8,7 +8,7 @@ Without any it begins anew. What was counted after the checkpoint is known from 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from shoal.settings import changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
+    from shoal.errors import BadCheckpoint
+    from shoal.launch.kept_slab import Kept
     from shoal.run import Run
     from shoal.store.checkpoint import Manifest
 
@@ -35,7 +37,7 @@ class Taken:
 
     folder: Folder
     before: list[RunEvent] = field(repr=False)  # what happened in its former lives
-    checkpoint: tuple[Path, Manifest] | None = None  # None: from the beginning
+    checkpoint: tuple[Path, Manifest] | Kept | None = None  # None: from the beginning
     news: list[RunEvent] = field(default_factory=list)  # to be told first
 
     @property
@@ -121,14 +123,11 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
     """What there is to go on from. Nothing in the folder is changed yet."""
-    from shoal.files import Disk
-    from shoal.store.checkpoint import newest
-
     before, damaged = folder.events()
     _check_data(folder.path, before, dataset)
     root = folder.path / CHECKPOINTS
     try:
-        found, refused = newest(Disk(), root, was.identity)
+        found, refused = _newest(root, was)
     except OSError as error:
         raise Invalid(f"cannot read {root}: {error.strerror}: move it away to begin anew, or bring it back") from None
     seconds = max((event.seconds for event in before), default=0.0)
@@ -147,9 +146,26 @@ def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
                 f"{was.checkpoint.every:g} s): begin another run, with more passes or --set checkpoint.every=10"
             )
         return Taken(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
+    if not isinstance(found, tuple):
+        found = found.later(seconds)
+        stood = found.facts.standing
+        resumed = Resumed(seconds=stood.seconds, checkpoint=found.facts.number, steps=stood.done)
+        return Taken(folder, before, found, [*warned, resumed])
     path, manifest = found
     state, news = _state(folder.path, manifest, was, job, dataset, seconds)
     return Taken(folder, before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, *news])
+
+
+def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | Kept | None, Sequence[BadCheckpoint]]:
+    """What the run kept last, and what is wrong with whatever is newer."""
+    from shoal.files import Disk
+    from shoal.launch import kept_slab
+    from shoal.store.checkpoint import newest
+    from shoal.strategies.parameter_server import ParameterServer
+
+    if isinstance(was.strategy, ParameterServer):
+        return newest(Disk(), root, was.identity)
+    return kept_slab.newest(root, was.identity)
 
 
 def _state(

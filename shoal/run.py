@@ -180,7 +180,7 @@ def execute(
         if folder is not None and not folder.is_new:
             taken = take_up(folder, Job.load(folder.path / "job.toml"), job, dataset)
             if taken.checkpoint is not None:
-                check_same(learner, taken.checkpoint[1])
+                check_same(learner, taken.checkpoint)
             folder.begin_again(job, taken.anew)
         log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path

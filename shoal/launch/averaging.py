@@ -19,10 +19,10 @@ from shoal.events import Gone, RunEvent, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
 from shoal.launch.group import Others, name_of
-from shoal.launch.kept_slab import Keeper, Kept
+from shoal.launch.kept_slab import Keeper, Kept, Standing
 from shoal.launch.others import others_of
 from shoal.launch.rank import Go, Met, Rank, parts_of
-from shoal.launch.score import Score, Standing
+from shoal.launch.score import Score
 from shoal.launch.training import Outcome
 from shoal.models.linear import Floats
 from shoal.wire.messages import Course
@@ -94,7 +94,7 @@ class Averaged:
         score = self.score
         score.begin(len(self._living), self.job.servers if self.job.has_servers else 0)
         try:
-            self._judge(self._rank.begin())
+            self._begin(self._rank.begin())
             while not (go := self._rank.go(Go(bool(score.why), score.room(), self._most))).stop:
                 self._judge(self._rank.round(go))
                 if self._keeper.due:
@@ -119,6 +119,11 @@ class Averaged:
         return self.score.outcome()
 
     # ------------------------------------------------------------ inside
+
+    def _begin(self, mean: Floats) -> None:
+        self._remember(mean)
+        if self._kept is None or not self.score.room():  # otherwise it was judged in its former life
+            self.score.judge(self._weights(mean))
 
     def _judge(self, mean: Floats) -> None:
         self._remember(mean)

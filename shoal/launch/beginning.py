@@ -12,6 +12,7 @@ from shoal.data.datasets import Dataset, check_rows
 from shoal.errors import Invalid
 from shoal.files import replace_file
 from shoal.job import Job
+from shoal.launch.kept_slab import Kept
 from shoal.models.learning import Learner, learner_of
 from shoal.models.linear import Linear
 from shoal.store.checkpoint import Manifest
@@ -41,14 +42,20 @@ def check(job: Job, dataset: Dataset) -> Learner:
     return learner
 
 
-def check_same(learner: Learner, checkpoint: Manifest) -> None:
+def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | Kept) -> None:
     """Weights of another module would be taken for this one's, as long as there are about as many."""
     start = learner.start()
-    for table in checkpoint.tables:
-        was = table.spec.initial
-        if start is not None and isinstance(was, Given) and was.about != start[1]:
+    if start is None:
+        return
+    if isinstance(checkpoint, Kept):
+        known = [checkpoint.facts.about]
+    else:
+        initial = [table.spec.initial for table in checkpoint[1].tables]
+        known = [one.about for one in initial if isinstance(one, Given)]
+    for was in known:
+        if was != start[1]:
             raise Invalid(
-                f"the module is not the one of the checkpoint: it has {start[1]}, the checkpoint's has {was.about}: bring its code "
+                f"the module is not the one of the checkpoint: it has {start[1]}, the checkpoint's has {was}: bring its code "
                 f"back, or begin another run"
             )
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ class OverGloo(Started):
             raise Invalid(
                 "over gloo every rank is a process: set launch.how to 'processes', or strategy.over to 'store'"
             )
-        needs_torch("strategy.over='gloo'")
+        if find_spec("torch") is None:
+            needs_torch("strategy.over='gloo'")
         super().__init__(job, dataset, kept, warn)
         self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
         self._children = Children(lambda name, why: None, self._on_ended)
@@ -125,8 +127,11 @@ class OverGloo(Started):
 
     def start(self) -> Group:
         deadline = time.monotonic() + _START_WITHIN
-        setup = Setup(os.getpid(), self._folder, list(self._job.launch.modules), sys.path)
+        # PyTorch once, and not once in every rank: that takes seconds, and starts no threads until it is used.
+        modules = [*self._job.launch.modules, "torch.distributed"]
+        setup = Setup(os.getpid(), self._folder, modules, sys.path)
         self._children.start(setup, "ranks")
+        needs_torch("strategy.over='gloo'")  # here, while the nursery imports it as well
         self._children.wait_until_settled(deadline)
         names = [name_of(rank) for rank in range(1, self._job.workers)]
         for name in names:

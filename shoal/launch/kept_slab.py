@@ -12,22 +12,35 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from shoal.cluster.stopping import Patience
 from shoal.data.batch import Ids
 from shoal.errors import BadCheckpoint, OtherRun
 from shoal.events import RunEvent, Saved, Warned
 from shoal.files import Disk, replace_file
 from shoal.job import Job
-from shoal.launch.score import Standing
 from shoal.models.linear import Floats
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
+
+
+class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a run stood when it was kept."""
+
+    done: int  # slots
+    examples: int
+    evaluations: int
+    seconds: float
+    patience: Patience
+    counts: dict[str, int]
+    sent: int
+    received: int
 
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,13 +68,16 @@ class Kept:
     def position(self) -> tuple[int, Ids]:
         return self.facts.of_pass, self.left
 
+    def later(self, seconds: float) -> Kept:
+        """The same, when its run has told of so many seconds: they are never taken back."""
+        standing = msgspec.structs.replace(self.facts.standing, seconds=max(seconds, self.facts.standing.seconds))
+        return replace(self, facts=msgspec.structs.replace(self.facts, standing=standing))
+
 
 class Keeper:
     """Writes them, now and then. A disk that refuses is a warning: the run goes on."""
 
-    def __init__(
-        self, folder: Path | None, job: Job, about: str, listener: Callable[[RunEvent], None], keep: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path | None, job: Job, about: str, listener: Callable[[RunEvent], None]) -> None:
         self._root = None if folder is None else folder / CHECKPOINTS
         self._job, self._about, self._listener = job, about, listener
         self._last = time.monotonic()

@@ -35,6 +35,7 @@ from shoal.strategies.parts import Lost, Parts
 
 CELLS = ("loss", "loss_rest", "bad", "stop", "room", "most", "sent", "received")  # then two for each rank: inside, busy
 ROOM = 1 << 20  # slots at most between two words of rank 0: exact in a float32
+_RUNAWAY = 1e30  # no loss is as high as this, and a float32 can still say it
 _DEVIATION = 0.01  # of a linear model's weights where every rank begins with its own
 
 
@@ -175,14 +176,17 @@ class Rank:
         try:
             for of_pass, numbers, contents in self.parts.pieces(mine):
                 loss += self.core.run(of_pass, numbers, contents)
+            if not abs(loss) < _RUNAWAY:
+                raise BadValues(f"the loss is {loss}")
         except BadValues:
+            loss = 0.0
             self.core.slab[:] = np.nan  # as a step that was too long leaves it: everybody hears of it
         took = time.perf_counter() - began
         if self._pace is not None:
             held = self._pace.extra(self.parts.rows(mine), took)
             threading.Event().wait(held)
             took += held
-        return loss if math.isfinite(loss) else 0.0, took
+        return loss, took
 
     def _mean(self) -> Floats:
         """Of what everybody has, while nobody goes on from it: a slab of its own."""
@@ -284,4 +288,6 @@ def _own_start(job: Job, train: Data, learner: Learner, rank: int) -> Floats:
 
 
 def _is_finite(slab: Floats) -> bool:
-    return math.isfinite(float(slab.sum())) or bool(np.isfinite(slab).all())  # the sum alone takes a third of the time
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(slab.sum())  # a third of the time that it takes to look at each
+    return math.isfinite(total) or bool(np.isfinite(slab).all())

@@ -19,15 +19,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from shoal.cluster.stopping import ENDLESS, Patience, Stopping
+from shoal.cluster.stopping import ENDLESS, Stopping
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
 from shoal.job import Job
 from shoal.launch.best import Best
+from shoal.launch.kept_slab import Standing
 from shoal.launch.training import Outcome
 from shoal.models.learning import Learner
 from shoal.models.linear import Floats
@@ -35,19 +35,6 @@ from shoal.nodes.evaluator import Judged
 from shoal.wire.messages import Course
 
 _TELL = 0.25  # seconds between two records of progress
-
-
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a run stood when it was kept."""
-
-    done: int  # slots
-    examples: int
-    evaluations: int
-    seconds: float
-    patience: Patience
-    counts: dict[str, int]
-    sent: int
-    received: int
 
 
 class Score:
@@ -171,7 +158,7 @@ class Score:
         self.sent, self.received = state.sent, state.received
         self._stopping.restore(state.patience)
         self.counts.update(state.counts)
-        self._judged_at = state.done if state.evaluations else -1
+        self._judged_at = state.done  # or before
         if self._best is not None:
             self._kept = self._best.read()
 

@@ -13,12 +13,13 @@ They share four arrays, all zeros at first, in memory of one process or of sever
 A round is ``order``: the i-th number taken from the cursor is the slot with the rows from order[i] * batch_size on. A
 worker stops when limit numbers are taken, when stop is not 0, or when it has done ``most`` slots. The limit is 0 at first: set it last.
 
-The loss that is summed is each row's before its own step. Nothing here waits but ``locked``, for a lock that holds 1 + the number of its worker:
-where that one has died, who started it frees the lock (``free``).
+The loss that is summed is each row's before its own step. Nothing here waits but ``locked``, for a lock that holds 1 + the
+number of its worker: where that one has died, whoever started it frees the lock (``free``).
 
-With the rules below, a key with a gradient of 0 is left alone (``example``), and what several learned apart may be added up, which is what ``hot_cold``
-does; other rules keep means or shrink weights, and P times a shrinking is no shrinking: those it refuses. Until it is merged, what was learned on hot keys
-is its worker's: one that is killed takes at most ``merge`` rows of it along.
+``hot_cold`` adds up what several learned apart, which the rules in ADDITIVE bear. Others keep means or shrink weights, and P
+times a shrinking is none: those it refuses. Of the bias the mean is taken (see ``_shoal_merge``): added up, plain SGD diverges
+with two workers. Until it is merged, what was learned on hot keys is its worker's: one that is killed takes at most ``merge``
+rows of it along.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,7 @@ CURSOR, LIMIT, STOP, LOCK, CANARY = range(5)  # lines of the desk
 CELLS = 8  # from this line on, one for each worker
 SLOTS, ROWS, BEATS, TURNS = range(4)  # in a worker's line: done, done, what it added to the canary, updates since
 
-ADDITIVE = ("sum", "sgd", "adagrad")
+ADDITIVE = ("sum", "sgd", "adagrad")  # a gradient of 0 moves nothing, and what was learned apart may be added up
 
 Plan = dict[str, npt.NDArray[Any]]
 
@@ -111,12 +113,12 @@ class Race:
             case "batched":
                 tail = (mean, own["starts"], own["keys"])
             case "hot_cold":
-                values = own["values"] if len(values) else NONE
+                values = own["values"]
                 counted = counts[own["hot"]] if len(counts) else NONE
                 tail = (strategy.merge, own["hot"], own["cold"], counted)
             case _:
                 tail = (rule.name in ADDITIVE, way == "locked")
-        self._race = _kernel(rule, way)
+        self._race = loops(rule, way).race
         self._before = (strategy.canary, given, indptr, columns, values, *how, *tail)
 
     def run(
@@ -155,38 +157,35 @@ def made_plan(model: Linear, strategy: Hogwild, rows: Batch, batch_size: int, fe
 
 def _hot_first(model: Linear, most: int, rows: Batch, features: int) -> Plan:
     """Each row's columns among the most frequent keys first, as places among those; then the others, as they are."""
-    seen = np.bincount(rows.columns, minlength=features)
-    hot = np.argsort(-seen, kind="stable")[: min(most, features)].astype(np.int64)
-    hot.sort()  # merged in the order in which they lie
-    bias = int(model.bias)
-    place = np.full(features, -1, np.int64)
-    place[hot] = np.arange(len(hot)) + bias
-    places = place[rows.columns]
-    is_hot = places >= 0
-    before = np.concatenate(([0], np.cumsum(is_hot)))
-    lengths = np.diff(rows.indptr)
-    begin, many = rows.indptr[:-1], before[rows.indptr[1:]] - before[rows.indptr[:-1]]
-    # Where a column goes: a hot one after the hot ones before it in its row, a cold one after all of those.
-    at, inside = np.repeat(begin, lengths), np.arange(len(places)) - np.repeat(begin, lengths)
-    hot_before = before[:-1] - np.repeat(before[begin], lengths)
-    to = at + np.where(is_hot, hot_before, np.repeat(many, lengths) + inside - hot_before)
-    columns = np.empty(len(places), np.uint32)
-    columns[to] = np.where(is_hot, places, rows.columns)
+    from shoal.strategies import kernels
+
+    seen = np.zeros(features, np.int64)
+    kernels.count(rows.columns, seen)
+    hot = np.argsort(-seen, kind="stable")[:most].astype(np.int64)
+    hot.sort()  # they are merged in the order in which they lie
+    places = np.full(features, -1, np.int64)
+    places[hot] = np.arange(len(hot)) + model.bias
+    values = NONE if rows.values is None else rows.values
     plan: Plan = {
-        "hot": np.concatenate(([features], hot)) if bias else hot,
-        "cold": (begin + many).astype(np.int64),
-        "columns": columns,
+        "hot": np.concatenate((np.array([features], np.int64), hot)) if model.bias else hot,
+        "cold": np.empty(len(rows), np.int64),
+        "columns": np.empty(len(rows.columns), np.uint32),
+        "values": np.empty(len(values), np.float32),
     }
-    if rows.values is not None:
-        plan["values"] = np.empty(len(places), np.float32)
-        plan["values"][to] = rows.values
+    kernels.hot_first(rows.indptr, rows.columns, values, places, plan["cold"], plan["columns"], plan["values"])
     return plan
 
 
-def _kernel(rule: Rule, way: str) -> Any:
-    """The loop of a way, compiled with this rule in it."""
-    loop = {"batched": racing_kernels.BATCHED, "hot_cold": racing_kernels.HOT_COLD}.get(way, racing_kernels.EXAMPLE)
-    return generate._module(rule, generate.ROWS + _common() + loop).race
+def loops(rule: Rule, way: str) -> ModuleType:
+    """The loop of a way, compiled with this rule in it: ``race`` of this module."""
+    match way:
+        case "batched":
+            text = generate.ROWS + _common() + racing_kernels.BATCHED
+        case "hot_cold":
+            text = _common() + racing_kernels.STEPS + racing_kernels.HOT_COLD
+        case _:
+            text = _common() + racing_kernels.STEPS + racing_kernels.EXAMPLE
+    return generate._module(rule, text)
 
 
 @lru_cache

@@ -24,6 +24,7 @@ _shoal_about = (
     _shoal_m.floats_in, _shoal_m.floats_in, _shoal_m.floats_in, _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_f8
 )
 _shoal_cursor, _shoal_limit, _shoal_stop, _shoal_lock, _shoal_canary = {lines}
+_shoal_line = {line}
 _shoal_one, _shoal_four = _shoal_np.uint64(1), _shoal_np.uint64(4)
 
 
@@ -47,18 +48,15 @@ def _shoal_done(words, sums, tally, worker, number, rows, loss):
 
 
 @_shoal_njit(error_model="numpy")
-def _shoal_update(slab, keys, count, gradients, settings, scratch, words, worker, canary):
-    """One step of each of these keys, the canary among them when its turn has come."""
+def _shoal_beat(words, worker, canary, count):
+    """Before ``count`` updates: what the canary has, if its turn has come; or -1."""
     turns = {cells} + {line} * worker + 3
     words[turns] += count
     if canary == 0 or words[turns] < canary:
-        _shoal_rows(slab, keys, count, 0, gradients, 0, settings, scratch)
-        return
+        return -1
     words[turns] %= canary
-    there = _shoal_a.read(words, _shoal_canary)
-    _shoal_rows(slab, keys, count, 0, gradients, 0, settings, scratch)
-    _shoal_a.write(words, _shoal_canary, there + 1)
     words[turns - 1] += 1
+    return _shoal_a.read(words, _shoal_canary)
 
 
 @_shoal_njit(error_model="numpy")
@@ -88,19 +86,56 @@ def _shoal_dot(slab, columns, values, start, stop):
             a += _shoal_f8(slab[columns[j], zero])
             j += _shoal_one
     return (a + b) + (c + d)
+'''
+
+STEPS = '''
+
+@_shoal_njit(error_model="numpy")
+def _shoal_gather(slab, columns, start, base, beyond, column):
+    """The rows of these columns, from ``start`` on, into the places from ``base`` to ``beyond`` of scratch."""
+    at, width = _shoal_u8(0), 1
+    if base < beyond:
+        for i in range(base, beyond):
+            row = _shoal_u8(columns[start + (i - base)])
+            column[i] = slab[row, at]{load}
 
 
 @_shoal_njit(error_model="numpy")
-def _shoal_some(slab, columns, values, counts, start, count, slope, l2, keys, gradients):
-    """Keys and gradients of ``count`` of a row's columns, from ``start`` on."""
-    for i in range(_shoal_u8(count)):
-        j = _shoal_u8(start) + i
-        key = columns[j]
-        gradient = slope * _shoal_f8(values[j]) if len(values) > 0 else slope
-        if l2 > 0.0:
-            gradient += l2 * _shoal_f8(slab[key, _shoal_u8(0)]) / _shoal_f8(counts[key])
-        keys[i] = key
-        gradients[i, 0] = _shoal_f4(gradient)
+def _shoal_scatter(slab, columns, start, base, beyond, column):
+    """And back."""
+    at, width = _shoal_u8(0), 1
+    if base < beyond:
+        for i in range(base, beyond):
+            row = _shoal_u8(columns[start + (i - base)])
+            slab[row, at] = _shoal_f4(column[i]){store}
+
+
+@_shoal_njit(error_model="numpy")
+def _shoal_slopes(values, start, count, slope, column):
+    """Gradients of the gathered keys."""
+    if len(values) > 0:
+        for i in range(_shoal_u8(count)):
+            column[i + _shoal_u8({last} * _shoal_k.BLOCK)] = slope * _shoal_f8(values[start + i])
+    else:
+        for i in range(_shoal_u8(count)):
+            column[i + _shoal_u8({last} * _shoal_k.BLOCK)] = slope
+
+
+@_shoal_njit(error_model="numpy")
+def _shoal_penalty(l2, columns, counts, start, base, beyond, column):
+    for i in range(base, beyond):
+        penalty = l2 * column[i] / _shoal_f8(counts[columns[start + (i - base)]])
+        column[i + _shoal_u8({last} * _shoal_k.BLOCK)] += penalty
+
+
+@_shoal_njit(error_model="numpy")
+def _shoal_step(count, settings, column):
+    """One step of each of the gathered keys, on vectors (see ``_shoal_rows``)."""
+    if count > 0:
+        for i in range(_shoal_u8(count)):
+            gradient = _shoal_f8(_shoal_f4(column[i + _shoal_u8({last} * _shoal_k.BLOCK)]))  # as it would be pushed
+            weight, state = _shoal_rule(column[i], ({taken}), gradient, settings)
+            column[i] = weight{kept}
 '''
 
 EXAMPLE = '''
@@ -112,10 +147,9 @@ def race(
 ):
     """Every row is a step; ``idle``: a gradient of 0 moves nothing, so none is written; ``locked``: one at a time."""
     settings = _shoal_Settings({given})
-    keys = _shoal_np.empty(_shoal_k.BLOCK, _shoal_np.int64)
-    gradients = _shoal_np.empty((_shoal_k.BLOCK, 1), _shoal_np.float32)
-    scratch = _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
-    last, one = _shoal_u8(len(slab) - 1), 1 if bias else 0
+    last, one = _shoal_u8(len(slab) - 1), _shoal_np.full(1, len(slab) - 1, _shoal_np.uint32)
+    column = _shoal_np.empty(({last} + 1) * _shoal_k.BLOCK)
+    none, block = _shoal_u8(0), _shoal_u8(_shoal_k.BLOCK)
     done = 0
     while done < most:
         number = _shoal_take(words, tally, order)
@@ -133,14 +167,23 @@ def race(
             total += _shoal_m.loss_at(kind, margin, label)
             slope = _shoal_m.slope_at(kind, margin, label)
             if slope != 0.0 or l2 > 0.0 or not idle:
-                whole = _shoal_i8(stop - start)
-                for at in range(0, whole + one, _shoal_k.BLOCK):
-                    count = min(_shoal_k.BLOCK, whole - at)
-                    _shoal_some(slab, columns, values, counts, start + _shoal_u8(at), count, slope, l2, keys, gradients)
-                    if bias and count < _shoal_k.BLOCK:
-                        keys[count], gradients[count, 0] = last, _shoal_f4(slope)
-                        count += 1
-                    _shoal_update(slab, keys, count, gradients, settings, scratch, words, worker, canary)
+                beat = _shoal_beat(words, worker, canary, _shoal_i8(stop - start))
+                for at in range(start, stop, block):
+                    count = min(block, stop - at)
+                    # Read again: what others wrote since the margin was computed is not undone.
+                    _shoal_gather(slab, columns, at, none, count, column)
+                    _shoal_slopes(values, at, count, slope, column)
+                    if l2 > 0.0:
+                        _shoal_penalty(l2, columns, counts, at, none, count, column)
+                    _shoal_step(count, settings, column)
+                    _shoal_scatter(slab, columns, at, none, count, column)
+                if bias:
+                    _shoal_gather(slab, one, none, none, _shoal_one, column)
+                    column[{last} * _shoal_k.BLOCK] = slope
+                    _shoal_step(_shoal_one, settings, column)
+                    _shoal_scatter(slab, one, none, none, _shoal_one, column)
+                if beat >= 0:
+                    _shoal_a.write(words, _shoal_canary, beat + 1)
             if locked:
                 _shoal_a.write(words, _shoal_lock, 0)
         _shoal_done(words, sums, tally, worker, number, beyond - first, total)
@@ -188,7 +231,10 @@ def race(
             slopes[i] = 0.0
         for at in range(0, count, _shoal_k.BLOCK):
             part = mine[at : min(at + _shoal_k.BLOCK, count)]
-            _shoal_update(slab, part, len(part), gradients[at:], settings, scratch, words, worker, canary)
+            beat = _shoal_beat(words, worker, canary, len(part))
+            _shoal_rows(slab, part, len(part), 0, gradients, at, settings, scratch)
+            if beat >= 0:
+                _shoal_a.write(words, _shoal_canary, beat + 1)
         _shoal_done(words, sums, tally, worker, number, beyond - first, total)
         done += 1
     return done
@@ -197,15 +243,51 @@ def race(
 HOT_COLD = '''
 
 @_shoal_njit(error_model="numpy")
-def _shoal_merge(slab, hot, mine, base):
-    """Add to the shared rows what was learned since the last time, and begin again from what is there now."""
+def _shoal_dot_there(column, values, start, count):
+    """The sum of values times gathered weights."""
+    a = b = c = d = 0.0
+    i = _shoal_u8(0)
+    if len(values) > 0:
+        while i + _shoal_four <= count:
+            a += _shoal_f8(values[start + i]) * column[i]
+            b += _shoal_f8(values[start + i + _shoal_u8(1)]) * column[i + _shoal_u8(1)]
+            c += _shoal_f8(values[start + i + _shoal_u8(2)]) * column[i + _shoal_u8(2)]
+            d += _shoal_f8(values[start + i + _shoal_u8(3)]) * column[i + _shoal_u8(3)]
+            i += _shoal_four
+        while i < count:
+            a += _shoal_f8(values[start + i]) * column[i]
+            i += _shoal_one
+    else:
+        while i + _shoal_four <= count:
+            a += column[i]
+            b += column[i + _shoal_u8(1)]
+            c += column[i + _shoal_u8(2)]
+            d += column[i + _shoal_u8(3)]
+            i += _shoal_four
+        while i < count:
+            a += column[i]
+            i += _shoal_one
+    return (a + b) + (c + d)
+
+
+@_shoal_njit(error_model="numpy")
+def _shoal_merge(slab, hot, mine, base, averaged, workers):
+    """Add to the shared rows what was learned since the last time, and begin again from what is there now.
+
+    Not so the weights of the first ``averaged``, which every row has: a copy has learned all there is to learn about
+    them before it is merged, and as many times the same correction as there are workers would be so many times too much.
+    """
     for i in range(_shoal_u8(len(hot))):
         row = _shoal_u8(hot[i])
         for c in range(_shoal_u8(slab.shape[1])):
             now, was, new = slab[row, c], base[i, c], mine[i, c]
             if new != was:
-                # Where nobody else wrote, to the bit: one worker alone learns as if there were no copy.
-                now = new if now == was else now + (new - was)
+                if now == was:
+                    now = new  # nobody else wrote: to the bit, so that one worker learns as if there were no copy
+                elif c == 0 and i < averaged:
+                    now += (new - was) / workers
+                else:
+                    now += new - was
                 slab[row, c] = now
             mine[i, c] = now
             base[i, c] = now
@@ -220,13 +302,12 @@ def race(
 ):
     """Every row is a step. The columns of row i up to cold[i] are places in ``hot``, with the bias in place 0; the rest are features."""
     settings = _shoal_Settings({given})
+    averaged, workers = _shoal_u8(1 if bias else 0), _shoal_f4(len(sums) // _shoal_line)
     mine = _shoal_np.zeros((len(hot), slab.shape[1]), _shoal_np.float32)
     base = _shoal_np.zeros((len(hot), slab.shape[1]), _shoal_np.float32)
-    _shoal_merge(slab, hot, mine, base)
-    keys = _shoal_np.empty(_shoal_k.BLOCK, _shoal_np.int64)
-    gradients = _shoal_np.empty((_shoal_k.BLOCK, 1), _shoal_np.float32)
-    scratch = _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
-    one = 1 if bias else 0
+    _shoal_merge(slab, hot, mine, base, averaged, workers)
+    column, one = _shoal_np.empty(({last} + 1) * _shoal_k.BLOCK), _shoal_np.zeros(1, _shoal_np.uint32)
+    none, block = _shoal_u8(0), _shoal_u8(_shoal_k.BLOCK)
     done, since = 0, 0
     while done < most:
         number = _shoal_take(words, tally, order)
@@ -236,31 +317,59 @@ def race(
         total = 0.0
         for i in range(_shoal_u8(first), _shoal_u8(beyond)):
             start, middle, stop = _shoal_u8(indptr[i]), _shoal_u8(cold[i]), _shoal_u8(indptr[i + _shoal_one])
+            hots, count = middle - start, stop - start
             label = _shoal_f8(labels[i])
             margin = _shoal_f8(mine[0, 0]) if bias else 0.0
-            margin += _shoal_dot(mine, columns, values, start, middle)
-            margin += _shoal_dot(slab, columns, values, middle, stop)
+            short = count <= block
+            if short:  # read once: nobody else writes to the hot ones, and hardly anybody to the others
+                _shoal_gather(mine, columns, start, none, hots, column)
+                _shoal_gather(slab, columns, middle, hots, count, column)
+                margin += _shoal_dot_there(column, values, start, count)
+            else:
+                margin += _shoal_dot(mine, columns, values, start, middle)
+                margin += _shoal_dot(slab, columns, values, middle, stop)
             total += _shoal_m.loss_at(kind, margin, label)
             slope = _shoal_m.slope_at(kind, margin, label)
             if slope != 0.0 or l2 > 0.0:
-                whole = _shoal_i8(middle - start)
-                for at in range(0, whole + one, _shoal_k.BLOCK):
-                    count = min(_shoal_k.BLOCK, whole - at)
-                    _shoal_some(mine, columns, values, counted, start + _shoal_u8(at), count, slope, l2, keys, gradients)
-                    if bias and count < _shoal_k.BLOCK:
-                        keys[count], gradients[count, 0] = 0, _shoal_f4(slope)
-                        count += 1
-                    _shoal_rows(mine, keys, count, 0, gradients, 0, settings, scratch)
-                for at in range(0, _shoal_i8(stop - middle), _shoal_k.BLOCK):
-                    count = min(_shoal_k.BLOCK, _shoal_i8(stop - middle) - at)
-                    _shoal_some(slab, columns, values, counts, middle + _shoal_u8(at), count, slope, l2, keys, gradients)
-                    _shoal_update(slab, keys, count, gradients, settings, scratch, words, worker, canary)
+                beat = _shoal_beat(words, worker, canary, _shoal_i8(stop - middle))
+                if short:
+                    _shoal_slopes(values, start, count, slope, column)
+                    if l2 > 0.0:
+                        _shoal_penalty(l2, columns, counted, start, none, hots, column)
+                        _shoal_penalty(l2, columns, counts, middle, hots, count, column)
+                    _shoal_step(count, settings, column)
+                    _shoal_scatter(mine, columns, start, none, hots, column)
+                    _shoal_scatter(slab, columns, middle, hots, count, column)
+                else:
+                    for at in range(start, middle, block):
+                        here = min(block, middle - at)
+                        _shoal_gather(mine, columns, at, none, here, column)
+                        _shoal_slopes(values, at, here, slope, column)
+                        if l2 > 0.0:
+                            _shoal_penalty(l2, columns, counted, at, none, here, column)
+                        _shoal_step(here, settings, column)
+                        _shoal_scatter(mine, columns, at, none, here, column)
+                    for at in range(middle, stop, block):
+                        here = min(block, stop - at)
+                        _shoal_gather(slab, columns, at, none, here, column)
+                        _shoal_slopes(values, at, here, slope, column)
+                        if l2 > 0.0:
+                            _shoal_penalty(l2, columns, counts, at, none, here, column)
+                        _shoal_step(here, settings, column)
+                        _shoal_scatter(slab, columns, at, none, here, column)
+                if bias:
+                    _shoal_gather(mine, one, none, none, _shoal_one, column)
+                    column[{last} * _shoal_k.BLOCK] = slope
+                    _shoal_step(_shoal_one, settings, column)
+                    _shoal_scatter(mine, one, none, none, _shoal_one, column)
+                if beat >= 0:
+                    _shoal_a.write(words, _shoal_canary, beat + 1)
             since += 1
             if since >= merge:
-                _shoal_merge(slab, hot, mine, base)
+                _shoal_merge(slab, hot, mine, base, averaged, workers)
                 since = 0
         _shoal_done(words, sums, tally, worker, number, beyond - first, total)
         done += 1
-    _shoal_merge(slab, hot, mine, base)
+    _shoal_merge(slab, hot, mine, base, averaged, workers)
     return done
 '''

@@ -12,7 +12,7 @@ from shoal.data.batch import Batch, Ids
 from shoal.data.synthetic import Texts
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
-from shoal.store.update import SGD, AdaGrad, Adam
+from shoal.store.update import SGD, AdaGrad, Adam, rule_named
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.racing import (
     CANARY,
@@ -27,6 +27,7 @@ from shoal.strategies.racing import (
     Race,
     desk,
     free,
+    loops,
     lost,
 )
 from shoal.strategies.serial import OneCore
@@ -193,3 +194,32 @@ def test_arrays_of_another_shape_are_refused(rows: Batch) -> None:
     table.slab = table.slab[1:]
     with pytest.raises(Invalid, match="are needed"):
         table.run()
+
+
+def test_rows_longer_than_a_block_are_whole() -> None:
+    features, wide = 1_500, 1_200
+    chance = np.random.default_rng(0)
+    columns = np.concatenate([np.sort(chance.choice(features, wide, False)) for _ in range(40)]).astype(np.uint32)
+    values = chance.standard_normal(40 * wide).astype(np.float32) / 30
+    labels = np.where(chance.random(40) < 0.5, -1, 1).astype(np.float32)
+    rows = Batch(np.arange(41, dtype=np.int64) * wide, columns, values, labels)
+    one = OneCore(Linear(), ADA, rows, 1, features)
+    one.run(np.arange(40))
+    for way in ("example", "hot_cold"):
+        race = Race(Linear(), ADA, Hogwild(way=way, hot=700), rows, 10, features, mean=True)  # type: ignore[arg-type]
+        table = Table(race, slots=4)
+        table.order = np.arange(4)
+        assert table.run() == 4
+        np.testing.assert_allclose(table.slab[:, 0], one.weights, rtol=1e-3, atol=1e-6)
+
+
+def test_what_two_learned_apart_is_added_up_but_of_the_bias_the_mean_is_taken() -> None:
+    merge = loops(rule_named("adagrad"), "hot_cold")._shoal_merge
+    slab = np.array([[5.0, 5.0], [2.0, 1.0], [0.0, 0.0], [0.5, 7.0]], np.float32)  # the bias last
+    hot = np.array([3, 1, 2])
+    base = np.array([[0.1, 3.0], [1.0, 1.0], [0.0, 0.0]], np.float32)  # others have changed 3 and 1 since
+    mine = base + np.array([[0.4, 2.0], [0.25, 0.5], [0.125, 1.0]], np.float32)
+    merge(slab, hot, mine, base, np.uint64(1), np.float32(4))
+    np.testing.assert_allclose(slab, [[5.0, 5.0], [2.25, 1.5], [0.125, 1.0], [0.6, 9.0]])
+    np.testing.assert_array_equal(mine, slab[hot])
+    np.testing.assert_array_equal(base, mine)

@@ -74,12 +74,14 @@ class HogwildRun:
         start = self.learner.start()
         self._about = "" if start is None else start[1]
         self._kept, self._keeper = kept, Keeper(folder, job, self._about, listener)
-        self._of_pass, self._left = -1, np.empty(0, np.int64)  # the pass, and which of its slots are to be done
+        # The pass, and which of its slots are to be done, in one: an interruption comes before it is changed, or after.
+        self._place = (-1, np.zeros(self._slots.per_pass, np.bool_))
         if kept is not None:
             self.score.restore(kept.facts.standing)
-            self._of_pass, left = kept.position
-            self._left = left - self._of_pass * self._slots.per_pass
-        self._order = self._slots.contents(max(0, self._of_pass))  # of the slots in this pass
+            of_pass, left = kept.position
+            self._place = (of_pass, self._place[1])
+            self._place[1][left - of_pass * self._slots.per_pass] = True
+        self._order = self._slots.contents(max(0, self._place[0]))  # of the slots in this pass
         self._told = self._begun = False  # that it starts; the first slot
         self._race: Race | None = None  # of threads
         self._last = ""  # who ended last, and why
@@ -223,11 +225,11 @@ class HogwildRun:
 
     def _round(self) -> None:
         score, desk = self.score, self._segment["desk"]
-        if not len(self._left):
-            self._of_pass, self._left = self._of_pass + 1, np.arange(self._slots.per_pass)
-            self._order = self._slots.contents(self._of_pass)
         if not len(self._numbers):
-            self._deal(self._left[: score.room()])
+            if not self._place[1].any():
+                self._place = (self._place[0] + 1, np.ones(self._slots.per_pass, np.bool_))
+                self._order = self._slots.contents(self._place[0])
+            self._deal(np.flatnonzero(self._place[1])[: score.room()])
         while self._busy or (self._starting and not self._here):
             self._attend()
         untouched = max(0, len(self._numbers) - int(desk[racing.CURSOR, 0]))
@@ -246,16 +248,17 @@ class HogwildRun:
 
     def _close_round(self) -> int:
         """What is marked is done; how many are not."""
-        missing = self._numbers[~self._marked]
-        self._left = np.concatenate([missing, self._left[len(self._numbers) :]])
-        self._numbers = missing[:0]
-        return len(missing)
+        self._place[1][self._numbers[self._marked]] = False
+        missing = len(self._numbers) - int(self._marked.sum())
+        self._numbers, self._marked = self._numbers[:0], self._marked[:0]
+        return missing
 
     def _keep(self) -> None:
         if not self.score.done:
             return
-        left = self._of_pass * self._slots.per_pass + self._left
-        self._keeper.keep(self._segment["slab"], self._of_pass, left, self.score.state(), self.score.steps)
+        of_pass, is_left = self._place
+        left = of_pass * self._slots.per_pass + np.flatnonzero(is_left)
+        self._keeper.keep(self._segment["slab"], of_pass, left, self.score.state(), self.score.steps)
 
     def _deal(self, numbers: Ids) -> None:
         """Lay these slots on the desk, and ring: nobody is at work, so nobody sees half of it."""
@@ -266,7 +269,7 @@ class HogwildRun:
         self._segment["numbers"][:count] = numbers
         desk[racing.CURSOR, 0] = desk[racing.STOP, 0] = 0
         desk[racing.LIMIT, 0] = count
-        self._segment["pass"][0] = self._of_pass
+        self._segment["pass"][0] = self._place[0]
         self._quiet, self._told_waiting = 0.0, 0
         self._seen = time.perf_counter()
         for number in list(self._here):

@@ -193,7 +193,7 @@ def warm(work: dict[str, Any]) -> None:
     assert isinstance(job.strategy, Hogwild)
     rule = rule_named(job.update.update().name)
     if isinstance(job.model, Linear):
-        racing._kernel(rule, job.strategy.way or "example")
+        racing.loops(rule, job.strategy.way or "example")
     else:
         dense_kernels(rule)
 

@@ -15,7 +15,7 @@ import pytest
 
 import shoal
 from shoal.errors import Invalid, RunFailed
-from shoal.events import Evaluated, Joined, Progress, Started, Stopped, read_run
+from shoal.events import Evaluated, Joined, Progress, Resumed, Saved, Started, Stopped, read_run
 from shoal.job import Job
 from shoal.run import Run, execute
 from shoal.settings import changed
@@ -139,6 +139,46 @@ def test_ctrl_c_judges_and_saves_what_was_learned(tmp_path: Path) -> None:
     was = msgspec.json.decode((out / "summary.json").read_bytes())
     assert was["failed"] and was["stopped_because"] == "interrupted" and was["test_loss"] < 0.69
     assert (out / "model.safetensors").exists()
+
+
+# ---------------------------------------------------------------- taking up again
+
+
+def interrupted(out: Path, at: int, **changes: Any) -> None:
+    """Ctrl-C at the evaluation of this number."""
+
+    def hear(event: Any) -> None:
+        if isinstance(event, Evaluated) and event.number == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(job_of(evaluate__every=0.2, **changes), out, hear)
+
+
+def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"workers": 1, "strategy__way": "batched"}
+    interrupted(tmp_path / "run", 3, **given)
+    again = shoal.train(resume=tmp_path / "run")
+    (resumed,) = (event for event in again.events if isinstance(event, Resumed))
+    assert (resumed.checkpoint, resumed.steps) == (1, 18)
+    assert again.summary["examples"] == 2 * ROWS and not again.summary["failed"]
+    assert same(again, execute(job_of(evaluate__every=0.2, **given)))
+
+
+@pytest.mark.parametrize("how", ["threads", "processes"])
+def test_any_number_of_workers_goes_on(tmp_path: Path, how: str) -> None:
+    interrupted(tmp_path / "run", 4, launch__how=how, workers=1)
+    again = shoal.train(resume=tmp_path / "run", workers=3)
+    assert again.summary["examples"] == 2 * ROWS and evaluated(again)[-1].passes == 2.0
+    assert again.summary["test_loss"] < 0.69
+
+
+def test_a_run_is_kept_in_the_middle_of_a_round_and_no_slot_is_done_twice(tmp_path: Path) -> None:
+    run = execute(job_of(emulate__per_example=1e-3, checkpoint__every=0.02), tmp_path / "run")
+    saved = [event.steps for event in run.events if isinstance(event, Saved)]
+    assert any(steps % 30 for steps in saved) and saved == sorted(set(saved))
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 3
+    assert run.summary["examples"] == 2 * ROWS and run.summary["slots_dealt_again"] == 0
 
 
 # ---------------------------------------------------------------- modules

@@ -52,9 +52,7 @@ class _LateError(Exception):
 class HogwildRun:
     """One run. Use as a context, as ``Training``."""
 
-    patience = (
-        10.0  # seconds without a slot before it is told for whom everybody waits; one that is stopped is killed then
-    )
+    patience = 10.0  # seconds without a slot until it is told who is waited for; who is stopped is killed then
 
     def __init__(
         self,
@@ -100,16 +98,17 @@ class HogwildRun:
     # ------------------------------------------------------------ the beginning and the end
 
     def __enter__(self) -> HogwildRun:
-        self.learner.settle()
         seats = max(self.job.workers + _SPARE, 2 * self.job.workers)
         self._segment, self._race = shared(self.job, self.dataset, self.learner, self._slots.per_pass, seats)
         if self._kept is not None:
             self._segment["slab"][...] = self._kept.slab
+            self._kept = None  # it is as large as the model
         threads = self.job.launch.how == "threads"
         self._racers = Racers(
             self.job, str(self.dataset.train.folder), self._about, self._segment, seats, self._lane if threads else None
         )
         try:
+            self.learner.settle()
             self._racers.start()
             for _ in range(self.job.workers):
                 self.add_worker()

@@ -158,6 +158,7 @@ class Racer:
         self._number, self._bell, self._news, self._pace = number, bell, news, pace
         self._poll = select.poll()
         self._poll.register(bell, select.POLLIN)
+        self._most = 1  # slots in one piece
 
     def say(self, what: int) -> None:
         os.write(self._news, NEWS.pack(self._number, what))
@@ -171,9 +172,8 @@ class Racer:
             self.say(DONE)
 
     def _round(self, lane: Lane, cell: Any, sums: Any) -> None:
-        most = 1
         while not self._poll.poll(0):  # in the middle of a round nothing is said but that it is to leave
-            began, rows = time.perf_counter(), int(cell[ROWS])
+            most, began, rows = self._most, time.perf_counter(), int(cell[ROWS])
             done = lane.run(most)
             took = time.perf_counter() - began
             if self._pace is not None and done:
@@ -184,7 +184,7 @@ class Racer:
             if done < most:
                 return
             if self._pace is None:
-                most = max(1, min(2 * most, int(most * _AT_ONCE / max(took, 1e-9))))
+                self._most = max(1, min(2 * most, int(most * _AT_ONCE / max(took, 1e-9))))
 
 
 def warm(work: dict[str, Any]) -> None:

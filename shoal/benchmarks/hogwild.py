@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     rules: tuple[str, ...] = ("sgd", "adagrad")
     ways: tuple[str, ...] = ("serial", "example", "locked", "batched", "hot_cold", "sklearn")
     batches: tuple[int, ...] = (64, 256, 1_024)
+    splits: tuple[tuple[int, int], ...] = ((2_048, 256), (16_384, 1_024))  # hot keys, and rows between two merges
     passes: int = 4
     points: int = 4  # in a pass, at which the model is judged
     repeat: int = 3
@@ -50,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 FULL = Settings()
-QUICK = Settings(rows=20_000, batches=(256,), passes=2, repeat=1, grid=3)
+QUICK = Settings(rows=20_000, batches=(256,), splits=((2_048, 256),), passes=2, repeat=1, grid=3)
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,8 +116,12 @@ def variants(settings: Settings) -> list[Variant]:
         if way == "sklearn":
             found += [Variant(way, rule) for rule in OF_SKLEARN] if has_sklearn() else []
             continue
-        sizes = settings.batches if way in ("batched", "serial") else (256,)
-        found += [Variant(way, rule, size) for rule in settings.rules for size in sizes]
+        for rule in settings.rules:
+            if way == "hot_cold":
+                found += [Variant(way, rule, 256, *split) for split in settings.splits]
+            else:
+                sizes = settings.batches if way in ("batched", "serial") else (256,)
+                found += [Variant(way, rule, size) for size in sizes]
     return found
 
 
@@ -180,7 +185,7 @@ class Study:
         self._say(f"  one thread, {variant.name}, {variant.rule}: {said}")
 
     def _twin(self, variant: Variant) -> Variant:
-        return msgspec.structs.replace(variant, way=TWINS.get(variant.way, variant.way))
+        return Variant(TWINS.get(variant.way, variant.way), variant.rule, variant.batch)
 
     def _best_alone(self, variant: Variant, target: float) -> Curve:
         return min(self._grids.get(variant) or self._grids[self._twin(variant)], key=lambda one: _rank(one, target))

@@ -49,11 +49,13 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     way: str  # of Hogwild; serial; sklearn
     rule: str
     batch: int = 256  # rows of a slot, which only batched and serial take as one step
+    hot: int = 0  # keys, of hot_cold
+    merge: int = 0  # rows between two merges of them
 
     @property
     def name(self) -> str:
         sized = f" {self.batch:,}" if self.way in ("batched", "serial") else ""
-        return f"{self.way}{sized}".replace("_", "/")
+        return f"{self.way}{sized}".replace("_", "/") + (f" {self.hot:,}" if self.hot else "")
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -106,7 +108,7 @@ class Stage:
         maker = MAKERS[shape.source](seed, shape.features)
         self.features = maker.features
         self.rows, self.test = maker.rows(0, shape.rows), maker.rows(TEST_FROM, test_rows)
-        self._plans: dict[tuple[str, int], dict[str, Any]] = {}
+        self._plans: dict[tuple[str, int, int], dict[str, Any]] = {}
         self._cores: dict[tuple[str, int], OneCore] = {}
         self._matrix: Any = None
 
@@ -127,8 +129,9 @@ class Stage:
             return Sklearn(self.matrix(), self.rows.labels, variant, step)
         if variant.way == "serial":
             return Alone(self._core(variant), RULES[variant.rule](step))
-        strategy = Hogwild(way=variant.way)  # type: ignore[arg-type]
-        key = (variant.way, variant.batch)
+        split = {"hot": variant.hot, "merge": variant.merge} if variant.hot else {}
+        strategy = Hogwild(way=variant.way, **split)  # type: ignore[arg-type]
+        key = (variant.way, variant.batch, variant.hot)
         race = Race(
             MODEL, RULES[variant.rule](step), strategy, self.rows, variant.batch, self.features, mean=True,
             plan=self._plans.get(key),

@@ -19,6 +19,7 @@ TINY = Settings(
     clicks=10_000,
     threads=(1, 2),
     batches=(64,),
+    splits=((100, 64),),
     passes=1,
     points=2,
     repeat=1,

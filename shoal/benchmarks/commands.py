@@ -148,7 +148,7 @@ def bench_dense(quick: bool, picture: Path | None, json_file: Path | None) -> No
 
 @bench.command("hogwild")
 @click.option("--quick", is_flag=True, help="Few rows and steps: seconds, and no figures to quote.")
-@click.option("--rows", type=click.IntRange(2_000), help="Of the smaller set.  [default: 200,000 a core]")
+@click.option("--rows", type=click.IntRange(2_000), help="Of the smaller set.  [default: 150,000 a core]")
 @click.option("--threads", help="Counts, with commas.  [default: 1,2,4,... up to the cores]")
 @click.option("--repeat", type=click.IntRange(1), help="Runs of each case.  [default: 3]")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")

@@ -4,8 +4,8 @@
     click-like      4,000,000 features, 39 in a row: a third of a row is from 13 small fields, the rest is spread wide
 
 The loss that is to be reached is fixed before anything is timed: the best of all runs of one thread, plus a margin that belongs to the shape. The step is tuned
-for each case: on a whole grid with one thread, and with more threads on half, the same and twice of what was best with fewer. A case is
-then run ``repeat`` times, and the median counts; one that never reaches the loss is shown as such.
+for each case: with one thread up and down a grid until it gets worse, then half, the same and twice of what was best with fewer threads. A case
+is then run ``repeat`` times, and the median counts; one that never reaches the loss is shown as such.
 
 Speed-ups are against the best of everything that runs on one thread, whatever its way, never against a case's own slow self.
 """
@@ -28,21 +28,21 @@ Say = Callable[[str], None]
 
 PER_ROW = {"sgd": (0.01, 0.03, 0.1, 0.25, 0.5, 1.0), "adagrad": (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
 OF_BATCHES = {"sgd": (1.0, 2.5, 5.0, 10.0, 20.0), "adagrad": PER_ROW["adagrad"]}
-OF_SKLEARN = {"sgd": (0.03, 0.1, 0.3, 1.0), "optimal": (1e-6, 1e-5)}
+OF_SKLEARN = {"sgd": (0.01, 0.03, 0.1, 0.3, 1.0), "optimal": (1e-7, 1e-6, 1e-5)}
 TWINS = {"locked": "example", "hot_cold": "example", "serial": "batched"}  # with one thread, the same steps
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is measured."""
 
-    rows: int | None = None  # of the smaller set; the other has twice as many. 200,000 a core, 1,600,000 at most
+    rows: int | None = None  # of the smaller set; the other has twice as many. 150,000 a core, 1,600,000 at most
     clicks: int = 4_000_000  # features of the click-like one
     threads: tuple[int, ...] | None = None  # 1, 2, 4, ... as many as there are cores
     rules: tuple[str, ...] = ("sgd", "adagrad")
     ways: tuple[str, ...] = ("serial", "example", "locked", "batched", "hot_cold", "sklearn")
     batches: tuple[int, ...] = (64, 256, 1_024)
     splits: tuple[tuple[int, int], ...] = ((2_048, 256), (16_384, 1_024))  # hot keys, and rows between two merges
-    passes: int = 4
+    passes: int = 3
     points: int = 4  # in a pass, at which the model is judged
     repeat: int = 3
     test_rows: int = 20_000
@@ -102,7 +102,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def shapes(settings: Settings, cores: int) -> list[Shape]:
-    rows = settings.rows or min(200_000 * cores, 1_600_000)
+    rows = settings.rows or min(150_000 * cores, 1_600_000)
     return [
         Shape("rcv1-like", "rcv1-like", 47_236, rows, 0.05),
         Shape("click-like", "clicks", settings.clicks, 2 * rows, 0.01),
@@ -153,35 +153,40 @@ class Study:
         for variant in self._variants:
             self._tune_alone(variant)
         ours = [one for variant, grid in self._grids.items() if variant.way != "sklearn" for one in grid]
-        target = min(point.loss for one in ours for point in one.points) * (1.0 + self._shape.margin)
+        target = min(one.lowest for one in ours) * (1.0 + self._shape.margin)
         self._say(f"  the loss to reach: {target:.4f}")
         cases = []
         for variant in self._variants:
-            steps = [self._best_alone(variant, target).step]
+            step, hopeless = self._best_alone(variant, target).step, False
             for count in threads if variant.way not in ("serial", "sklearn") else (1,):
-                grid = steps if count == 1 else [factor * steps[0] for factor in (1.0, 0.5, 2.0)]
-                case = self._case(variant, count, grid, target)
-                steps = [case.step]
+                case = self._case(variant, count, [step] if hopeless else [step, step / 2, step * 2], target)
+                step, hopeless = case.step, case.seconds is None
                 cases.append(case)
                 self._say(f"  {_told(case)}")
-            self._stage.forget()
         best = min(
             (one for one in cases if one.threads == 1 and one.seconds and one.variant.way != "sklearn"),
             key=lambda one: one.seconds or 0.0,
         )
         assert best.seconds is not None
         nonzeros = self._stage.rows.nonzeros / len(self._stage.rows)
-        named = f"{best.name}, {best.variant.rule}"
-        return Goal(self._shape, target, nonzeros, named, best.seconds), cases
+        return Goal(self._shape, target, nonzeros, f"{best.name}, {best.variant.rule}", best.seconds), cases
 
     def _tune_alone(self, variant: Variant) -> None:
+        """From the middle of the grid to where both neighbours are worse."""
         if variant.way in TWINS and self._twin(variant) in self._grids:
             return
         grid = {"sklearn": OF_SKLEARN, "batched": OF_BATCHES, "serial": OF_BATCHES}.get(variant.way, PER_ROW)
-        steps = _spread(grid[variant.rule], self._settings.grid)
-        self._grids[variant] = [self._curve(variant, step, 1) for step in steps]
-        self._stage.forget()
-        said = ", ".join(f"{one.step:g}: {min(point.loss for point in one.points):.4f}" for one in self._grids[variant])
+        steps = grid[variant.rule]
+        tried: dict[int, Curve] = {}
+        best, following = len(steps) // 2, -1
+        while best != following:
+            following = best
+            for place in (best, best - 1, best + 1):
+                if 0 <= place < len(steps) and place not in tried and len(tried) < self._settings.grid:
+                    tried[place] = self._curve(variant, steps[place], 1)
+            best = min(tried, key=lambda place: tried[place].lowest)
+        self._grids[variant] = [tried[place] for place in sorted(tried)]
+        said = ", ".join(f"{one.step:g}: {one.lowest:.4f}" for one in self._grids[variant])
         self._say(f"  one thread, {variant.name}, {variant.rule}: {said}")
 
     def _twin(self, variant: Variant) -> Variant:
@@ -193,7 +198,8 @@ class Study:
     def _case(self, variant: Variant, threads: int, steps: list[float], target: float) -> Case:
         tried = [self._curve(variant, step, threads, target) for step in steps]
         best = min(tried, key=lambda one: _rank(one, target))
-        again = [best] + [self._curve(variant, best.step, threads, target) for _ in range(self._settings.repeat - 1)]
+        more = self._settings.repeat - 1 if best.reached(target) else 0
+        again = [best] + [self._curve(variant, best.step, threads, target) for _ in range(more)]
         there = sorted((point for one in again if (point := one.reached(target))), key=lambda point: point.seconds)
         # Half of the runs are not enough: a case that gets there by luck has not got there.
         middle = there[len(there) // 2] if 2 * len(there) > len(again) else None
@@ -206,7 +212,7 @@ class Study:
             statistics.median(one.rows_per_second for one in again),
             middle.seconds if middle else None,
             middle.rows if middle else None,
-            min(point.loss for one in again for point in one.points),
+            min(one.lowest for one in again),
             sum(one.updates_lost for one in again) / counted if counted else 0.0,
         )
 
@@ -217,14 +223,7 @@ class Study:
 def _rank(one: Curve, target: float) -> tuple[float, float]:
     """The sooner at the loss the better; who does not get there, by how low it came."""
     reached = one.reached(target)
-    return (reached.seconds if reached else float("inf"), min(point.loss for point in one.points))
-
-
-def _spread(steps: tuple[float, ...], most: int) -> list[float]:
-    """So many of them at most, evenly taken."""
-    if len(steps) <= most:
-        return list(steps)
-    return [steps[(2 * number + 1) * len(steps) // (2 * most)] for number in range(most)]
+    return (reached.seconds if reached else float("inf"), one.lowest)
 
 
 def _told(case: Case) -> str:

@@ -4,8 +4,8 @@
     others      the ways of Hogwild, as threads of this process
     sklearn     scikit-learn's SGDClassifier, one thread, if it is installed
 
-The clock runs while rows are computed and stands while the model is judged. A round is from the first thread that begins to the
-last that ends. What repeats (key lists, hot columns) is made before and not timed, for all alike; weights have been touched.
+The clock runs while rows are computed and stands while the model is judged. A round is from when all threads are there to when the
+last has ended. What repeats (key lists, hot columns) is made before and not timed, for all alike; weights have been touched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.data.synthetic import MAKERS, TEST_FROM
 from shoal.models.linear import Linear
 from shoal.store.update import SGD, AdaGrad, rule_named
 from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.racing import CELLS, CURSOR, LIMIT, LINE, Race, desk, lost
+from shoal.strategies.racing import CURSOR, LIMIT, LINE, Race, desk, lost
 from shoal.strategies.serial import OneCore
 from shoal.tables import Update
 
@@ -75,6 +75,10 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     updates_lost: int = 0
 
     @property
+    def lowest(self) -> float:
+        return min(point.loss for point in self.points)
+
+    @property
     def rows_per_second(self) -> float:
         return self.points[-1].rows / self.points[-1].seconds
 
@@ -119,11 +123,6 @@ class Stage:
             kernels.total_loss(MODEL.number, MODEL.margins(self.test, weights), self.test.labels) / len(self.test)
         )
 
-    def forget(self) -> None:
-        """Plans are as large as the rows: those of one variant at a time will do."""
-        self._plans.clear()
-        self._cores.clear()
-
     def runner(self, variant: Variant, step: float, threads: int) -> Runner:
         if variant.way == "sklearn":
             return Sklearn(self.matrix(), self.rows.labels, variant, step)
@@ -166,10 +165,13 @@ class Threads:
         self._desk, self._sums = np.zeros(desk(threads), np.int64), np.zeros((threads, LINE))
 
     def advance(self, order: Ids) -> float:
-        tally, spans = np.zeros(len(order), np.int8), np.zeros((self._threads, 2))
+        from shoal.strategies import atomics
+
+        tally, spans, here = np.zeros(len(order), np.int8), np.zeros((self._threads, 2)), np.zeros(LINE, np.int64)
         self._desk[CURSOR, 0], self._desk[LIMIT, 0] = 0, len(order)
 
         def work(worker: int) -> None:
+            atomics.meet(here, 0, self._threads)  # to start a thread takes as long as to compute hundreds of rows
             spans[worker, 0] = time.perf_counter()
             self._race.run(self._slab, self._desk, self._sums, tally, order, worker)
             spans[worker, 1] = time.perf_counter()
@@ -188,11 +190,6 @@ class Threads:
     @property
     def lost(self) -> tuple[int, int]:
         return lost(self._desk)
-
-    @property
-    def slots(self) -> list[int]:
-        """By worker."""
-        return [int(count) for count in self._desk[CELLS:, 0]]
 
 
 class Alone:

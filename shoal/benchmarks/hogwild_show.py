@@ -97,7 +97,16 @@ def picture(results: Results) -> Figure:
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+        title="what has no line never got to the loss",
+        title_fontsize=8,
+    )
     return figure
 
 
@@ -112,6 +121,8 @@ def _panel(axes: Axes, results: Results, goal: Goal) -> None:
         if case.threads > 1 or case.name not in names:
             continue
         line = [one for one in cases if one.variant == case.variant and one.seconds is not None]
+        if not line:
+            continue
         colour, dash = SERIES[names.index(case.name) % len(SERIES)], DASHES[case.variant.rule == "adagrad"]
         axes.plot(
             [one.threads for one in line],

@@ -88,6 +88,17 @@ def lock(words, i, owner):
             give_way()  # with more threads than cores, whoever holds it may be waiting for this one
 
 
+@compiled(types.void(words_out, types.int64, types.int64))
+def meet(words, i, many):
+    """Add 1 and wait until words[i] is ``many``: all are here."""
+    looks = 0
+    add(words, i, 1)
+    while read(words, i) < many:
+        looks += 1
+        if looks % SPINS == 0:
+            give_way()
+
+
 @compiled(types.int64(words_out, types.int64, types.int64, types.int64))
 def changed(words, i, old, new):
     """``change``, for Python: what was there before."""

@@ -149,7 +149,7 @@ def made_plan(model: Linear, strategy: Hogwild, rows: Batch, batch_size: int, fe
     match strategy.way:
         case "batched":
             starts, keys, columns = _plan(model, rows, batch_size, features)
-            return {"starts": starts, "keys": keys, "columns": columns}
+            return {"starts": starts, "keys": keys.astype(np.uint32), "columns": columns}
         case "hot_cold":
             return _hot_first(model, strategy.hot, rows, features)
     return {}

@@ -193,7 +193,7 @@ def race(
 
 BATCHED = '''
 
-@_shoal_njit(_shoal_i8(*_shoal_about, _shoal_types.boolean, _shoal_k.rows_in, _shoal_k.rows_in), **_shoal_options)
+@_shoal_njit(_shoal_i8(*_shoal_about, _shoal_types.boolean, _shoal_k.rows_in, _shoal_m.columns_in), **_shoal_options)
 def race(
     slab, words, sums, tally, order, worker, most, canary, given, indptr, columns, values, labels, counts,
     size, kind, bias, l2, mean, starts, keys

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
-from shoal.errors import ClusterError, RankLost, StoreError
+from shoal.errors import ClusterError, RankLost, SegmentsLost, StoreError
 from shoal.events import Gone, RunEvent, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
@@ -52,7 +52,8 @@ class Averaged:
         if kept is not None:
             self.score.restore(kept.facts.standing)
         parts_of(job, self.score.slots, job.workers)  # says what is wrong with the shares
-        self._others = others or others_of(job, dataset, None if kept is None else kept.path, self._warn)
+        path = None if kept is None else kept.path
+        self._others = others or others_of(job, dataset, path, self._warn, self._server_lost)
         self._living = list(range(job.workers))
         self._most = 1
         self._rank: Rank
@@ -102,9 +103,14 @@ class Averaged:
             self._others.finish()
         except RankLost as error:
             self._tell_gone([(error.who, error.why, 0)])
-            self._fail(error)
+            self._fail(str(error))
+        except SegmentsLost as error:
+            self._fail(
+                f"{error.server} is gone, and with it the only copy of its part of a mean: shoal train --resume goes on from what "
+                f"was kept; with --servers 2 --copies 2 the others would go on"
+            )
         except (ClusterError, StoreError) as error:
-            self._fail(error)
+            self._fail(str(error))
         return score.end()
 
     def interrupted(self) -> Outcome:
@@ -122,7 +128,7 @@ class Averaged:
 
     def _begin(self, mean: Floats) -> None:
         self._remember(mean)
-        if self._kept is None or not self.score.room():  # otherwise it was judged in its former life
+        if self._kept is None or self.score.room() <= 0:  # otherwise it was judged in its former life
             self.score.judge(self._weights(mean))
 
     def _judge(self, mean: Floats) -> None:
@@ -187,9 +193,13 @@ class Averaged:
             self.score.counts["slots dealt again"] += again
             self._listener(Gone(seconds=self.score.seconds, name=name, role="worker", why=why, slots=again))
 
-    def _fail(self, error: Exception) -> None:
+    def _server_lost(self, name: str, why: str) -> None:
+        self.score.counts["servers lost"] += 1
+        self._listener(Gone(seconds=self.score.seconds, name=name, role="server", why=why))
+
+    def _fail(self, why: str) -> None:
         self._keep()
-        self.score.fail(str(error))
+        self.score.fail(why)
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 import tomllib
+from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ _SOON = 0.005
 SILENT = "it was silent for too long"
 
 Warn = Callable[[str], None]
+ServerLost = Callable[[str, str], None]  # its name, and why
 
 
 class RankWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +53,7 @@ class RankWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: str = ""  # what to go on from
 
 
-def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> Others:
+def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_lost: ServerLost) -> Others:
     """Not started yet. ``kept``: what they go on from; ``warn`` is told of waits that take long."""
     if job.over == "gloo":
         from shoal.launch.group_gloo import OverGloo
@@ -59,7 +61,7 @@ def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> Othe
         return OverGloo(job, dataset, kept, warn)
     if job.over == "mpi":
         raise Invalid("the ranks of MPI are started by mpirun: shoal train job.toml --on mpi")
-    return OverStore(job, dataset, kept, warn)
+    return OverStore(job, dataset, kept, warn, server_lost)
 
 
 class Started:
@@ -109,9 +111,10 @@ class Started:
 class OverStore(Started):
     """Clients of a cluster."""
 
-    def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> None:
+    def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_lost: ServerLost) -> None:
         super().__init__(job, dataset, kept, warn)
-        self.servers_ended: list[tuple[str, str]] = []  # and why, for whoever tells it
+        self._server_lost = server_lost
+        self._servers_ended: deque[tuple[str, str]] = deque()  # to be told by the thread that computes
         self._threads: list[threading.Thread] = []
         self._groups: list[StoreGroup] = []
         self._cluster = _cluster_of(job)
@@ -167,10 +170,12 @@ class OverStore(Started):
     def _on_ended(self, name: str, why: str) -> None:
         super()._on_ended(name, why)
         if name.startswith("server"):
-            self.servers_ended.append((name, why))
+            self._servers_ended.append((name, why))
 
     def _gone(self, waited: float) -> Collection[int]:
         """Who has ended; and who is silent, which ends it. A wait that takes long is told."""
+        while self._servers_ended:
+            self._server_lost(*self._servers_ended.popleft())
         if waited < _LOOK:
             self._look = _LOOK
         elif waited >= self._look:

@@ -98,7 +98,7 @@ class Score:
         self.workers = workers
         self._listener(
             Started(
-                seconds=0.0,
+                seconds=self.seconds,
                 data=dataset.name,
                 model=job.model.told,
                 strategy=job.strategy.name,
@@ -166,7 +166,8 @@ class Score:
         """These are the weights now."""
         finite = bool(np.isfinite(weights).all())
         loss, metrics = self.learner.judge(self.dataset.test, weights) if finite else (math.inf, {})
-        judged = Judged(self._number, weights, loss, metrics)
+        number, self._number = self._number, self._number + 1  # now: who hears of it may interrupt
+        judged = Judged(number, weights, loss, metrics)
         best, why = self._stopping.judged(loss)
         self._last, self._judged_at = judged, self.done
         if best:
@@ -178,7 +179,7 @@ class Score:
         self._listener(
             Evaluated(
                 seconds=self.seconds,
-                number=self._number,
+                number=number,
                 passes=self.done / self.slots.per_pass,
                 steps=self.steps,
                 examples=self.examples,
@@ -190,7 +191,6 @@ class Score:
                 read=self.seconds,
             )
         )
-        self._number += 1
         self._between = [0, 0.0]
         self.why = self.why or why or (self._reason if self.done >= self.limit else "")
         return judged

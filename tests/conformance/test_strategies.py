@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,9 @@ from shoal.testing.serial import serial
 
 # Three who learn alone take a third of the steps: held against the serial run where that learns fast.
 AVERAGING = (("strategy.every", 4), ("update.step", 1.0))
+GLOO = Candidate(
+    "averaging", "processes", settings=(("strategy.over", "gloo"), *AVERAGING), tolerance=0.04, survives=False
+)
 STRATEGIES = [
     Candidate("sync", exact=True),
     Candidate("sync", settings=(("strategy.slots_per_step", 1),), exact=True),
@@ -35,15 +40,27 @@ CANDIDATES = [
     Candidate("bounded", "processes"),
     Candidate("async", "processes"),
     Candidate("averaging", "processes", settings=AVERAGING, tolerance=0.04),
+    GLOO,
 ]
+
+
+OF_THE_PLAIN_RUN = ("serial_run", "counts_every", "summary", "epochs", "killed")  # or the one in which a worker is
+
+
+def when(candidate: Candidate, check: Check) -> Any:
+    """Over gloo every run takes seconds to import PyTorch: those of other stop rules wait for the soak."""
+    later = candidate is GLOO and not any(part in check.__name__ for part in OF_THE_PLAIN_RUN)
+    return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())
 
 
 @pytest.mark.parametrize(
     ("candidate", "check"),
-    [(candidate, check) for candidate in CANDIDATES for check in suite(candidate)],
+    [when(candidate, check) for candidate in CANDIDATES for check in suite(candidate)],
     ids=lambda value: str(value) if isinstance(value, Candidate) else value.__name__,
 )
 def test_a_strategy_passes(candidate: Candidate, check: Check) -> None:
+    if candidate is GLOO:
+        pytest.importorskip("torch")
     check(candidate)
 
 

@@ -13,8 +13,9 @@ import pytest
 
 import shoal
 from shoal.data.datasets import load
+from shoal.data.slots import Slots
 from shoal.errors import Invalid, RunFailed
-from shoal.events import Evaluated, Resumed, RunEvent, Saved
+from shoal.events import Evaluated, Resumed, RunEvent, Saved, Started
 from shoal.job import Job
 from shoal.launch.core import Core
 from shoal.models.learning import learner_of
@@ -46,8 +47,6 @@ def by_hand(of: Job, every: int | None) -> Floats:
     """The same algorithm in a few lines: everybody in turn, and the mean in double precision."""
     dataset = load(of.data, of.seed)
     learner = learner_of(of.model, dataset.train, of.seed)
-    from shoal.data.slots import Slots
-
     slots = Slots(dataset.train.rows, of.data.batch, of.seed)
     parts = Parts(slots, of.workers, of.strategy.shares, every)  # type: ignore[union-attr]
     cores = [Core(of, dataset.train, learner, slots) for _ in range(of.workers)]
@@ -166,6 +165,10 @@ def interrupted(folder: Path, at: int, **changes: Any) -> None:
         shoal.train(job(**changes), out=folder, on_event=Interrupted(at))
 
 
+def losses(run: Run) -> dict[int, float]:
+    return {event.number: event.test_loss for event in run.events if isinstance(event, Evaluated)}
+
+
 def last(run: Run) -> Evaluated:
     return [event for event in run.events if isinstance(event, Evaluated)][-1]
 
@@ -177,8 +180,11 @@ def test_a_run_that_was_interrupted_is_what_it_would_have_been(tmp_path: Path) -
     calm = shoal.train(job(**changes))
     assert again.summary["examples"] == calm.summary["examples"] == 2_000
     assert np.array_equal(again.model.table, calm.model.table)  # type: ignore[union-attr]
+    assert losses(again) == losses(calm)
     (resumed,) = (event for event in again.events if isinstance(event, Resumed))
     assert resumed.checkpoint == 1 and resumed.steps >= 70
+    seconds = [event.seconds for event in again.events if isinstance(event, Started | Resumed | Evaluated)]
+    assert seconds == sorted(seconds)
 
 
 @pytest.mark.parametrize("every", [4, "end"])
@@ -188,6 +194,12 @@ def test_any_number_of_ranks_goes_on(tmp_path: Path, every: int | str) -> None:
     assert again.summary["examples"] == 2_000
     assert last(again).passes == 2.0
     assert last(again).test_loss < 0.99 * plain().losses[0]
+
+
+def test_a_run_that_is_to_end_before_where_it_was_ends_at_once(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", at=3, evaluate__every=0.5)
+    again = shoal.train(resume=tmp_path / "run", epochs=1)
+    assert (again.summary["stopped_because"], again.summary["examples"]) == ("1 epoch done", 1_500)
 
 
 def test_a_run_is_kept_now_and_then_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:

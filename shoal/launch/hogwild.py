@@ -363,7 +363,8 @@ class HogwildRun:
             self._warn(f"{name} is stopped, and everybody waits for it: it is killed, and its slot dealt again")
             self._racers.signal(name, signal.SIGKILL)
         if names and not stopped:
-            self._warn(f"nobody finished a slot for {self._quiet:.0f} s: waiting for {', '.join(names)}")
+            what = "finished a slot" if self._busy else "was ready to begin"
+            self._warn(f"nobody {what} for {self._quiet:.0f} s: waiting for {', '.join(names)}")
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))

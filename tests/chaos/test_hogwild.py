@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -182,7 +183,7 @@ def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_b
     assert again.summary["examples"] == 20 * ROWS and not again.summary["failed"]
 
 
-@pytest.mark.parametrize("way", ["example", "locked"])
+@pytest.mark.parametrize("way", ["locked", pytest.param("example", marks=pytest.mark.soak)])
 def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_told(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +211,15 @@ def test_a_worker_that_goes_on_in_time_is_not_killed() -> None:
     run = watch(job_of(), pause)
     check(run)
     assert not run.all(Gone) and not run.all(Warned)
+
+
+def test_a_slow_worker_is_waited_for_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HogwildRun, "patience", 0.2)
+    run = watch(job_of({"emulate.stall": 1.0, "launch.how": "threads"}, stop__epochs=20))
+    check(run)
+    told = [event.what for event in run.all(Warned)]
+    assert any(re.fullmatch(r"nobody finished a slot for \d+ s: waiting for worker-0", what) for what in told), told
+    assert not run.all(Gone)
 
 
 @pytest.mark.parametrize("how", ["threads", "processes"])
@@ -246,7 +256,7 @@ shoal.train("rcv1-like", strategy="hogwild", workers=2, epochs=1e6, settings={"d
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_nothing_is_left_of_a_run_that_is_ended(den: Den, number: int) -> None:
     child = den.start("-c", RUNS)
     assert child.stdout is not None

@@ -54,8 +54,10 @@ def test_workers_do_one_epochs_work_together(way: str, workers: int) -> None:
     assert run.summary["workers"] == workers
 
 
-@pytest.mark.parametrize("how", ["threads", "processes"])
-@pytest.mark.parametrize("changes", [{"model": "hinge", "update": "sgd"}, {"model__l2_per_count": 0.1}])
+@pytest.mark.parametrize(
+    ("how", "changes"),
+    [("threads", {"model": "hinge", "update": "sgd"}), ("processes", {"model__l2_per_count": 0.1})],
+)
 def test_one_worker_that_takes_slots_as_steps_is_the_serial_run_bit_for_bit(how: str, changes: dict[str, Any]) -> None:
     alone = execute(job_of(strategy="serial", **changes))
     one = execute(job_of(workers=1, strategy__way="batched", launch__how=how, **changes))
@@ -165,9 +167,8 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_nothing_had_been(tmp_
     assert same(again, execute(job_of(evaluate__every=0.2, **given)))
 
 
-@pytest.mark.parametrize("how", ["threads", "processes"])
-def test_any_number_of_workers_goes_on(tmp_path: Path, how: str) -> None:
-    interrupted(tmp_path / "run", 4, launch__how=how, workers=1)
+def test_any_number_of_workers_goes_on(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", 4, workers=1)
     again = shoal.train(resume=tmp_path / "run", workers=3)
     assert again.summary["examples"] == 2 * ROWS and evaluated(again)[-1].passes == 2.0
     assert again.summary["test_loss"] < 0.69

@@ -353,7 +353,8 @@ class HogwildRun:
         self._listener(Gone(seconds=self.score.seconds, name=name, role="worker", why=why or LEFT, slots=slots))
 
     def _see_to_the_silent(self) -> None:
-        if self._quiet < self.patience * 2**self._told_waiting:
+        patience = self.patience if self._busy else 3 * self.patience  # PyTorch alone may take 10 s to import
+        if self._quiet < patience * 2**self._told_waiting:
             return
         self._told_waiting += 1
         pids = self.pids

@@ -41,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     rules: tuple[str, ...] = ("sgd", "adagrad")
     ways: tuple[str, ...] = ("serial", "example", "locked", "batched", "hot_cold", "sklearn")
     batches: tuple[int, ...] = (64, 256, 1_024)
-    splits: tuple[tuple[int, int], ...] = ((2_048, 256), (16_384, 1_024))  # hot keys, and rows between two merges
+    splits: tuple[tuple[int, int], ...] = ((2_048, 256), (8_192, 1_024))  # hot keys, and rows between two merges
     passes: int = 3
     points: int = 4  # in a pass, at which the model is judged
     repeat: int = 3

@@ -26,7 +26,7 @@ from shoal.errors import Invalid
 
 Say = Callable[[str], None]
 
-PER_ROW = {"sgd": (0.01, 0.03, 0.1, 0.25, 0.5, 1.0), "adagrad": (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
+PER_ROW = {"sgd": (0.01, 0.03, 0.1, 0.25, 0.5, 1.0), "adagrad": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
 OF_BATCHES = {"sgd": (1.0, 2.5, 5.0, 10.0, 20.0), "adagrad": PER_ROW["adagrad"]}
 OF_SKLEARN = {"sgd": (0.01, 0.03, 0.1, 0.3, 1.0), "optimal": (1e-7, 1e-6, 1e-5)}
 TWINS = {"locked": "example", "hot_cold": "example", "serial": "batched"}  # with one thread, the same steps
@@ -41,12 +41,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     rules: tuple[str, ...] = ("sgd", "adagrad")
     ways: tuple[str, ...] = ("serial", "example", "locked", "batched", "hot_cold", "sklearn")
     batches: tuple[int, ...] = (64, 256, 1_024)
-    splits: tuple[tuple[int, int], ...] = ((2_048, 256), (16_384, 1_024))  # hot keys, and rows between two merges
+    splits: tuple[tuple[int, int], ...] = ((2_048, 256), (8_192, 1_024))  # hot keys, and rows between two merges
     passes: int = 3
     points: int = 4  # in a pass, at which the model is judged
     repeat: int = 3
     test_rows: int = 20_000
-    grid: int = 6  # steps of a grid, at most
+    grid: int = 7  # steps of a grid, at most
     seed: int = 0
 
 

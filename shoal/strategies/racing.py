@@ -17,7 +17,7 @@ The loss that is summed is each row's before its own step. Nothing here waits bu
 number of its worker: where that one has died, whoever started it frees the lock (``free``).
 
 ``hot_cold`` adds up what several learned apart, which the rules in ADDITIVE bear. Others keep means or shrink weights, and P
-times a shrinking is none: those it refuses. Of the bias the mean is taken (see ``_shoal_merge``): added up, plain SGD diverges
+times a shrinking is none: those it refuses. Of the bias the mean is taken (see ``kernels.merge``): added up, plain SGD diverges
 with two workers. Until it is merged, what was learned on hot keys is its worker's: one that is killed takes at most ``merge``
 rows of it along.
 """
@@ -191,13 +191,10 @@ def loops(rule: Rule, way: str) -> ModuleType:
 @lru_cache
 def _common() -> str:
     """What all loops share, with the hashes of what is inlined into them: numba would not notice an edit."""
-    from shoal.models import kernels
-    from shoal.strategies import atomics
+    from shoal.models import kernels as of_models
+    from shoal.strategies import atomics, kernels
 
+    files = {"models": of_models, "atomics": atomics, "kernels": kernels}
     return racing_kernels.COMMON.format(
-        models=hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest(),
-        atomics=hashlib.sha256(Path(atomics.__file__).read_bytes()).hexdigest(),
-        lines=tuple(line * LINE for line in (CURSOR, LIMIT, STOP, LOCK, CANARY)),
-        cells=CELLS * LINE,
-        line=LINE,
+        **{name: hashlib.sha256(Path(str(file.__file__)).read_bytes()).hexdigest() for name, file in files.items()}
     )

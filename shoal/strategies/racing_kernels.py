@@ -10,10 +10,11 @@ written with them. Whoever adds also counts for himself, so that what the cell l
 
 from __future__ import annotations
 
-COMMON = '''
+COMMON = """
 
 import shoal.models.kernels as _shoal_m  # {models}
 import shoal.strategies.atomics as _shoal_a  # {atomics}
+import shoal.strategies.kernels as _shoal_s  # {kernels}
 
 from numba import types as _shoal_types
 
@@ -23,70 +24,8 @@ _shoal_about = (
     _shoal_k.rows_in, _shoal_i8, _shoal_i8, _shoal_i8, _shoal_k.settings_in, _shoal_m.indptr_in, _shoal_m.columns_in,
     _shoal_m.floats_in, _shoal_m.floats_in, _shoal_m.floats_in, _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_f8
 )
-_shoal_cursor, _shoal_limit, _shoal_stop, _shoal_lock, _shoal_canary = {lines}
-_shoal_line = {line}
-_shoal_one, _shoal_four = _shoal_np.uint64(1), _shoal_np.uint64(4)
-
-
-@_shoal_njit(error_model="numpy")
-def _shoal_take(words, tally, order):
-    """The next slot's number, or -1: all are taken, or the round was stopped."""
-    if _shoal_a.read(words, _shoal_stop) != 0:
-        return -1
-    number = _shoal_a.add(words, _shoal_cursor, 1)
-    return number if number < min(_shoal_a.read(words, _shoal_limit), len(order), len(tally)) else -1
-
-
-@_shoal_njit(error_model="numpy")
-def _shoal_done(words, sums, tally, worker, number, rows, loss):
-    """Count a slot: for all in the tally, for oneself in one's cell."""
-    cell = {cells} + {line} * worker
-    _shoal_a.write(words, cell, words[cell] + 1)
-    _shoal_a.write(words, cell + 1, words[cell + 1] + rows)
-    sums[{line} * worker] += loss
-    _shoal_a.write(tally, number, _shoal_np.int8(1))
-
-
-@_shoal_njit(error_model="numpy")
-def _shoal_beat(words, worker, canary, count):
-    """Before ``count`` updates: what the canary has, if its turn has come; or -1."""
-    turns = {cells} + {line} * worker + 3
-    words[turns] += count
-    if canary == 0 or words[turns] < canary:
-        return -1
-    words[turns] %= canary
-    words[turns - 1] += 1
-    return _shoal_a.read(words, _shoal_canary)
-
-
-@_shoal_njit(error_model="numpy")
-def _shoal_dot(slab, columns, values, start, stop):
-    """sum of values[j] * slab[columns[j], 0], in the order of ``dot``; without values, all are 1."""
-    a = b = c = d = 0.0
-    j = start
-    zero = _shoal_np.uint64(0)
-    if len(values) > 0:
-        while j + _shoal_four <= stop:
-            a += _shoal_f8(values[j]) * _shoal_f8(slab[columns[j], zero])
-            b += _shoal_f8(values[j + _shoal_u8(1)]) * _shoal_f8(slab[columns[j + _shoal_u8(1)], zero])
-            c += _shoal_f8(values[j + _shoal_u8(2)]) * _shoal_f8(slab[columns[j + _shoal_u8(2)], zero])
-            d += _shoal_f8(values[j + _shoal_u8(3)]) * _shoal_f8(slab[columns[j + _shoal_u8(3)], zero])
-            j += _shoal_four
-        while j < stop:
-            a += _shoal_f8(values[j]) * _shoal_f8(slab[columns[j], zero])
-            j += _shoal_one
-    else:
-        while j + _shoal_four <= stop:
-            a += _shoal_f8(slab[columns[j], zero])
-            b += _shoal_f8(slab[columns[j + _shoal_u8(1)], zero])
-            c += _shoal_f8(slab[columns[j + _shoal_u8(2)], zero])
-            d += _shoal_f8(slab[columns[j + _shoal_u8(3)], zero])
-            j += _shoal_four
-        while j < stop:
-            a += _shoal_f8(slab[columns[j], zero])
-            j += _shoal_one
-    return (a + b) + (c + d)
-'''
+_shoal_one = _shoal_np.uint64(1)
+"""
 
 STEPS = '''
 
@@ -152,7 +91,7 @@ def race(
     none, block = _shoal_u8(0), _shoal_u8(_shoal_k.BLOCK)
     done = 0
     while done < most:
-        number = _shoal_take(words, tally, order)
+        number = _shoal_s.take(words, tally, order)
         if number < 0:
             break
         first, beyond = order[number] * size, min((order[number] + 1) * size, len(labels))
@@ -161,13 +100,13 @@ def race(
             start, stop = _shoal_u8(indptr[i]), _shoal_u8(indptr[i + _shoal_one])
             label = _shoal_f8(labels[i])
             if locked:
-                _shoal_a.lock(words, _shoal_lock, worker + 1)
+                _shoal_a.lock(words, _shoal_s.LOCK_AT, worker + 1)
             margin = _shoal_f8(slab[last, 0]) if bias else 0.0
-            margin += _shoal_dot(slab, columns, values, start, stop)
+            margin += _shoal_s.dot(slab, columns, values, start, stop)
             total += _shoal_m.loss_at(kind, margin, label)
             slope = _shoal_m.slope_at(kind, margin, label)
             if slope != 0.0 or l2 > 0.0 or not idle:
-                beat = _shoal_beat(words, worker, canary, _shoal_i8(stop - start))
+                beat = _shoal_s.beat(words, worker, canary, _shoal_i8(stop - start))
                 for at in range(start, stop, block):
                     count = min(block, stop - at)
                     # Read again: what others wrote since the margin was computed is not undone.
@@ -183,10 +122,10 @@ def race(
                     _shoal_step(_shoal_one, settings, column)
                     _shoal_scatter(slab, one, none, none, _shoal_one, column)
                 if beat >= 0:
-                    _shoal_a.write(words, _shoal_canary, beat + 1)
+                    _shoal_a.write(words, _shoal_s.CANARY_AT, beat + 1)
             if locked:
-                _shoal_a.write(words, _shoal_lock, 0)
-        _shoal_done(words, sums, tally, worker, number, beyond - first, total)
+                _shoal_a.write(words, _shoal_s.LOCK_AT, 0)
+        _shoal_s.done(words, sums, tally, worker, number, beyond - first, total)
         done += 1
     return done
 '''
@@ -208,7 +147,7 @@ def race(
     scratch = _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
     done = 0
     while done < most:
-        number = _shoal_take(words, tally, order)
+        number = _shoal_s.take(words, tally, order)
         if number < 0:
             break
         slot = order[number]
@@ -231,67 +170,16 @@ def race(
             slopes[i] = 0.0
         for at in range(0, count, _shoal_k.BLOCK):
             part = mine[at : min(at + _shoal_k.BLOCK, count)]
-            beat = _shoal_beat(words, worker, canary, len(part))
+            beat = _shoal_s.beat(words, worker, canary, len(part))
             _shoal_rows(slab, part, len(part), 0, gradients, at, settings, scratch)
             if beat >= 0:
-                _shoal_a.write(words, _shoal_canary, beat + 1)
-        _shoal_done(words, sums, tally, worker, number, beyond - first, total)
+                _shoal_a.write(words, _shoal_s.CANARY_AT, beat + 1)
+        _shoal_s.done(words, sums, tally, worker, number, beyond - first, total)
         done += 1
     return done
 '''
 
 HOT_COLD = '''
-
-@_shoal_njit(error_model="numpy")
-def _shoal_dot_there(column, values, start, count):
-    """The sum of values times gathered weights."""
-    a = b = c = d = 0.0
-    i = _shoal_u8(0)
-    if len(values) > 0:
-        while i + _shoal_four <= count:
-            a += _shoal_f8(values[start + i]) * column[i]
-            b += _shoal_f8(values[start + i + _shoal_u8(1)]) * column[i + _shoal_u8(1)]
-            c += _shoal_f8(values[start + i + _shoal_u8(2)]) * column[i + _shoal_u8(2)]
-            d += _shoal_f8(values[start + i + _shoal_u8(3)]) * column[i + _shoal_u8(3)]
-            i += _shoal_four
-        while i < count:
-            a += _shoal_f8(values[start + i]) * column[i]
-            i += _shoal_one
-    else:
-        while i + _shoal_four <= count:
-            a += column[i]
-            b += column[i + _shoal_u8(1)]
-            c += column[i + _shoal_u8(2)]
-            d += column[i + _shoal_u8(3)]
-            i += _shoal_four
-        while i < count:
-            a += column[i]
-            i += _shoal_one
-    return (a + b) + (c + d)
-
-
-@_shoal_njit(error_model="numpy")
-def _shoal_merge(slab, hot, mine, base, averaged, workers):
-    """Add to the shared rows what was learned since the last time, and begin again from what is there now.
-
-    Not so the weights of the first ``averaged``, which every row has: a copy has learned all there is to learn about
-    them before it is merged, and as many times the same correction as there are workers would be so many times too much.
-    """
-    for i in range(_shoal_u8(len(hot))):
-        row = _shoal_u8(hot[i])
-        for c in range(_shoal_u8(slab.shape[1])):
-            now, was, new = slab[row, c], base[i, c], mine[i, c]
-            if new != was:
-                if now == was:
-                    now = new  # nobody else wrote: to the bit, so that one worker learns as if there were no copy
-                elif c == 0 and i < averaged:
-                    now += (new - was) / workers
-                else:
-                    now += new - was
-                slab[row, c] = now
-            mine[i, c] = now
-            base[i, c] = now
-
 
 @_shoal_njit(
     _shoal_i8(*_shoal_about, _shoal_i8, _shoal_k.rows_in, _shoal_k.rows_in, _shoal_m.floats_in), **_shoal_options
@@ -302,15 +190,15 @@ def race(
 ):
     """Every row is a step. The columns of row i up to cold[i] are places in ``hot``, with the bias in place 0; the rest are features."""
     settings = _shoal_Settings({given})
-    averaged, workers = _shoal_u8(1 if bias else 0), _shoal_f4(len(sums) // _shoal_line)
+    averaged, workers = _shoal_u8(1 if bias else 0), _shoal_f4(len(sums) // _shoal_s.LINE)
     mine = _shoal_np.zeros((len(hot), slab.shape[1]), _shoal_np.float32)
     base = _shoal_np.zeros((len(hot), slab.shape[1]), _shoal_np.float32)
-    _shoal_merge(slab, hot, mine, base, averaged, workers)
+    _shoal_s.merge(slab, hot, mine, base, averaged, workers)
     column, one = _shoal_np.empty(({last} + 1) * _shoal_k.BLOCK), _shoal_np.zeros(1, _shoal_np.uint32)
     none, block = _shoal_u8(0), _shoal_u8(_shoal_k.BLOCK)
     done, since = 0, 0
     while done < most:
-        number = _shoal_take(words, tally, order)
+        number = _shoal_s.take(words, tally, order)
         if number < 0:
             break
         first, beyond = order[number] * size, min((order[number] + 1) * size, len(labels))
@@ -324,14 +212,14 @@ def race(
             if short:  # read once: nobody else writes to the hot ones, and hardly anybody to the others
                 _shoal_gather(mine, columns, start, none, hots, column)
                 _shoal_gather(slab, columns, middle, hots, count, column)
-                margin += _shoal_dot_there(column, values, start, count)
+                margin += _shoal_s.dot_there(column, values, start, count)
             else:
-                margin += _shoal_dot(mine, columns, values, start, middle)
-                margin += _shoal_dot(slab, columns, values, middle, stop)
+                margin += _shoal_s.dot(mine, columns, values, start, middle)
+                margin += _shoal_s.dot(slab, columns, values, middle, stop)
             total += _shoal_m.loss_at(kind, margin, label)
             slope = _shoal_m.slope_at(kind, margin, label)
             if slope != 0.0 or l2 > 0.0:
-                beat = _shoal_beat(words, worker, canary, _shoal_i8(stop - middle))
+                beat = _shoal_s.beat(words, worker, canary, _shoal_i8(stop - middle))
                 if short:
                     _shoal_slopes(values, start, count, slope, column)
                     if l2 > 0.0:
@@ -363,13 +251,13 @@ def race(
                     _shoal_step(_shoal_one, settings, column)
                     _shoal_scatter(mine, one, none, none, _shoal_one, column)
                 if beat >= 0:
-                    _shoal_a.write(words, _shoal_canary, beat + 1)
+                    _shoal_a.write(words, _shoal_s.CANARY_AT, beat + 1)
             since += 1
             if since >= merge:
-                _shoal_merge(slab, hot, mine, base, averaged, workers)
+                _shoal_s.merge(slab, hot, mine, base, averaged, workers)
                 since = 0
-        _shoal_done(words, sums, tally, worker, number, beyond - first, total)
+        _shoal_s.done(words, sums, tally, worker, number, beyond - first, total)
         done += 1
-    _shoal_merge(slab, hot, mine, base, averaged, workers)
+    _shoal_s.merge(slab, hot, mine, base, averaged, workers)
     return done
 '''

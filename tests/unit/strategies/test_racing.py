@@ -12,7 +12,8 @@ from shoal.data.batch import Batch, Ids
 from shoal.data.synthetic import Texts
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
-from shoal.store.update import SGD, AdaGrad, Adam, rule_named
+from shoal.store.update import SGD, AdaGrad, Adam
+from shoal.strategies import kernels
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.racing import (
     CANARY,
@@ -27,7 +28,6 @@ from shoal.strategies.racing import (
     Race,
     desk,
     free,
-    loops,
     lost,
 )
 from shoal.strategies.serial import OneCore
@@ -214,12 +214,11 @@ def test_rows_longer_than_a_block_are_whole() -> None:
 
 
 def test_what_two_learned_apart_is_added_up_but_of_the_bias_the_mean_is_taken() -> None:
-    merge = loops(rule_named("adagrad"), "hot_cold")._shoal_merge
     slab = np.array([[5.0, 5.0], [2.0, 1.0], [0.0, 0.0], [0.5, 7.0]], np.float32)  # the bias last
     hot = np.array([3, 1, 2])
     base = np.array([[0.1, 3.0], [1.0, 1.0], [0.0, 0.0]], np.float32)  # others have changed 3 and 1 since
     mine = base + np.array([[0.4, 2.0], [0.25, 0.5], [0.125, 1.0]], np.float32)
-    merge(slab, hot, mine, base, np.uint64(1), np.float32(4))
+    kernels.merge(slab, hot, mine, base, np.uint64(1), np.float32(4))
     np.testing.assert_allclose(slab, [[5.0, 5.0], [2.25, 1.5], [0.125, 1.0], [0.6, 9.0]])
     np.testing.assert_array_equal(mine, slab[hot])
     np.testing.assert_array_equal(base, mine)

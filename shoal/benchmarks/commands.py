@@ -146,6 +146,55 @@ def bench_dense(quick: bool, picture: Path | None, json_file: Path | None) -> No
         click.echo(f"the picture: {picture}")
 
 
+@bench.command("hogwild")
+@click.option("--quick", is_flag=True, help="Few rows and steps: seconds, and no figures to quote.")
+@click.option("--rows", type=click.IntRange(2_000), help="Of the smaller set.  [default: 150,000 a core]")
+@click.option("--threads", help="Counts, with commas.  [default: 1,2,4,... up to the cores]")
+@click.option("--repeat", type=click.IntRange(1), help="Runs of each case.  [default: 3]")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
+@click.option(
+    "--from",
+    "earlier",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show and draw what --json wrote, here or elsewhere, and measure nothing.",
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_hogwild(
+    quick: bool,
+    rows: int | None,
+    threads: str | None,
+    repeat: int | None,
+    picture: Path | None,
+    earlier: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Does Hogwild still scale? Threads on one model by rows a second and by time to a loss, for every way and rule."""
+    import msgspec
+
+    from shoal.benchmarks import hogwild, hogwild_show
+
+    given = {"rows": rows, "threads": _counts(threads), "repeat": repeat}
+    changes = {setting: value for setting, value in given.items() if value is not None}
+    with _in_words():
+        if earlier is not None:
+            results = hogwild_show.load(earlier)
+        else:
+            settings = msgspec.structs.replace(hogwild.QUICK if quick else hogwild.FULL, **changes)
+            results = hogwild.measure(settings, _progress)
+    _show_bench(hogwild_show.table(results), results, json_file)
+    if picture is not None:
+        with _in_words():
+            hogwild_show.draw(results, picture)
+        click.echo(f"the picture: {picture}")
+
+
+def _counts(given: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if given is None else tuple(sorted({int(one) for one in given.split(",")}))
+    except ValueError:
+        raise click.BadParameter(f"{given!r}: numbers with commas are needed, as in 1,2,4") from None
+
+
 def _bench(name: str, quick: bool, json_file: Path | None, **given: Any) -> Any:
     """Measure by the module of this name, with the settings that were given on the command line, and show what was found."""
     import msgspec

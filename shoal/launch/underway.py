@@ -16,6 +16,7 @@ from shoal.launch.training import Launcher, Outcome, Training
 from shoal.models.learning import Learner
 from shoal.store.checkpoint import Manifest
 from shoal.strategies.averaging import AllReduce, Averaging
+from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import ParameterServer
 from shoal.wire.messages import Course
 
@@ -77,6 +78,10 @@ def underway(
         from shoal.launch.averaging import Averaged
 
         return Averaged(job, dataset, listener, folder, kept)
+    if isinstance(job.strategy, Hogwild):
+        from shoal.launch.hogwild import HogwildRun
+
+        return HogwildRun(job, dataset, listener, folder, kept)
     from shoal.launch.alone import Alone
 
     return Alone(job, dataset, listener, folder)

@@ -26,7 +26,7 @@ class Hogwild(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     way: Way | None = None  # example; of a module, batched
     hot: int = 2048  # keys, of hot_cold
     merge: int = 256  # rows between two merges of them
-    canary: int = 16  # updates between two of the cell by which lost ones are counted; 0: none
+    canary: int = 1_024  # updates between two of the cell by which lost ones are counted; 0: none
 
     def __post_init__(self) -> None:
         for name, least, most in (("hot", 1, 1 << 20), ("merge", 1, 1 << 20), ("canary", 0, 1 << 30)):

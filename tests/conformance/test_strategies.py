@@ -24,8 +24,18 @@ STRATEGIES = [
     Candidate("async"),
     Candidate("averaging", settings=AVERAGING, tolerance=0.04),
 ]
+# Every row is a step: it learns more in a pass than the serial run, whose steps are slots; less so where that learns fast.
+EXAMPLE = (("update.step", 1.0),)
+SLOWLY = (("emulate.per_example", 2e-5),)  # or it is over before anybody can be killed
+HOGWILD = [
+    Candidate("hogwild", settings=EXAMPLE, tolerance=0.04, sends=False),
+    Candidate("hogwild", settings=(("strategy.way", "batched"),), sends=False),
+    Candidate("hogwild", settings=(("strategy.way", "batched"), ("workers", 1)), exact=True, sends=False),
+    Candidate("hogwild", "processes", settings=(*EXAMPLE, *SLOWLY), tolerance=0.04, sends=False),
+]
 CANDIDATES = [
     *STRATEGIES,
+    *HOGWILD,
     Candidate("sync", "processes", exact=True),
     Candidate("bounded", "processes"),
     Candidate("async", "processes"),
@@ -55,7 +65,7 @@ def test_a_strategy_passes(candidate: Candidate, check: Check) -> None:
 
 
 def test_all_strategies_have_the_same_figures() -> None:
-    keys = [list(plain(candidate).summary) for candidate in STRATEGIES]
+    keys = [list(plain(candidate).summary) for candidate in (*STRATEGIES, HOGWILD[0])]
     assert all(one == keys[0] for one in keys)
 
 

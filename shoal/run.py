@@ -328,9 +328,18 @@ def summarise(
         "slots_given_up": sum(isinstance(event, Voided) for event in events),
         "second_copies": outcome.counts.get("second copies", 0),
         "second_copies_first": outcome.counts.get("second copies first", 0),
+        "lost_updates": _lost_updates(outcome),
         "resumed": sum(isinstance(event, Resumed) for event in events),
         "rollbacks": sum(isinstance(event, RolledBack) for event in events),
     }
+
+
+def _lost_updates(outcome: Outcome) -> dict[str, int] | None:
+    """Of those that a canary counted, where nobody asks before writing (Hogwild)."""
+    counts = outcome.counts
+    if "updates counted" not in counts:
+        return None
+    return {"counted": counts["updates counted"], "lost": counts["updates lost"]}
 
 
 def machine() -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
-    kind: Literal["server", "worker", "coordinator"]
+    kind: Literal["server", "worker", "racer", "coordinator"]
     token: str
     bind: str  # where it listens, if others call it
     coordinator: str
@@ -113,6 +113,8 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
                 _serve(orders, reports)
             case "worker":
                 _work(orders, reports)
+            case "racer":
+                _race(orders, reports)
             case "coordinator":
                 _coordinate(orders, reports, inbox)
     except ShoalError as error:
@@ -145,6 +147,12 @@ def _work(orders: Orders, reports: int) -> None:
     from shoal.launch.work import work
 
     work(orders, lambda: say(reports, Running(orders.name)))
+
+
+def _race(orders: Orders, reports: int) -> None:
+    from shoal.launch.racer import race
+
+    race(orders, lambda: say(reports, Running(orders.name)))
 
 
 def _coordinate(orders: Orders, reports: int, inbox: int) -> None:

@@ -13,6 +13,7 @@ from shoal.job import Job
 from shoal.launch.training import Launcher, Outcome, Training
 from shoal.models.learning import Learner
 from shoal.store.checkpoint import Manifest
+from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import ParameterServer
 from shoal.wire.messages import Course
 
@@ -62,6 +63,10 @@ def underway(
     """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there."""
     if isinstance(job.strategy, ParameterServer):
         return Training(job, dataset, listener, folder, resume, launcher)
+    if isinstance(job.strategy, Hogwild):
+        from shoal.launch.hogwild import HogwildRun
+
+        return HogwildRun(job, dataset, listener, folder)
     from shoal.launch.alone import Alone
 
     return Alone(job, dataset, listener, folder)

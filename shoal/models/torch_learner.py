@@ -55,10 +55,7 @@ class ModuleLearner:
         self.keys, self.width = -(-self._count // WIDTH), WIDTH
         self._rest = torch.zeros(self.keys * WIDTH - self._count, device=self.device)
         self._flat = torch.cat([*(param.detach().reshape(-1) for _, param in self._params), self._rest])
-        at = 0
-        for _, param in self._params:
-            param.data = self._flat[at : at + param.numel()].view_as(param)
-            at += param.numel()
+        self._lay_on(self._flat)
         on_cpu = self.device.type == "cpu"
         self._staging = self._flat if on_cpu else torch.empty(len(self._flat), pin_memory=self.device.type == "cuda")
         self._staging.copy_(self._flat)
@@ -70,6 +67,7 @@ class ModuleLearner:
         self._settled: set[int] = set()  # threads that compute with so many threads as they should
         self._before = 0
         self._threads = 0  # as many as the process has
+        self._shared: Floats | None = None
 
     # ------------------------------------------------------------ the beginning and the end
 
@@ -83,6 +81,23 @@ class ModuleLearner:
         if self._threads:
             torch.set_num_threads(self._before)
         self._threads = 0
+
+    def live_on(self, weights: Floats) -> None:
+        """These are the weights from now on: a gradient at them copies nothing, so it sees what others write there meanwhile.
+
+        Only for gradients: whoever judges writes the weights to judge in their place.
+        """
+        self._shared, self._staging = weights, torch.from_numpy(weights.reshape(-1))
+        if self.device.type == "cpu":
+            self._flat = self._staging
+            self._lay_on(self._flat)
+
+    def _lay_on(self, flat: torch.Tensor) -> None:
+        """The parameters are views of this one, one after another."""
+        at = 0
+        for _, param in self._params:
+            param.data = flat[at : at + param.numel()].view_as(param)
+            at += param.numel()
 
     def start(self) -> tuple[Floats, str]:
         return self._start, self.about
@@ -235,7 +250,8 @@ class ModuleLearner:
                 # By the thread that computes: set by another one, it would be slower by a third all the same (16 cores).
                 torch.set_num_threads(self._threads)
                 self._settled.add(threading.get_ident())
-            self._staging.numpy()[:] = weights.reshape(-1)
+            if weights is not self._shared:
+                self._staging.numpy()[:] = weights.reshape(-1)
             if self._staging is not self._flat:
                 self._flat.copy_(self._staging)
             here = os.getpid()

@@ -1,0 +1,382 @@
+"""A Hogwild run: the workers share one piece of memory, and this process keeps the score.
+
+It works in rounds. A round is the slots up to where the model is to be judged, never of two passes: they are laid on the desk, all bells
+are rung, and when everybody has said DONE what is marked in the tally is counted. In between it only looks, twenty times a second. So
+nobody writes while the model is judged, and the clock stands still meanwhile.
+
+A worker that died has marked nothing for the slot it had: when the others are done that slot is dealt again. Those of its rows that it had
+learned already are learned twice; the slot is counted once. One that is stopped (SIGSTOP) and holds up everybody is killed after a while:
+what it would do later could not be told from what was dealt since. One that is only slow is waited for, and that is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from shoal import limits
+from shoal.data.batch import Ids
+from shoal.data.datasets import Dataset
+from shoal.errors import Invalid
+from shoal.events import Gone, Joined, RunEvent, Warned
+from shoal.job import Job
+from shoal.launch.beginning import check
+from shoal.launch.racer import BUSY, DONE, ENDED, GO, LEAVE, LOSS, PLAN, READY, LinearLane, race_of
+from shoal.launch.racers import News, Racers, memory_of, state_of
+from shoal.launch.score import Score
+from shoal.launch.segment import Segment
+from shoal.launch.training import Outcome
+from shoal.launch.work import number_of
+from shoal.models.linear import Floats, Linear
+from shoal.store.update import rule_named
+from shoal.strategies import racing
+from shoal.strategies.hogwild import Hogwild
+from shoal.strategies.racing import Race
+from shoal.wire.messages import Course
+
+_LOOK = 0.05  # seconds between two looks at how far they are
+_SPARE = 8  # seats for those that come later
+LEFT = "it left"
+
+
+class _LateError(Exception):
+    """Nobody waits any longer."""
+
+
+class HogwildRun:
+    """One run. Use as a context, as ``Training``."""
+
+    patience = (
+        10.0  # seconds without a slot before it is told for whom everybody waits; one that is stopped is killed then
+    )
+
+    def __init__(
+        self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None = None
+    ) -> None:
+        assert isinstance(job.strategy, Hogwild)
+        _check_possible(job, job.strategy)
+        self.learner = check(job, dataset)
+        self.job, self.dataset, self._strategy, self._listener = job, dataset, job.strategy, listener
+        self.score = Score(job, dataset, self.learner, listener, folder)
+        self._slots = self.score.slots
+        self._order = self._slots.contents(0)  # of the slots in this pass
+        self._begun = False
+        self._race: Race | None = None  # of threads
+        self._last = ""  # who ended last, and why
+        # Workers, by number. One is starting, then here; busy from GO to DONE.
+        self._starting, self._here, self._busy = set[int](), set[int](), set[int]()
+        # The round: its slots by number, what each contains, which of them are counted; none: there is no round.
+        self._numbers = self._contents = np.empty(0, np.int64)
+        self._marked = np.empty(0, np.bool_)
+        self._seen = 0.0  # up to when time is counted
+        self._sums = np.zeros(2)  # counted so far: losses, and seconds that workers were busy
+        self._idle = 0.0  # seconds that they were not, and that are not told yet
+        self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody did something, and how often that was told
+        self._unheard: deque[News] = deque()
+        self._deadline: float | None = None
+
+    # ------------------------------------------------------------ the beginning and the end
+
+    def __enter__(self) -> HogwildRun:
+        self.learner.settle()
+        seats = max(self.job.workers + _SPARE, 2 * self.job.workers)
+        self._segment = self._memory(seats)
+        threads = self.job.launch.how == "threads"
+        self._racers = Racers(
+            self.job, str(self.dataset.train.folder), self._about, self._segment, seats, self._lane if threads else None
+        )
+        try:
+            self._racers.start()
+            for _ in range(self.job.workers):
+                self.add_worker()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything; nothing is left of the memory when the last worker is gone."""
+        if "desk" in self._segment.arrays:
+            self._segment["desk"][racing.STOP, 0] = 1
+        self._racers.close()
+        self._race = None
+        self._segment.close()
+        self.learner.release()
+
+    def _memory(self, seats: int) -> Segment:
+        """What everybody shares, with the weights to begin with in it."""
+        most = self._slots.per_pass
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "desk": (racing.desk(seats), "int64"),
+            "sums": ((seats, racing.LINE), "float64"),
+            "tally": ((most,), "int8"),
+            "order": ((most,), "int64"),
+            "numbers": ((most,), "int64"),
+            "pass": ((1,), "int64"),
+        }
+        start = self.learner.start()
+        self._about = "" if start is None else start[1]
+        if isinstance(self.job.model, Linear):
+            race = race_of(self.job, self.dataset.train)
+            plan = {}
+            if self.job.launch.how == "threads":
+                self._race = race  # they share it as it is
+            else:
+                plan = {PLAN + name: one for name, one in race.plan.items()}
+            segment = Segment.make({"slab": (race.shape, "float32"), **shapes, **memory_of(plan)})
+            for name, one in plan.items():
+                segment[name][...] = one
+        else:
+            # One row: the weights side by side, as the module's parameters, and after them what the rule keeps of each.
+            count, state = self.learner.keys * self.learner.width, rule_named(self.job.update.update().name).state
+            segment = Segment.make({"slab": ((1, count * (1 + state)), "float32"), **shapes})
+        if start is not None:
+            segment["slab"][0, : start[0].size] = start[0].reshape(-1)
+        return segment
+
+    def _lane(self, seat: int) -> LinearLane:
+        assert self._race is not None
+        return LinearLane(self._race, self._segment, seat)
+
+    # ------------------------------------------------------------ who is there
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return self._racers.pids
+
+    @property
+    def workers(self) -> list[str]:
+        return [f"worker-{number}" for number in self._racers.numbers]
+
+    def add_worker(self) -> str:
+        """Start one more; it takes part as soon as it is ready."""
+        return self._racers.add(self._starting.add)
+
+    def drain(self, name: str) -> None:
+        """Ask a worker to finish the slot that it has, and go."""
+        if name not in self.workers:
+            raise Invalid(f"no worker {name!r} here (workers: {', '.join(self.workers)})")
+        self._racers.ring(number_of(name), LEAVE)
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process."""
+        self._racers.signal(name, number)
+
+    # ------------------------------------------------------------ how it goes
+
+    @property
+    def course(self) -> Course:
+        return self.score.course()
+
+    def outcome(self) -> Outcome:
+        return self.score.outcome()
+
+    def wait(self, seconds: float | None = None) -> Outcome | None:
+        """Until it is over; None if ``seconds`` have passed first: then it may be waited for again."""
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        try:
+            self._begin()
+            while not self.score.why:
+                self._round()
+        except _LateError:
+            return None
+        if self.score.unjudged and self.score.done and not self.score.failed:
+            self.score.judge(self.weights)
+        self._count_lost()
+        return self.score.end()
+
+    def interrupted(self) -> Outcome:
+        score = self.score
+        score.why = score.why or "interrupted"
+        self._deadline = time.monotonic() + limits.DRAIN / limits.SECOND
+        with contextlib.suppress(_LateError):  # what the others have learned will do
+            while self._busy:
+                self._attend()
+        if score.unjudged and score.done:
+            score.judge(self.weights)
+        self._count_lost()
+        return score.outcome()
+
+    @property
+    def weights(self) -> Floats:
+        """As they are now; a copy."""
+        slab, learner = self._segment["slab"], self.learner
+        if isinstance(self.job.model, Linear):
+            found: Floats = slab[:, 0].copy()
+            return found
+        count = learner.keys * learner.width
+        return np.array(slab[0, :count]).reshape(learner.keys, learner.width)
+
+    # ------------------------------------------------------------ rounds
+
+    def _begin(self) -> None:
+        """The first weights are judged when all workers are ready; who has died before that is not waited for."""
+        score = self.score
+        if not self._begun:
+            self._begun = True
+            score.begin(self.job.workers)
+        if score.why or not score.unjudged or score.done:
+            return
+        while self._starting:
+            self._attend()
+        if not self._here:
+            score.fail(f"no worker was there for the first slot (the last was {self._last})")
+        else:
+            score.judge(self.weights)
+
+    def _round(self) -> None:
+        score, per_pass = self.score, self._slots.per_pass
+        if not len(self._numbers):
+            of_pass, first = divmod(score.done, per_pass)
+            if first == 0:
+                self._order = self._slots.contents(of_pass)
+            self._segment["pass"][0] = of_pass
+            self._deal(np.arange(first, first + min(score.room(), per_pass - first)))
+            self._seen = time.perf_counter()
+        while self._busy or (self._starting and not self._here):
+            self._attend()
+        missing = self._numbers[~self._marked]
+        if len(missing) and not score.why and self._here:
+            score.counts["slots dealt again"] += len(missing)
+            self._deal(missing)
+        elif len(missing) and not score.why:
+            score.fail(f"no worker is left to compute: start it again, with more workers (the last was {self._last})")
+        else:
+            self._numbers = missing[:0]
+            if score.due:
+                score.judge(self.weights)
+
+    def _deal(self, numbers: Ids) -> None:
+        """Lay these slots on the desk, and ring: nobody is at work, so nobody sees half of it."""
+        desk, count = self._segment["desk"], len(numbers)
+        self._numbers, self._contents, self._marked = numbers, self._order[numbers], np.zeros(count, np.bool_)
+        self._segment["tally"][:count] = 0
+        self._segment["order"][:count] = self._contents
+        self._segment["numbers"][:count] = numbers
+        desk[racing.CURSOR, 0] = desk[racing.STOP, 0] = 0
+        desk[racing.LIMIT, 0] = count
+        self._quiet, self._told_waiting = 0.0, 0
+        for number in list(self._here):
+            self._set_off(number)
+
+    def _set_off(self, number: int) -> None:
+        self._busy.add(number)
+        self._racers.ring(number, GO)
+
+    def _attend(self) -> None:
+        """Hear what workers say, count what they have done, and see to those that do nothing."""
+        began = time.perf_counter()
+        self._unheard += self._racers.hear(_LOOK)
+        heard = bool(self._unheard)
+        while self._unheard:
+            self._heard(self._unheard.popleft())
+        if self._count() or heard:
+            self._quiet, self._told_waiting = 0.0, 0
+        else:
+            # No more than was waited: if all of us stood still, nobody is to blame.
+            self._quiet += min(time.perf_counter() - began, 2 * _LOOK)
+            self._see_to_the_silent()
+        if self.score.why:
+            self._segment["desk"][racing.STOP, 0] = 1
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise _LateError
+
+    def _count(self) -> int:
+        """What is marked in the tally since the last time; how many slots."""
+        if not len(self._numbers):
+            return 0
+        now, score = time.perf_counter(), self.score
+        fresh = (self._segment["tally"][: len(self._numbers)] != 0) & ~self._marked
+        self._marked |= fresh
+        slots, rows = int(fresh.sum()), self._slots.rows_in(self._contents[fresh])
+        sums = self._segment["sums"][:, [LOSS, BUSY]].sum(axis=0)
+        loss, busy = sums - self._sums
+        took, self._seen, self._sums = now - self._seen, now, sums
+        self._idle += len(self._here) * took - busy  # told when it is there: work is told when it is done
+        idle = max(0.0, self._idle)
+        self._idle -= idle
+        score.add(slots, rows, float(loss), took, {"compute": float(busy), "idle": float(idle)})
+        return slots
+
+    def _count_lost(self) -> None:
+        if self._strategy.canary:
+            counts = self.score.counts
+            counts["updates counted"], counts["updates lost"] = racing.lost(self._segment["desk"])
+
+    # ------------------------------------------------------------ coming and going
+
+    def _heard(self, news: News) -> None:
+        number, what, why = news
+        if number not in self._here and number not in self._starting:
+            return
+        if what == READY:
+            self._starting.discard(number)
+            self._here.add(number)
+            self._listener(Joined(seconds=self.score.seconds, name=f"worker-{number}", role="worker"))
+            if len(self._numbers) and not self.score.why:
+                self._set_off(number)
+        elif what == DONE:
+            self._busy.discard(number)
+        elif what == ENDED:
+            self._gone(number, why)
+        self.score.workers = len(self._here)
+
+    def _gone(self, number: int, why: str) -> None:
+        name, desk = f"worker-{number}", self._segment["desk"]
+        was_busy = number in self._busy
+        for among in (self._starting, self._here, self._busy):
+            among.discard(number)
+        racing.free(desk, self._racers.let_go(number))
+        slots = 0
+        if why:
+            self.score.counts["workers lost"] += 1
+            # It had one if more are taken and not marked than the others have, one each.
+            taken = min(int(desk[racing.CURSOR, 0]), len(self._numbers))
+            open_ = taken - int(np.count_nonzero(self._segment["tally"][:taken]))
+            slots = int(was_busy and open_ > len(self._busy))
+        self._last = f"{name}: {why or LEFT}"
+        self._listener(Gone(seconds=self.score.seconds, name=name, role="worker", why=why or LEFT, slots=slots))
+
+    def _see_to_the_silent(self) -> None:
+        if self._quiet < self.patience * 2**self._told_waiting:
+            return
+        self._told_waiting += 1
+        pids = self.pids
+        names = [f"worker-{number}" for number in sorted(self._busy | self._starting)]
+        stopped = [name for name in names if name in pids and state_of(pids[name]) == "T"]
+        for name in stopped:
+            self._warn(f"{name} is stopped, and everybody waits for it: it is killed, and its slot dealt again")
+            self._racers.signal(name, signal.SIGKILL)
+        if names and not stopped:
+            self._warn(f"nobody finished a slot for {self._quiet:.0f} s: waiting for {', '.join(names)}")
+
+    def _warn(self, what: str) -> None:
+        self._listener(Warned(seconds=self.score.seconds, what=what))
+
+
+def _check_possible(job: Job, strategy: Hogwild) -> None:
+    if job.launch.how == "mpi":
+        raise Invalid(
+            "hogwild shares the memory of one machine, and MPI's ranks share none: --set launch.how=processes or threads, or "
+            "--strategy averaging"
+        )
+    if isinstance(job.model, Linear):
+        return
+    if job.launch.how == "threads":
+        raise Invalid(
+            "of several threads one computes with a module at a time, as PyTorch's generator belongs to the whole process: "
+            "--set launch.how=processes"
+        )
+    if strategy.way not in (None, "batched"):
+        raise Invalid(
+            f"strategy.way={strategy.way!r}: a module's gradient has all keys, so a slot is one step: --set strategy.way=batched"
+        )

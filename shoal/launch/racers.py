@@ -1,0 +1,181 @@
+"""The workers of a Hogwild run as the process that keeps the score knows them: started, rung for, heard.
+
+Threads of this process, or processes forked by a nursery: either way a worker has a number of its own (worker-3), a seat (its lines on
+the desk, which another one gets when it is gone), and a bell. What they say, and that they have ended, is heard in one place,
+in the order in which it happened.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal import limits
+from shoal.errors import Invalid
+from shoal.job import Job
+from shoal.launch.child import Orders
+from shoal.launch.children import DONE as AS_IT_SHOULD
+from shoal.launch.children import Children
+from shoal.launch.local import _START_WITHIN
+from shoal.launch.nursery import Setup
+from shoal.launch.racer import ENDED, LEAVE, NEWS, Lane, Racer, Racing
+from shoal.launch.segment import Segment
+from shoal.launch.work import number_of
+
+
+class News(NamedTuple):
+    """One thing that was heard."""
+
+    number: int
+    what: int  # READY, DONE or ENDED
+    why: str = ""  # it ended; empty: as it should
+
+
+class Racers:
+    """All workers of a run."""
+
+    def __init__(
+        self, job: Job, rows: str, about: str, segment: Segment, seats: int, lane: Callable[[int], Lane] | None
+    ) -> None:
+        """With ``lane``, which makes one for a seat, they are threads."""
+        self._job, self._rows, self._about, self._segment, self._lane = job, rows, about, segment, lane
+        self._lock = threading.Lock()
+        self._numbers = 0
+        self._free = list(range(seats))  # seats
+        self.seats: dict[int, int] = {}  # by worker
+        self._bells: dict[int, tuple[int, int]] = {}
+        self._why: dict[int, str] = {}  # it ended
+        self._threads: dict[int, threading.Thread] = {}
+        self._ears, self._news = os.pipe()
+        os.set_blocking(self._ears, False)
+        self._poll = select.poll()
+        self._poll.register(self._ears, select.POLLIN)
+        self._children: Children | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """What they come from."""
+        if self._lane is None:
+            self._children = Children(lambda name, why: None, self._ended)
+            self._children.start(Setup(os.getpid(), "", list(self._job.launch.modules), sys.path), "hogwild")
+            self._children.wait_until_settled(time.monotonic() + _START_WITHIN)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {} if self._children is None else self._children.pids
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of those that have not ended, as far as was heard."""
+        with self._lock:
+            return list(self.seats)
+
+    def add(self, known: Callable[[int], None]) -> str:
+        """One more. ``known`` is told its number before anything is heard of it; any thread may ask."""
+        with self._lock:
+            if not self._free:
+                raise Invalid(f"all {len(self.seats)} seats are taken: end one, or begin with more workers")
+            number, self._numbers = self._numbers, self._numbers + 1
+            self.seats[number] = seat = self._free.pop(0)
+            self._bells[number] = bell = os.pipe()
+        known(number)
+        name = f"worker-{number}"
+        if self._lane is not None:
+            lane = self._lane(seat)
+            thread = threading.Thread(
+                target=self._in_thread, args=(number, lane, seat, bell[0]), name=name, daemon=True
+            )
+            self._threads[number] = thread
+            thread.start()
+            return name
+        assert self._children is not None
+        facts = Racing(self._job.toml(), self._rows, self._about, self._segment.place, seat, bell, self._news)
+        try:
+            self._children.order(Orders(name, "racer", "", "", "", "", msgspec.to_builtins(facts)))
+            self._children.wait_until_running([name], time.monotonic() + _START_WITHIN)
+        except BaseException as error:
+            self._ended(name, str(error))
+            raise
+        return name
+
+    def ring(self, number: int, what: bytes) -> None:
+        with self._lock:
+            if number in self._bells:
+                os.write(self._bells[number][1], what)
+
+    def signal(self, name: str, number: int) -> None:
+        if self._children is None:
+            raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
+        self._children.signal(name, number)
+
+    def hear(self, seconds: float) -> list[News]:
+        """What was said; nothing if nobody said anything for so long."""
+        if not self._poll.poll(1000 * seconds):
+            return []
+        said = os.read(self._ears, NEWS.size * 4_096)
+        return [News(number, what, self._why.get(number, "")) for number, what in NEWS.iter_unpack(said)]
+
+    def let_go(self, number: int) -> int:
+        """It has ended: its bell is taken down, and its seat is free. Which seat it had."""
+        with self._lock:
+            for descriptor in self._bells.pop(number):
+                os.close(descriptor)
+            seat = self.seats.pop(number)
+            self._free.append(seat)
+        self._threads.pop(number, None)
+        return seat
+
+    def close(self) -> None:
+        """End them all."""
+        if self._closed:
+            return
+        self._closed = True
+        for number in list(self._threads):
+            self.ring(number, LEAVE)
+        for thread in list(self._threads.values()):
+            thread.join(limits.DRAIN / limits.SECOND)
+        if self._children is not None:
+            self._children.close()
+        for number in list(self.seats):
+            self.let_go(number)
+        os.close(self._ears)
+        os.close(self._news)
+
+    # ------------------------------------------------------------ inside
+
+    def _in_thread(self, number: int, lane: Lane, seat: int, bell: int) -> None:
+        why = AS_IT_SHOULD
+        try:
+            pace = self._job.emulate.pace(number, self._job.seed)
+            Racer(number, bell, self._news, pace).work(lane, self._segment, seat)
+        except BaseException as error:
+            why = f"{type(error).__name__}: {error}"
+        self._ended(f"worker-{number}", why)
+
+    def _ended(self, name: str, why: str) -> None:
+        """On a thread that nobody waits for."""
+        number = number_of(name)
+        self._why[number] = "" if why == AS_IT_SHOULD else why
+        if not self._closed:
+            os.write(self._news, NEWS.pack(number, ENDED))
+
+
+def state_of(pid: int) -> str:
+    """What the kernel says of a process: R, S, ... and T for one that was stopped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def memory_of(plan: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """What the arrays of a plan take in a segment."""
+    return {name: (one.shape, one.dtype.str) for name, one in plan.items()}

@@ -219,8 +219,8 @@ def address_of(where: str) -> str:
         if (folder / "job.toml").exists():
             if (alone := _alone(folder)) is not None:
                 raise ClusterError(
-                    f"a run by {alone} has no coordinator that could be asked: how far it is, its events say: "
-                    f"shoal report {where}"
+                    f"a run by {alone} has no coordinator that could be asked: how far it is, its events say (shoal report "
+                    f"{where}); if it was killed, go on with it: shoal train --resume {where}"
                 ) from None
             raise ClusterError(
                 f"no run is under way in {where} (or it runs as threads, which nobody can look at): go on with it: "

@@ -10,6 +10,7 @@
     ├── ClusterError        who is here
     │   ├── Refused         a node said no, and why
     │   ├── Fenced          this node was declared dead and replaced
+    │   ├── RankLost        a rank is gone, and the others cannot go on without it
     │   └── StartFailed     a cluster that did not come up
     ├── StoreError          a push, pull or call that did not end well
     │   ├── Unanswered      nobody answered in time (also a TimeoutError)
@@ -106,6 +107,20 @@ class Fenced(ClusterError):
         return (
             f"{self.node} (incarnation {self.incarnation}) was declared dead, so it is not known whether this task was "
             f"counted: the client has joined again under a new incarnation; read before you repeat"
+        )
+
+
+class RankLost(ClusterError):
+    """A rank is gone, and the others cannot go on without it."""
+
+    def __init__(self, who: str, why: str) -> None:
+        super().__init__(who, why)
+        self.who, self.why = who, why
+
+    def __str__(self) -> str:
+        return (
+            f"{self.who} is gone ({self.why}), and the others cannot go on without it: shoal train --resume goes on from "
+            f"what was kept; over the store, or MPI with ULFM, they would go on"
         )
 
 

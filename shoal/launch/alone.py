@@ -13,18 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.data.arrays import sparse
 from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
 from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.launch.beginning import check
-from shoal.launch.one_module import OneModule
+from shoal.launch.core import Core
 from shoal.launch.score import Score
 from shoal.launch.training import Outcome
-from shoal.models.linear import Linear
-from shoal.nodes.slices import Slices
-from shoal.strategies.serial import OneCore
 from shoal.wire.messages import Course
 
 _AT_ONCE = 0.05  # seconds in one piece: nothing else is heard meanwhile
@@ -41,25 +37,12 @@ class Alone:
         self.score = Score(job, dataset, self.learner, listener, folder)
         self._slots = self.score.slots
         self._pace = job.emulate.pace(0, job.seed)
-        self._core: OneCore | OneModule
+        self._core: Core
         self._order: Ids | None = None  # of the slots in this pass
 
     def __enter__(self) -> Alone:
-        job, mean = self.job, self.job.strategy.combine == "mean"
         self.learner.settle()
-        if not isinstance(job.model, Linear):
-            slices = Slices(self.dataset.train, self._slots, self.learner.keys)
-            self._core = OneModule(self.learner, job.update.update(), slices, mean)
-            return self
-        train = sparse(self.dataset.train)
-        counts = None
-        if job.model.l2_per_count:
-            counts = np.ones(self.learner.keys, np.float32)
-            counts[: train.features] = train.counts
-        rows = train.slice(0, train.rows)
-        self._core = OneCore(
-            job.model, job.update.update(), rows, job.data.batch, train.features, mean=mean, counts=counts
-        )
+        self._core = Core(self.job, self.dataset.train, self.learner, self._slots)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -111,7 +94,7 @@ class Alone:
         contents = self._order[first : first + most]
         rows = self._slots.rows_in(contents)
         began = time.perf_counter()
-        loss = self._core.run(contents) if isinstance(self._core, OneCore) else self._core.run(of_pass, first, contents)
+        loss = self._core.run(of_pass, np.arange(first, first + len(contents)), contents)
         took = time.perf_counter() - began
         if self._pace is not None:
             held = self._pace.extra(rows, took)

@@ -27,14 +27,14 @@ from shoal.errors import Invalid
 from shoal.events import Gone, Joined, RunEvent, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
-from shoal.launch.racer import BUSY, DONE, ENDED, GO, LEAVE, LOSS, PLAN, READY, LinearLane, race_of
-from shoal.launch.racers import News, Racers, memory_of, state_of
+from shoal.launch.kept_slab import Keeper, Kept
+from shoal.launch.racer import BUSY, DONE, ENDED, GO, LEAVE, LOSS, READY, LinearLane
+from shoal.launch.racers import News, Racers, state_of
 from shoal.launch.score import Score
-from shoal.launch.segment import Segment
+from shoal.launch.shared import check_possible, shared
 from shoal.launch.training import Outcome
 from shoal.launch.work import number_of
 from shoal.models.linear import Floats, Linear
-from shoal.store.update import rule_named
 from shoal.strategies import racing
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.racing import Race
@@ -57,16 +57,30 @@ class HogwildRun:
     )
 
     def __init__(
-        self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None = None
+        self,
+        job: Job,
+        dataset: Dataset,
+        listener: Callable[[RunEvent], None],
+        folder: Path | None = None,
+        kept: Kept | None = None,
     ) -> None:
+        """With ``kept``, what a former life of the run has left, it goes on from there."""
         assert isinstance(job.strategy, Hogwild)
-        _check_possible(job, job.strategy)
+        check_possible(job, job.strategy)
         self.learner = check(job, dataset)
         self.job, self.dataset, self._strategy, self._listener = job, dataset, job.strategy, listener
         self.score = Score(job, dataset, self.learner, listener, folder)
         self._slots = self.score.slots
-        self._order = self._slots.contents(0)  # of the slots in this pass
-        self._begun = False
+        start = self.learner.start()
+        self._about = "" if start is None else start[1]
+        self._kept, self._keeper = kept, Keeper(folder, job, self._about, listener)
+        self._of_pass, self._left = -1, np.empty(0, np.int64)  # the pass, and which of its slots are to be done
+        if kept is not None:
+            self.score.restore(kept.facts.standing)
+            self._of_pass, left = kept.position
+            self._left = left - self._of_pass * self._slots.per_pass
+        self._order = self._slots.contents(max(0, self._of_pass))  # of the slots in this pass
+        self._told = self._begun = False  # that it starts; the first slot
         self._race: Race | None = None  # of threads
         self._last = ""  # who ended last, and why
         # Workers, by number. One is starting, then here; busy from GO to DONE.
@@ -86,7 +100,9 @@ class HogwildRun:
     def __enter__(self) -> HogwildRun:
         self.learner.settle()
         seats = max(self.job.workers + _SPARE, 2 * self.job.workers)
-        self._segment = self._memory(seats)
+        self._segment, self._race = shared(self.job, self.dataset, self.learner, self._slots.per_pass, seats)
+        if self._kept is not None:
+            self._segment["slab"][...] = self._kept.slab
         threads = self.job.launch.how == "threads"
         self._racers = Racers(
             self.job, str(self.dataset.train.folder), self._about, self._segment, seats, self._lane if threads else None
@@ -111,37 +127,6 @@ class HogwildRun:
         self._race = None
         self._segment.close()
         self.learner.release()
-
-    def _memory(self, seats: int) -> Segment:
-        """What everybody shares, with the weights to begin with in it."""
-        most = self._slots.per_pass
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
-            "desk": (racing.desk(seats), "int64"),
-            "sums": ((seats, racing.LINE), "float64"),
-            "tally": ((most,), "int8"),
-            "order": ((most,), "int64"),
-            "numbers": ((most,), "int64"),
-            "pass": ((1,), "int64"),
-        }
-        start = self.learner.start()
-        self._about = "" if start is None else start[1]
-        if isinstance(self.job.model, Linear):
-            race = race_of(self.job, self.dataset.train)
-            plan = {}
-            if self.job.launch.how == "threads":
-                self._race = race  # they share it as it is
-            else:
-                plan = {PLAN + name: one for name, one in race.plan.items()}
-            segment = Segment.make({"slab": (race.shape, "float32"), **shapes, **memory_of(plan)})
-            for name, one in plan.items():
-                segment[name][...] = one
-        else:
-            # One row: the weights side by side, as the module's parameters, and after them what the rule keeps of each.
-            count, state = self.learner.keys * self.learner.width, rule_named(self.job.update.update().name).state
-            segment = Segment.make({"slab": ((1, count * (1 + state)), "float32"), **shapes})
-        if start is not None:
-            segment["slab"][0, : start[0].size] = start[0].reshape(-1)
-        return segment
 
     def _lane(self, seat: int) -> LinearLane:
         assert self._race is not None
@@ -201,6 +186,8 @@ class HogwildRun:
         with contextlib.suppress(_LateError):  # what the others have learned will do
             while self._busy:
                 self._attend()
+        self._close_round()
+        self._keep()
         if score.unjudged and score.done:
             score.judge(self.weights)
         self._count_lost()
@@ -221,39 +208,54 @@ class HogwildRun:
     def _begin(self) -> None:
         """The first weights are judged when all workers are ready; who has died before that is not waited for."""
         score = self.score
-        if not self._begun:
-            self._begun = True
+        if not self._told:
+            self._told = True
             score.begin(self.job.workers)
-        if score.why or not score.unjudged or score.done:
+        if self._begun:
             return
         while self._starting:
             self._attend()
+        self._begun = True
         if not self._here:
             score.fail(f"no worker was there for the first slot (the last was {self._last})")
-        else:
+        elif score.unjudged:
             score.judge(self.weights)
 
     def _round(self) -> None:
-        score, per_pass = self.score, self._slots.per_pass
+        score, desk = self.score, self._segment["desk"]
+        if not len(self._left):
+            self._of_pass, self._left = self._of_pass + 1, np.arange(self._slots.per_pass)
+            self._order = self._slots.contents(self._of_pass)
         if not len(self._numbers):
-            of_pass, first = divmod(score.done, per_pass)
-            if first == 0:
-                self._order = self._slots.contents(of_pass)
-            self._segment["pass"][0] = of_pass
-            self._deal(np.arange(first, first + min(score.room(), per_pass - first)))
-            self._seen = time.perf_counter()
+            self._deal(self._left[: score.room()])
         while self._busy or (self._starting and not self._here):
             self._attend()
+        untouched = max(0, len(self._numbers) - int(desk[racing.CURSOR, 0]))
+        missing = self._close_round()
+        if missing and not score.why:
+            score.counts["slots dealt again"] += missing - untouched
+            if not self._here:
+                score.fail(
+                    f"no worker is left to compute: start it again, with more workers (the last was {self._last})"
+                )
+                self._keep()
+        if score.due and not score.failed:
+            score.judge(self.weights)
+        if self._keeper.due and not score.failed:
+            self._keep()
+
+    def _close_round(self) -> int:
+        """What is marked is done; how many are not."""
         missing = self._numbers[~self._marked]
-        if len(missing) and not score.why and self._here:
-            score.counts["slots dealt again"] += len(missing)
-            self._deal(missing)
-        elif len(missing) and not score.why:
-            score.fail(f"no worker is left to compute: start it again, with more workers (the last was {self._last})")
-        else:
-            self._numbers = missing[:0]
-            if score.due:
-                score.judge(self.weights)
+        self._left = np.concatenate([missing, self._left[len(self._numbers) :]])
+        self._numbers = missing[:0]
+        return len(missing)
+
+    def _keep(self) -> None:
+        if not self.score.done:
+            return
+        left = self._of_pass * self._slots.per_pass + self._left
+        self._keeper.keep(self._segment["slab"], self._of_pass, left, self.score.state(), self.score.steps)
 
     def _deal(self, numbers: Ids) -> None:
         """Lay these slots on the desk, and ring: nobody is at work, so nobody sees half of it."""
@@ -264,7 +266,9 @@ class HogwildRun:
         self._segment["numbers"][:count] = numbers
         desk[racing.CURSOR, 0] = desk[racing.STOP, 0] = 0
         desk[racing.LIMIT, 0] = count
+        self._segment["pass"][0] = self._of_pass
         self._quiet, self._told_waiting = 0.0, 0
+        self._seen = time.perf_counter()
         for number in list(self._here):
             self._set_off(number)
 
@@ -285,7 +289,7 @@ class HogwildRun:
             # No more than was waited: if all of us stood still, nobody is to blame.
             self._quiet += min(time.perf_counter() - began, 2 * _LOOK)
             self._see_to_the_silent()
-        if self.score.why:
+        if self.score.why or self._keeper.due:  # kept when everybody is done with the slot that he has
             self._segment["desk"][racing.STOP, 0] = 1
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise _LateError
@@ -361,22 +365,3 @@ class HogwildRun:
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))
-
-
-def _check_possible(job: Job, strategy: Hogwild) -> None:
-    if job.launch.how == "mpi":
-        raise Invalid(
-            "hogwild shares the memory of one machine, and MPI's ranks share none: --set launch.how=processes or threads, or "
-            "--strategy averaging"
-        )
-    if isinstance(job.model, Linear):
-        return
-    if job.launch.how == "threads":
-        raise Invalid(
-            "of several threads one computes with a module at a time, as PyTorch's generator belongs to the whole process: "
-            "--set launch.how=processes"
-        )
-    if strategy.way not in (None, "batched"):
-        raise Invalid(
-            f"strategy.way={strategy.way!r}: a module's gradient has all keys, so a slot is one step: --set strategy.way=batched"
-        )

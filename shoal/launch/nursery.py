@@ -205,12 +205,14 @@ class Nursery:
 
     def _ready_for(self, orders: Orders) -> None:
         """The first worker, or a coordinator of a run, brings more imports: here, once, instead of in every process."""
-        if self._works or not (orders.kind in ("worker", "racer") or orders.work.get("run")):
+        if self._works or not (orders.kind in ("worker", "racer", "rank") or orders.work.get("run")):
             return
         try:
             with self._watched():
                 for module in WORKERS_NEED:
                     importlib.import_module(module)
+                if orders.kind == "racer":
+                    importlib.import_module("shoal.launch.racer").warm(orders.work)
         except Exception as error:
             raise Invalid(f"{type(error).__name__} while importing what workers need: {error}") from None
         if not _alone():

@@ -34,10 +34,15 @@ class OneModule:
         """As they are now; a copy."""
         return self._slab[:, : self._learner.width].copy()
 
-    def run(self, of_pass: int, first: int, contents: Ids) -> float:
-        """A step for each of these slots, the first of which has this number in its pass; the sum of the losses."""
+    @property
+    def slab(self) -> Floats:
+        """Weights and what the rule keeps beside them: the array itself, to be read and written."""
+        return self._slab
+
+    def run(self, of_pass: int, numbers: Ids) -> float:
+        """A step for each of these slots of a pass; the sum of the losses."""
         total = 0.0
-        for number in range(first, first + len(contents)):
+        for number in numbers.tolist():
             loss, gradient = self._learner.gradient(self._slices.local((of_pass, number)), self.weights, self._mean)
             self._kernels.push_range(self._slab, 0, 0, gradient, self._given)
             total += loss

@@ -97,13 +97,13 @@ class ProcessCluster(Cluster):
         self._wait_for_servers(self._names)
 
     def fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
-        """Start one more process, a "server" or a "worker"; returns its number once it runs.
+        """Start one more process, a "server", a "worker" or a "rank"; returns its number once it runs.
 
         A worker gets ``work`` as it is. However it ends, ``on_ended`` is told: "it ended" if its work was done.
         """
         self._check_usable()
-        if kind not in ("server", "worker"):
-            raise Invalid(f"kind={kind!r}: needs 'server' or 'worker'")
+        if kind not in ("server", "worker", "rank"):
+            raise Invalid(f"kind={kind!r}: needs 'server', 'worker' or 'rank'")
         if not re.fullmatch(r"\w[\w.-]{0,63}", name):
             raise Invalid(f"name={name!r}: needs 1 to 64 letters, digits, dots and dashes")
         if name == "coordinator" or any(one.name == name and not one.closed for one in self._clients):

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -174,8 +174,3 @@ def state_of(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
-
-
-def memory_of(plan: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """What the arrays of a plan take in a segment."""
-    return {name: (one.shape, one.dtype.str) for name, one in plan.items()}

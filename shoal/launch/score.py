@@ -19,9 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from shoal.cluster.stopping import ENDLESS, Stopping
+from shoal.cluster.stopping import ENDLESS, Patience, Stopping
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
@@ -34,6 +35,19 @@ from shoal.nodes.evaluator import Judged
 from shoal.wire.messages import Course
 
 _TELL = 0.25  # seconds between two records of progress
+
+
+class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a run stood when it was kept."""
+
+    done: int  # slots
+    examples: int
+    evaluations: int
+    seconds: float
+    patience: Patience
+    counts: dict[str, int]
+    sent: int
+    received: int
 
 
 class Score:
@@ -127,6 +141,39 @@ class Score:
             self.why = self.why or self._stopping.out_of_time(self.seconds)
         if self.seconds - self._told >= _TELL:
             self.tell_progress()
+
+    def take_back(self, slots: int, rows: int) -> None:
+        """So much of what was added is lost, and done again."""
+        self.done -= slots
+        self.examples -= rows
+
+    def is_late(self, seconds: float) -> bool:
+        """Time is up, so many seconds after what was added last."""
+        return bool(self._stopping.out_of_time(self.seconds + seconds))
+
+    def state(self) -> Standing:
+        """What has to be known to go on from here."""
+        return Standing(
+            self.done,
+            self.examples,
+            self._number,
+            self.seconds,
+            self._stopping.state(),
+            dict(self.counts),
+            self.sent,
+            self.received,
+        )
+
+    def restore(self, state: Standing) -> None:
+        """A run is taken up again where it stood so."""
+        self.done, self.examples, self._number = state.done, state.examples, state.evaluations
+        self.seconds = self._told = state.seconds
+        self.sent, self.received = state.sent, state.received
+        self._stopping.restore(state.patience)
+        self.counts.update(state.counts)
+        self._judged_at = state.done if state.evaluations else -1
+        if self._best is not None:
+            self._kept = self._best.read()
 
     def judge(self, weights: Floats) -> Judged:
         """These are the weights now."""

@@ -10,9 +10,11 @@ from typing import Protocol
 from shoal.data.datasets import Dataset
 from shoal.events import RunEvent
 from shoal.job import Job
+from shoal.launch.kept_slab import Kept
 from shoal.launch.training import Launcher, Outcome, Training
 from shoal.models.learning import Learner
 from shoal.store.checkpoint import Manifest
+from shoal.strategies.averaging import Averaging
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import ParameterServer
 from shoal.wire.messages import Course
@@ -57,16 +59,22 @@ def underway(
     dataset: Dataset,
     listener: Callable[[RunEvent], None],
     folder: Path | None = None,
-    resume: tuple[Path, Manifest] | None = None,
+    resume: tuple[Path, Manifest] | Kept | None = None,
     launcher: Launcher | None = None,
 ) -> Underway:
     """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there."""
     if isinstance(job.strategy, ParameterServer):
+        assert not isinstance(resume, Kept)
         return Training(job, dataset, listener, folder, resume, launcher)
+    kept = resume if isinstance(resume, Kept) else None
+    if isinstance(job.strategy, Averaging):
+        from shoal.launch.averaging import Averaged
+
+        return Averaged(job, dataset, listener, folder, kept)
     if isinstance(job.strategy, Hogwild):
         from shoal.launch.hogwild import HogwildRun
 
-        return HogwildRun(job, dataset, listener, folder)
+        return HogwildRun(job, dataset, listener, folder, kept)
     from shoal.launch.alone import Alone
 
     return Alone(job, dataset, listener, folder)

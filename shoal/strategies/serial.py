@@ -197,6 +197,11 @@ class OneCore:
         """As they are now; a copy."""
         return self._slab[:, 0].copy()
 
+    @property
+    def slab(self) -> Floats:
+        """Weights and what the rule keeps beside them, a row for each key: the array itself, to be read and written."""
+        return self._slab
+
     def run(self, slots: Ids) -> float:
         """A step for each of these slots; the sum of the losses, each before its own step."""
         if slots.size and not 0 <= slots.min() <= slots.max() < self._slots:

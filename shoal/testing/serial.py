@@ -7,6 +7,7 @@ equality says something. ``strategies.serial`` is its fast sibling, and knows no
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,7 @@ from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.launch.training import dealing_of
 from shoal.store.table import Table
+from shoal.strategies.parameter_server import Async, ParameterServer
 from shoal.tables import Dense
 
 Floats = npt.NDArray[np.float32]
@@ -25,6 +27,8 @@ Floats = npt.NDArray[np.float32]
 
 def serial(job: Job, dataset: Dataset) -> Floats:
     """All weights when the job's epochs or steps are done."""
+    if not isinstance(job.strategy, ParameterServer):  # every slot is a step
+        job = msgspec.structs.replace(job, strategy=Async(combine=job.strategy.combine))
     rows = job.linear.keys(dataset.features)
     workload = dealing_of(job, dataset).workload
     table = Table(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])

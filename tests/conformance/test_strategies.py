@@ -10,17 +10,31 @@ from shoal.strategies.serial import serial_fit
 from shoal.testing.conformance import Candidate, Check, plain, suite
 from shoal.testing.serial import serial
 
+# Three who learn alone take a third of the steps: held against the serial run where that learns fast.
+AVERAGING = (("strategy.every", 4), ("update.step", 1.0))
 STRATEGIES = [
     Candidate("sync", exact=True),
     Candidate("sync", settings=(("strategy.slots_per_step", 1),), exact=True),
     Candidate("bounded"),
     Candidate("async"),
+    Candidate("averaging", settings=AVERAGING, tolerance=0.04),
+]
+ONE = (("workers", 1), ("strategy.way", "batched"))
+SLOWLY = (("emulate.per_example", 2e-5),)  # or it is over before anybody can be killed
+HOGWILD = [
+    # Every row is a step, so it learns more in a pass than the serial run, whose steps are slots.
+    Candidate("hogwild", tolerance=0.04, sends=False),
+    Candidate("hogwild", settings=(("strategy.way", "batched"),), sends=False),
+    Candidate("hogwild", settings=ONE, exact=True, sends=False),
+    Candidate("hogwild", "processes", settings=SLOWLY, tolerance=0.04, sends=False),
 ]
 CANDIDATES = [
     *STRATEGIES,
+    *HOGWILD,
     Candidate("sync", "processes", exact=True),
     Candidate("bounded", "processes"),
     Candidate("async", "processes"),
+    Candidate("averaging", "processes", settings=AVERAGING, tolerance=0.04),
 ]
 
 
@@ -34,7 +48,7 @@ def test_a_strategy_passes(candidate: Candidate, check: Check) -> None:
 
 
 def test_all_strategies_have_the_same_figures() -> None:
-    keys = [list(plain(candidate).summary) for candidate in STRATEGIES]
+    keys = [list(plain(candidate).summary) for candidate in (*STRATEGIES, HOGWILD[0])]
     assert all(one == keys[0] for one in keys)
 
 

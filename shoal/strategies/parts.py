@@ -1,0 +1,171 @@
+"""Which rank learns from which slots, when everybody learns alone in between.
+
+    period = parts.plan(room)           what each rank does next; together at most so many slots
+    ... everybody computes, and all are summed; some were in the sum ...
+    lost = parts.settle(inside)         who was not is gone: what it had learned alone is dealt to the others
+    parts.fed()                         everybody went on from the mean: what was learned up to now cannot be lost any more
+
+The contents of a pass are cut into one part for each living rank, by their shares; a rank takes its part in the order of chance
+that the pass has anyway. Every rank keeps one of these and tells it the same facts, so they all agree, and nobody has to ask. A
+slot is known here by one number: pass * slots in a pass + its number there.
+
+Nothing here computes, sends or reads the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.data.batch import Ids
+from shoal.data.slots import Slots
+from shoal.errors import Invalid
+
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A rank that is gone."""
+
+    rank: int
+    again: int  # slots that it had begun, which others do now
+    back: int  # of these, the ones that were counted,
+    rows: int  # and their rows
+
+
+class Parts:
+    """The slots of a run among ranks."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        ranks: int,
+        shares: Sequence[float] = (),
+        every: int | None = None,
+        of_pass: int = 0,
+        left: Ids | None = None,
+    ) -> None:
+        """``every``: own slots between two means, at most. ``left`` are those of a run that is taken up in pass ``of_pass``."""
+        if shares and len(shares) != ranks:
+            raise Invalid(
+                f"strategy.shares has {len(shares)} numbers for {ranks} ranks: give one for each, or leave it out"
+            )
+        self._slots, self._every = slots, every
+        self._shares = np.array(shares or [1.0] * ranks)
+        self.living = list(range(ranks))
+        self.of_pass = of_pass
+        self.planned: dict[int, Ids] = {}  # what each does now
+        self._since: dict[int, list[Ids]] = {rank: [] for rank in self.living}
+        self._rows_since = dict.fromkeys(self.living, 0)
+        self._orders: dict[int, Ids] = {}  # contents by number, of the passes that were asked for last
+        self._queues: dict[int, Ids] = {}
+        self._cut(self._whole(of_pass) if left is None else left)
+
+    def plan(self, room: int, most: int | None = None) -> Mapping[int, Ids]:
+        """The next slots of every living rank: at most ``most`` each, ``room`` together, and all of one pass if they can be."""
+        if not any(len(queue) for queue in self._queues.values()):
+            self.of_pass += 1
+            self._cut(self._whole(self.of_pass))
+        least = min(one for one in (self._every, most, self._slots.per_pass) if one is not None)
+        wanted = [min(least, len(self._queues[rank])) for rank in self.living]
+        for rank, count in zip(self.living, _within(wanted, room), strict=True):
+            self.planned[rank], self._queues[rank] = np.split(self._queues[rank], [count])
+        return self.planned
+
+    def rows(self, ids: Ids) -> int:
+        """How many rows these slots have."""
+        return sum(self._slots.rows_in(contents) for _, _, contents in self.pieces(ids))
+
+    def weights(self) -> dict[int, float]:
+        """How much of a mean is each one's: the rows that it learned from since the last one, of all those."""
+        rows = {rank: self._rows_since[rank] + self.rows(self.planned.get(rank, _NONE)) for rank in self.living}
+        total = sum(rows.values())
+        return {rank: count / total if total else 1 / len(rows) for rank, count in rows.items()}
+
+    def settle(self, inside: Collection[int]) -> list[Lost]:
+        """These were in a sum. What was planned is theirs; the others are gone."""
+        lost = []
+        for rank in [rank for rank in self.living if rank not in inside]:
+            self.living.remove(rank)
+            before, planned = _joined(self._since.pop(rank)), self.planned.pop(rank, _NONE)
+            lost.append(Lost(rank, len(before) + len(planned), len(before), self.rows(before)))
+            self._deal(np.concatenate([before, planned, self._queues.pop(rank)]))
+        for rank, ids in self.planned.items():
+            if len(ids):
+                self._since[rank].append(ids)
+                self._rows_since[rank] += self.rows(ids)
+        self.planned = {}
+        return lost
+
+    def fed(self) -> None:
+        """All went on from a mean."""
+        for rank, since in self._since.items():
+            since.clear()
+            self._rows_since[rank] = 0
+
+    def left(self) -> Ids:
+        """What of this pass (and, after a loss, of earlier ones) is not settled."""
+        return np.sort(np.concatenate([*self.planned.values(), *self._queues.values()]))
+
+    def reach(self, rank: int) -> tuple[int, int]:
+        """The contents that this rank will be asked for, as long as nobody is lost: from the first up to the second."""
+        cuts = self._cuts()
+        at = self.living.index(rank)
+        return int(cuts[at]), int(cuts[at + 1])
+
+    def pieces(self, ids: Ids) -> Iterator[tuple[int, Ids, Ids]]:
+        """Pass by pass: which, the numbers of the slots there, and their contents."""
+        passes = ids // self._slots.per_pass
+        for of_pass in np.unique(passes).tolist():
+            numbers = ids[passes == of_pass] - of_pass * self._slots.per_pass
+            yield of_pass, numbers, self._order(of_pass)[numbers]
+
+    # ------------------------------------------------------------ inside
+
+    def _whole(self, of_pass: int) -> Ids:
+        return np.arange(self._slots.per_pass, dtype=np.int64) + of_pass * self._slots.per_pass
+
+    def _order(self, of_pass: int) -> Ids:
+        if of_pass not in self._orders:
+            while len(self._orders) > 1:
+                del self._orders[next(iter(self._orders))]
+            self._orders[of_pass] = self._slots.contents(of_pass)
+        return self._orders[of_pass]
+
+    def _cuts(self) -> Ids:
+        shares = np.cumsum(self._shares[self.living])
+        cuts: Ids = np.rint(np.append(0.0, shares / shares[-1]) * self._slots.per_pass).astype(np.int64)
+        return cuts
+
+    def _cut(self, ids: Ids) -> None:
+        """Each living rank gets those whose contents are in its part."""
+        contents = np.empty(len(ids), np.int64)
+        passes = ids // self._slots.per_pass
+        for of_pass in np.unique(passes).tolist():
+            those = passes == of_pass
+            contents[those] = self._order(of_pass)[ids[those] - of_pass * self._slots.per_pass]
+        owner = np.searchsorted(self._cuts(), contents, side="right") - 1
+        self._queues = {rank: ids[owner == at] for at, rank in enumerate(self.living)}
+
+    def _deal(self, ids: Ids) -> None:
+        """Somebody's slots, to the living."""
+        shares = np.cumsum(self._shares[self.living])
+        pieces = np.split(ids, np.rint(shares / shares[-1] * len(ids)).astype(np.int64)[:-1])
+        for rank, piece in zip(self.living, pieces, strict=True):
+            self._queues[rank] = np.concatenate([self._queues[rank], piece])
+
+
+def _within(wanted: Sequence[int], room: int) -> list[int]:
+    """As many as are wanted; if there is less room, each the same share of it."""
+    total = sum(wanted)
+    if total <= room:
+        return list(wanted)
+    ends = [round(room * end / total) for end in np.cumsum(wanted).tolist()]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _joined(ids: list[Ids]) -> Ids:
+    return np.concatenate(ids) if ids else _NONE

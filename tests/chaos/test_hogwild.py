@@ -1,0 +1,244 @@
+"""Hogwild's workers are killed, stopped and sent away: the others go on, every slot counts once, nothing is left of the memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from shoal.errors import Invalid
+from shoal.events import Gone, Joined, Stopped, Warned
+from shoal.job import Job
+from shoal.launch.hogwild import HogwildRun
+from shoal.launch.underway import Underway
+from shoal.settings import changed
+from shoal.testing.den import Den, soon
+from shoal.testing.watch import Meanwhile, Watched, kill, reach, watch
+
+ROWS = 3_000
+BASE: dict[str, Any] = {
+    "data": {"source": "rcv1-like", "rows": ROWS, "features": 2_000, "batch": 32},
+    "strategy": {"name": "hogwild"},
+    "evaluate": {"every": 20},
+    "stop": {"epochs": 200},
+    "workers": 3,
+}
+SLOWLY = {"emulate.per_example": 2e-5, "stop.epochs": 20, "evaluate.every": 5}
+
+
+def job_of(given: dict[str, Any] | None = None, **changes: Any) -> Job:
+    return Job.of(changed(BASE, {name.replace("__", "."): value for name, value in changes.items()} | (given or {})))
+
+
+def held() -> list[str]:
+    """What this process has of any shared memory: maps, descriptors, processes; and what lies where others could see it."""
+    gc.collect()
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:shoal" in line]
+    links = []
+    for one in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{one}"))
+        except FileNotFoundError:  # the one that listed them
+            continue
+    children = [f"process {one.pid}" for one in psutil.Process().children(recursive=True)]
+    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    shared = [str(path) for place in places for path in place.glob(f"*shoal-{os.getpid()}*")]
+    return sorted([*maps, *(link for link in links if link.startswith(("pipe", "/memfd"))), *children, *shared])
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = held()
+    yield
+    assert soon(lambda: held() == before, 10), f"{held()} is there, {before} was before"
+
+
+def of(training: Underway) -> HogwildRun:
+    assert isinstance(training, HogwildRun)
+    return training
+
+
+def check(run: Watched) -> None:
+    assert not run.outcome.failed, run.outcome.why
+    run.check_counted_once()
+    assert run.outcome.examples == run.job.stop.passes * ROWS
+    assert np.isfinite(run.weights).all() and np.isfinite(run.losses).all()
+    assert run.loss < run.losses[0] - 0.1
+
+
+def kills(count: int, seed: int = 0) -> Meanwhile:
+    """One worker after another, each time a new one in its place."""
+
+    def one_after_another(training: Underway) -> None:
+        draw = random.Random(seed)
+        for number in range(count):
+            reach(training, (number + 1) / (count + 2))
+            assert soon(lambda: len(training.pids) > 1)
+            kill(training, draw.choice(sorted(training.pids)))
+            of(training).add_worker()
+
+    return one_after_another
+
+
+LATER = [pytest.param(way, marks=pytest.mark.soak) for way in ("batched", "hot_cold")]
+
+
+@pytest.mark.parametrize("way", ["example", "locked", *LATER])
+def test_workers_are_killed_in_a_loop_and_every_slot_counts_once(way: str) -> None:
+    run = watch(job_of(strategy__way=way), kills(6))
+    check(run)
+    lost = run.all(Gone)
+    assert {event.why for event in lost} == {"its process ended (killed by signal 9)"}
+    assert len(lost) == run.summary["workers_lost"] == 6
+    assert run.summary["slots_dealt_again"] <= 6  # each had one at most
+    assert len(run.all(Joined)) >= 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", ["example", "locked", "batched", "hot_cold"])
+def test_workers_are_killed_many_times(way: str) -> None:
+    for seed in range(4):
+        run = watch(job_of(strategy__way=way, stop__epochs=6_000, evaluate__every=200), kills(60, seed), 200)
+        check(run)
+        assert run.summary["workers_lost"] == 60
+
+
+SLEEPY = """
+import time
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 2)
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.02)
+        return self.layer(x)
+"""
+
+
+def test_the_slot_that_a_killed_worker_of_a_module_had_is_dealt_again(tmp_path: Path) -> None:
+    """Almost all of the time it is in the middle of one."""
+    pytest.importorskip("torch")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(400, 16)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    job = Job.of(
+        {
+            "data": {"source": str(tmp_path / "rows.npz"), "batch": 10},
+            "model": f"{tmp_path / 'sleepy.py'}:Net",
+            "strategy": "hogwild",
+            "update": {"step": 0.01},
+            "stop": {"epochs": 2},
+            "workers": 2,
+        }
+    )
+    run = watch(job, lambda training: kill(training, "worker-1", at=0.3))
+    assert not run.outcome.failed, run.outcome.why
+    run.check_counted_once()
+    assert run.outcome.examples == 2 * run.dataset.train.rows
+    assert [(event.name, event.slots) for event in run.all(Gone)] == [("worker-1", 1)]
+    assert run.summary["slots_dealt_again"] == run.summary["workers_lost"] == 1
+    assert np.isfinite(run.weights).all() and run.loss < run.losses[0]
+
+
+def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_last() -> None:
+    def all_of_them(training: Underway) -> None:
+        reach(training, 0.4)
+        for name in training.workers:
+            kill(training, name)
+
+    run = watch(job_of(SLOWLY), all_of_them)
+    assert run.outcome.failed
+    assert run.outcome.why.startswith("no worker is left to compute: start it again, with more workers (the last was")
+    assert "its process ended (killed by signal 9)" in run.outcome.why
+    assert [event.why for event in run.all(Stopped)] == [run.outcome.why]
+    assert run.loss == min(run.losses) and len(run.losses) > 1
+
+
+@pytest.mark.parametrize("way", ["example", "locked"])
+def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_told(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have the lock, or a slot: either way the others go on."""
+    monkeypatch.setattr(HogwildRun, "patience", 0.3)
+
+    def stop(training: Underway) -> None:
+        reach(training, 0.3)
+        of(training).signal("worker-1", signal.SIGSTOP)
+
+    run = watch(job_of(strategy__way=way), stop)
+    check(run)
+    assert [event.what for event in run.all(Warned)] == [
+        "worker-1 is stopped, and everybody waits for it: it is killed, and its slot dealt again"
+    ]
+    assert [event.name for event in run.all(Gone)] == ["worker-1"]
+
+
+def test_a_worker_that_goes_on_in_time_is_not_killed() -> None:
+    def pause(training: Underway) -> None:
+        reach(training, 0.3)
+        os.kill(training.pids["worker-1"], signal.SIGSTOP)
+        os.kill(training.pids["worker-1"], signal.SIGCONT)
+
+    run = watch(job_of(), pause)
+    check(run)
+    assert not run.all(Gone) and not run.all(Warned)
+
+
+@pytest.mark.parametrize("how", ["threads", "processes"])
+def test_a_worker_that_is_asked_to_leave_finishes_its_slot_and_another_may_come(how: str) -> None:
+    def change(training: Underway) -> None:
+        reach(training, 0.2)
+        of(training).drain("worker-0")
+        of(training).add_worker()
+        assert soon(lambda: "worker-0" not in training.workers)
+        with pytest.raises(Invalid, match=r"no worker 'worker-0' here \(workers: worker-1"):
+            of(training).drain("worker-0")
+
+    run = watch(job_of(SLOWLY, launch__how=how), change)
+    check(run)
+    assert [(event.name, event.why, event.slots) for event in run.all(Gone)] == [("worker-0", "it left", 0)]
+    assert run.summary["workers_lost"] == run.summary["slots_dealt_again"] == 0
+    assert "worker-3" in [event.name for event in run.all(Joined)]
+
+
+def test_sigterm_asks_a_worker_to_leave() -> None:
+    def ask(training: Underway) -> None:
+        reach(training, 0.2)
+        os.kill(training.pids["worker-2"], signal.SIGTERM)
+
+    run = watch(job_of(SLOWLY), ask)
+    check(run)
+    assert [(event.name, event.why) for event in run.all(Gone)] == [("worker-2", "it left")]
+
+
+RUNS = """
+import shoal
+shoal.train("rcv1-like", strategy="hogwild", workers=2, epochs=1e6, settings={"data.rows": 3000, "data.features": 2000},
+            on_event=lambda event: print(type(event).__name__, flush=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_run_that_is_ended(den: Den, number: int) -> None:
+    child = den.start("-c", RUNS)
+    assert child.stdout is not None
+    assert any(line == "Progress\n" for line in child.stdout)
+    assert len(den.alive()) == 4  # the process itself, the nursery, two workers
+    os.kill(child.pid, number)
+    child.communicate(timeout=60)
+    assert den.is_empty(), den.left()

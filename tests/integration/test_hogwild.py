@@ -1,0 +1,199 @@
+"""strategy = "hogwild": workers that share one model in memory, as threads and as processes, with the files and words of any other run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import shoal
+from shoal.errors import Invalid, RunFailed
+from shoal.events import Evaluated, Joined, Progress, Started, Stopped, read_run
+from shoal.job import Job
+from shoal.run import Run, execute
+from shoal.settings import changed
+from shoal.testing.den import soon
+
+ROWS, BATCH = 600, 20  # 30 slots in a pass
+BASE: dict[str, Any] = {
+    "data": {"source": "rcv1-like", "rows": ROWS, "features": 1_000, "batch": BATCH},
+    "launch": {"how": "threads"},
+    "strategy": "hogwild",
+    "stop": {"epochs": 2},
+    "workers": 2,
+}
+
+
+def job_of(**changes: Any) -> Job:
+    return Job.of(changed(BASE, {name.replace("__", "."): value for name, value in changes.items()}))
+
+
+def evaluated(run: Run) -> list[Evaluated]:
+    return [event for event in run.events if isinstance(event, Evaluated)]
+
+
+def same(one: Run, other: Run) -> bool:
+    assert one.model is not None and other.model is not None
+    return np.array_equal(one.model.table, other.model.table)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("way", ["example", "locked", "batched", "hot_cold"])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_workers_do_one_epochs_work_together(way: str, workers: int) -> None:
+    run = execute(job_of(strategy__way=way, workers=workers, evaluate__every=0.3, stop__epochs=2.5))
+    assert run.summary["examples"] == 2.5 * ROWS and run.summary["steps"] == 75
+    assert [event.steps for event in evaluated(run)] == [0, *range(9, 75, 9), 75]
+    assert run.summary["test_loss"] < 0.69
+    assert run.summary["workers"] == workers
+
+
+@pytest.mark.parametrize("how", ["threads", "processes"])
+@pytest.mark.parametrize("changes", [{"model": "hinge", "update": "sgd"}, {"model__l2_per_count": 0.1}])
+def test_one_worker_that_takes_slots_as_steps_is_the_serial_run_bit_for_bit(how: str, changes: dict[str, Any]) -> None:
+    alone = execute(job_of(strategy="serial", **changes))
+    one = execute(job_of(workers=1, strategy__way="batched", launch__how=how, **changes))
+    assert same(one, alone)
+    assert [event.test_loss for event in evaluated(one)] == [event.test_loss for event in evaluated(alone)]
+
+
+def test_threads_and_processes_learn_the_same() -> None:
+    threads, processes = (execute(job_of(workers=1, launch__how=how)) for how in ("threads", "processes"))
+    assert same(threads, processes)
+
+
+def test_it_tells_what_every_run_tells(tmp_path: Path) -> None:
+    run = execute(job_of(), tmp_path / "run")
+    started = run.events[0]
+    assert isinstance(started, Started) and (started.strategy, started.workers, started.servers) == ("hogwild", 2, 0)
+    assert len([event for event in run.events if isinstance(event, Joined)]) == 2
+    assert [event.passes for event in evaluated(run)] == [0, 1, 2]
+    assert isinstance(run.events[-1], Stopped) and run.events[-1].why == "2 epochs done"
+    assert list(run.summary) == list(execute(job_of(strategy="serial", stop__epochs=1)).summary)
+    again = Run.load(tmp_path / "run")
+    assert again.summary == run.summary and again.model is not None
+
+
+@pytest.mark.parametrize("way", ["example", "locked", "batched"])
+def test_a_canary_counts_lost_updates_and_a_lock_loses_none(way: str) -> None:
+    run = execute(job_of(strategy__way=way, strategy__canary=1, workers=4, stop__epochs=20))
+    seen = run.summary["lost_updates"]
+    assert seen["counted"] >= 600 and 0 <= seen["lost"] < seen["counted"]
+    assert way != "locked" or seen["lost"] == 0
+
+
+def test_without_a_canary_nothing_is_said_of_lost_updates() -> None:
+    assert execute(job_of(strategy__canary=0)).summary["lost_updates"] is None
+
+
+def test_progress_says_where_the_time_of_workers_goes() -> None:
+    run = execute(job_of(emulate__per_example=5e-4, emulate__factor=4.0))
+    progress = [event for event in run.events if isinstance(event, Progress)]
+    assert progress and all(event.workers == 2 for event in progress)
+    assert set(run.summary["spent"]) == {"compute", "idle"}
+    told = sum(sum(event.spent.values()) for event in progress)
+    assert told == pytest.approx(2 * run.summary["seconds"], rel=0.2)  # of two workers
+    assert run.summary["emulated"] == "emulated compute (500 us per example), worker-0 4x slower"
+
+
+def test_a_model_that_runs_away_fails_the_run() -> None:
+    with pytest.raises(RunFailed, match=r"the loss is inf: take a smaller step"):
+        execute(job_of(model="squared", update__rule="sgd", update__step=1e6, stop__epochs=20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"launch__how": "mpi"}, r"shares the memory of one machine.*--set launch.how=processes"),
+        ({"strategy__way": "hot_cold", "update__rule": "ftrl"}, r"hot_cold adds up what workers learned apart"),
+        ({"strategy__hot": 0}, r"strategy.hot=0: needs 1 to"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_next_move(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        execute(job_of(**changes))
+
+
+LONG = ("--strategy", "hogwild", "--workers", "2", "--set", "data.batch=20", "--set", "data.rows=600", "--set",
+        "data.features=1000", "--set", "emulate.per_example=0.001", "--set", "evaluate.every=0.1")  # fmt: skip
+
+
+def test_ctrl_c_judges_and_saves_what_was_learned(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "shoal", "train", "rcv1-like", *LONG, "--epochs", "1000", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ))
+    try:
+        assert soon(lambda: (out / "events.jsonl").exists() and len(read_run(out / "events.jsonl")) > 6, 60)
+        process.send_signal(signal.SIGINT)
+        _, errors = (text.decode() for text in process.communicate(timeout=60))
+    finally:
+        process.kill()
+    assert process.returncode in (130, -2) and "Traceback" not in errors
+    assert "what was learned so far is in" in errors
+    was = msgspec.json.decode((out / "summary.json").read_bytes())
+    assert was["failed"] and was["stopped_because"] == "interrupted" and was["test_loss"] < 0.69
+    assert (out / "model.safetensors").exists()
+
+
+# ---------------------------------------------------------------- modules
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise with one bright quadrant, which is the class."""
+    pytest.importorskip("torch")
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 100, (640, 16, 16), np.uint8), draw.integers(0, 4, 640)
+    for image, label in zip(x, y, strict=True):
+        image[8 * (label // 2) :, 8 * (label % 2) :][:8, :8] += 100
+    path = tmp_path_factory.mktemp("images") / "quadrants.npz"
+    np.savez(path, x=x, y=y)
+    return path
+
+
+def trained(images: Path, **given: Any) -> Run:
+    return shoal.train(images, **{"batch": 32, "epochs": 2, "strategy": "hogwild", **given})
+
+
+def test_one_worker_with_a_module_is_the_serial_run_bit_for_bit(images: Path) -> None:
+    """With dropout, which is drawn by slot, and Adam, whose state lies in the shared memory as well."""
+    one, alone = (trained(images, model="sheet", workers=1, strategy=strategy) for strategy in ("hogwild", "serial"))
+    assert one.model is not None and alone.model is not None
+    tensors, others = one.model.tensors, alone.model.tensors  # type: ignore[attr-defined]
+    assert all(np.array_equal(tensors[name], others[name]) for name in others)
+
+
+def test_workers_with_a_module_share_the_work_and_learn(images: Path) -> None:
+    run = trained(images, model="linear", workers=3, epochs=6)
+    started = run.events[0]
+    assert isinstance(started, Started) and run.summary["examples"] == 6 * started.rows
+    assert run.summary["metrics"]["accuracy"] > 0.95
+    assert run.summary["lost_updates"]["counted"] == run.summary["steps"]
+
+
+def test_an_error_of_a_module_is_told_in_its_own_words(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Sequential):\n    calls = 0\n    def forward(self, x):\n"
+        "        Net.calls += self.training\n        if Net.calls > 3:\n            raise ValueError('no more of this')\n"
+        "        return super().forward(x)\n\ndef net():\n    return Net(nn.Flatten(), nn.Linear(256, 4))\n"
+    )
+    with pytest.raises(RunFailed, match=r"no worker is left to compute.*ValueError: no more of this"):
+        trained(images, model=f"{tmp_path / 'mine.py'}:net", workers=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"launch.how": "threads"}, r"PyTorch's generator belongs to the whole process.*launch.how=processes"),
+        ({"strategy.way": "example"}, r"a slot is one step: --set strategy.way=batched"),
+    ],
+)
+def test_what_a_module_cannot_do_is_refused(images: Path, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        trained(images, model="linear", settings=settings)

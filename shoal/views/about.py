@@ -75,6 +75,8 @@ def _figures(runs: Sequence[Told]) -> Section:
         for one in runs
     ]
     heads = ["run", *heads]
+    told = [at for at in range(len(heads)) if any(row[at] != "-" for row in rows)]
+    heads, rows = [heads[at] for at in told], [[row[at] for at in told] for row in rows]
     if len(runs) <= COLUMNS:
         turned = [list(row) for row in zip(heads, *rows, strict=True)]
         heads, rows = ["", *turned[0][1:]], turned[1:]
@@ -206,8 +208,8 @@ _WAITED = "Wait: a server kept the answer back, for slower workers or the other 
 _WAITS = {
     "serial": "A serial run computes, and nothing else is counted.",
     "hogwild": "Workers of hogwild wait for nobody, unless there is a lock.",
-    "averaging": "Communicate: a mean over all ranks, waiting for the slowest included.",
-    "allreduce": "Communicate: a mean over all ranks, waiting for the slowest included.",
+    "averaging": "Ranks wait for the slowest of them before a mean is taken.",
+    "allreduce": "Ranks wait for the slowest of them in every step.",
 }
 
 

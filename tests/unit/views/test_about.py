@@ -125,7 +125,7 @@ def test_several_runs_stand_beside_each_other(story: Any) -> None:
     found = by_title(sections(runs))
     (table,) = found["Figures"].tables
     assert table.heads == ["", "one (bounded)", "other (bounded)"]
-    assert [row[0] for row in table.rows][:3] == ["workers", "seconds", "CPU seconds"]
+    assert [row[0] for row in table.rows][:3] == ["workers", "seconds", "rows/s"]
     assert found["What was trained"].tables[0].rows[-1] == ["workers", "(default)", "3"]
     assert title(runs) == "2 runs: one, other"
     assert {"Delay of one", "Members of other", "What is seen of each run"} <= set(found)
@@ -244,4 +244,10 @@ def test_what_waiting_means_is_said_for_each_strategy(story: Any) -> None:
     spent = replace(story.progress(50.0, 9.0), spent={"compute": 5.0, "communicate": 5.0})
     ranks = tell("ranks", [*alone(story, "averaging"), spent])
     (caption,) = [one.caption for one in by_title(sections([ranks]))["Where the time went"].pictures]
-    assert "a mean over all ranks" in caption and "server" not in caption
+    assert "Ranks wait for the slowest of them" in caption and "server" not in caption
+
+
+def test_a_figure_that_no_run_has_is_not_among_them(story: Any) -> None:
+    runs = [tell(name, alone(story, "hogwild"), {}) for name in ("one", "other")]
+    (table,) = by_title(sections(runs))["Figures"].tables
+    assert not {"staleness, mean", "CPU seconds"} & {row[0] for row in table.rows}

@@ -205,6 +205,8 @@ def _show_run(run: Run, as_json: bool) -> None:
     import msgspec
 
     from shoal.events import Evaluated
+    from shoal.views import words
+    from shoal.views.told import NEVER_LATE
 
     if as_json:
         facts = {**run.summary, "folder": click.format_filename(run.folder or "")}
@@ -214,13 +216,18 @@ def _show_run(run: Run, as_json: bool) -> None:
         return
     facts = run.summary
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in facts["metrics"].items() if value is not None)
-    stale, seconds = facts["staleness"], facts["seconds"]
+    stale, seconds, moved = facts["staleness"], facts["seconds"], facts["bytes_sent"] + facts["bytes_received"]
+    late = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
+    lost = words.lost(facts.get("lost_updates"))
     click.echo(f"test loss {facts['test_loss']:.4f}{', ' if metrics else ''}{metrics} ({facts['stopped_because']})")
     click.echo(
         f"{facts['examples']:,} examples in {facts['computing_seconds']:.1f} s ({facts['examples_per_second']:,.0f} a second)"
         f"{'' if seconds < 1.1 * facts['computing_seconds'] else f', judged after {seconds:.1f} s'}, "
-        f"{facts['steps']:,} steps; {(facts['bytes_sent'] + facts['bytes_received']) / 1e6:,.0f} MB moved"
-        + ("" if stale["mean"] is None else f"; staleness {stale['mean']:g} on average, {stale['max']} at most")
+        f"{facts['steps']:,} steps"
+        + (f"; {facts['cpu_seconds']:,.1f} CPU seconds" if facts.get("cpu_seconds") is not None else "")
+        + (f"; {moved / 1e6:,.0f} MB moved" if moved else "")
+        + (f"; staleness {stale['mean']:g} on average, {stale['max']} at most" if late else "")
+        + (f"; {lost}" if lost else "")
         + (f"; {facts['emulated']}" if facts.get("emulated") else "")
     )
     best = min((event for event in run.events if isinstance(event, Evaluated)), key=lambda event: event.test_loss)

@@ -111,24 +111,48 @@ def bench_failover(quick: bool, kills: int | None, stops: int | None, json_file:
 
 @bench.command("torch")
 @click.option("--quick", is_flag=True, help="Fewer and shorter rounds.")
+@click.option("--net", type=click.Choice(["linear", "cnn", "sheet"]), help="The network.  [default: cnn]")
 @click.option("--batch", type=click.IntRange(1), help="Images in a batch.  [default: 64]")
 @click.option("--rounds", type=click.IntRange(1), help="Of all contestants in turn.  [default: 5]")
 @click.option("--seconds", type=click.FloatRange(0.1), help="Timed, of each contestant in a round.  [default: 5]")
+@click.option("--only", metavar="A,B", help="These contestants; plain is always among them.  [default: all]")
+@click.option("--workers", metavar="N,N", help="How many, one after another.  [default: 1,2]")
 @click.option("--keep-memory", is_flag=True, help="All processes, ours and theirs, keep their memory between batches.")
 @click.option("--data", help="mnist, digits or an .npz file of images.  [default: mnist]")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_torch(
     quick: bool,
+    net: str | None,
     batch: int | None,
     rounds: int | None,
     seconds: float | None,
+    only: str | None,
+    workers: str | None,
     keep_memory: bool,
     data: str | None,
     json_file: Path | None,
 ) -> None:
-    """A network on MNIST: plain PyTorch, DDP, torch RPC and Ray beside one and two workers of ours."""
-    given = {"batch": batch, "rounds": rounds, "seconds": seconds, "data": data, "keep_memory": keep_memory}
+    """A network on MNIST: plain PyTorch, DDP, torch RPC and Ray beside one and two workers of ours.
+
+    \b
+    shoal bench torch --net sheet --workers 2 --only "shoal hogwild,shoal averaging,ddp"
+    """
+    given: dict[str, Any] = {"net": net, "batch": batch, "rounds": rounds, "seconds": seconds, "data": data}
+    given |= {"keep_memory": keep_memory}
+    if only is not None:
+        given["rivals"] = tuple(dict.fromkeys(["plain", *(name.strip() for name in only.split(","))]))
+    if workers is not None:
+        given["workers"] = _numbers(workers)
     _bench("torch_training", quick, json_file, **given)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r}: give whole numbers with commas between them, such as 1,2", param_hint="--workers"
+        ) from None
 
 
 @bench.command("dense")

@@ -6,6 +6,7 @@ each other where two do. Of our own runs the time is counted between reports of 
 the first ``warm`` batches, and before the last second: without start-up, evaluations and the end.
 
 One worker of ours has a server beside it, on a core of its own if there is one; a plain process has no use for a second core.
+Hogwild's workers and the ranks of an average have none, and take part where there are two or more.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Say = Callable[[str], None]
-TARGETS = {("shoal async", 1): 0.85, ("shoal async", 2): 0.85}
+TARGETS = {("shoal async", 1): 0.85, ("shoal async", 2): 0.85, ("shoal hogwild", 2): 0.85, ("shoal averaging", 2): 0.85}
+_SEVERAL = ("ddp", "shoal hogwild", "shoal averaging", "shoal allreduce")  # who has nothing to do with one worker
 LAST = 1.0  # seconds at the end of a run that are not counted: some workers have nothing left
 _LONGER = (3.0, 10.0, 30.0)  # seconds that a run goes on beyond what is timed: one try after another
 MADE_UP = 6_000  # images, where there are no real ones
@@ -53,7 +55,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     net: str = "cnn"
     batch: int = 64
     workers: tuple[int, ...] = (1, 2)
-    rivals: tuple[str, ...] = ("plain", "shoal async", "shoal sync", "ddp", "rpc", "ray")
+    rivals: tuple[str, ...] = (
+        "plain", "shoal async", "shoal sync", "shoal hogwild", "shoal averaging", "shoal allreduce", "ddp", "rpc", "ray",
+    )  # fmt: skip
     rounds: int = 5
     seconds: float = 5.0  # timed, of each contestant in each round
     warm: int = 30  # batches
@@ -95,8 +99,8 @@ def measure(settings: Settings, say: Say) -> Results:
     began, loads = time.perf_counter(), []
     found: dict[tuple[str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, _kept(settings.keep_memory):
-        source, dataset, images = _images(settings, Path(folder), say)
         cast, missing = _cast(settings)
+        source, dataset, images = _images(settings, Path(folder), say)
         for number in range(settings.rounds):
             loads.append(os.getloadavg()[0])
             say(f"round {number + 1} of {settings.rounds}, load {loads[-1]:.1f}")
@@ -113,6 +117,9 @@ def measure(settings: Settings, say: Say) -> Results:
 _OURS: dict[str, Callable[[int], dict[str, Any]]] = {
     "shoal async": lambda workers: {"name": "async"},
     "shoal sync": lambda workers: {"name": "sync", "slots_per_step": workers},
+    "shoal hogwild": lambda workers: {"name": "hogwild"},
+    "shoal averaging": lambda workers: {"name": "averaging", "every": 16, "over": "gloo"},
+    "shoal allreduce": lambda workers: {"name": "allreduce", "over": "gloo"},
 }
 
 
@@ -144,10 +151,13 @@ def _kept(keep: bool) -> Iterator[None]:
 def _cast(settings: Settings) -> tuple[list[tuple[str, int]], list[str]]:
     """Who takes part with how many workers, and who cannot."""
     rivals, missing = list(settings.rivals), []
+    known = Settings().rivals
+    if unknown := [who for who in rivals if who not in known]:
+        raise Invalid(f"no contestant {unknown[0]!r} (there are {', '.join(known)})")
     if "ray" in rivals and importlib.util.find_spec("ray") is None:
         rivals.remove("ray")
         missing.append("ray is not installed: pip install 'shoal[ray]' to have it beside the others")
-    cast = [(who, workers) for workers in settings.workers for who in rivals if who != "ddp" or workers > 1]
+    cast = [(who, workers) for workers in settings.workers for who in rivals if workers > 1 or who not in _SEVERAL]
     return cast, missing
 
 
@@ -308,6 +318,7 @@ def table(results: Results) -> Table:
         f"{results.images}; batches of {settings.batch}, SGD with momentum, one thread of PyTorch in every process.",
         f"Median of {settings.rounds} rounds (lowest to highest), {load}; x plain: median over the rounds.",
         "Servers, coordinator and evaluator share the cores with the workers; one worker has its server on another core.",
+        "Hogwild: one shared memory; averaging: a mean every 16 batches of each, over gloo; allreduce: every batch.",
         *(["No process gives memory back between batches (--keep-memory)."] if settings.keep_memory else []),
         *results.missing,
     ]
@@ -329,6 +340,6 @@ def table(results: Results) -> Table:
             f"{statistics.median(case.images):,.0f}",
             f"{min(case.images):,.0f} to {max(case.images):,.0f}",
             f"{case.ratio:.2f}",
-            "" if wanted is None or settings.net != "cnn" else f"{wanted}",
+            "" if wanted is None or settings.net not in ("cnn", "sheet") else f"{wanted}",
         )
     return shown

@@ -18,6 +18,8 @@ import msgspec
 
 from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import Evaluated, Progress, RunEvent
+from shoal.job import Job
+from shoal.strategies.parameter_server import ParameterServer
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
@@ -215,6 +217,11 @@ def address_of(where: str) -> str:
         if (folder / "summary.json").exists():
             raise ClusterError(f"the run in {where} has ended: its figures are in {folder / 'summary.json'}") from None
         if (folder / "job.toml").exists():
+            if (alone := _alone(folder)) is not None:
+                raise ClusterError(
+                    f"a run by {alone} has no coordinator that could be asked: how far it is, its events say (shoal report "
+                    f"{where}); if it was killed, go on with it: shoal train --resume {where}"
+                ) from None
             raise ClusterError(
                 f"no run is under way in {where} (or it runs as threads, which nobody can look at): go on with it: "
                 f"shoal train --resume {where}"
@@ -222,6 +229,15 @@ def address_of(where: str) -> str:
         raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...)") from None
     except OSError as error:
         raise Invalid(f"cannot read {folder / ADDRESS}: {error.strerror}") from None
+
+
+def _alone(folder: Path) -> str | None:
+    """The strategy of a run that has no coordinator."""
+    try:
+        job = Job.load(folder / "job.toml")
+    except Invalid:
+        return None
+    return None if isinstance(job.strategy, ParameterServer) else job.strategy.name
 
 
 def look_at(address: str) -> Looking:

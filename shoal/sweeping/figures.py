@@ -8,6 +8,9 @@ unless all of its seeds got there. Over seeds a figure is a median, with the low
             =                                       hardware efficiency   x statistical efficiency
 
 each seed against the serial run with the same seed: made-up rows, and a target above a serial run, are others with another.
+
+Where all runs learn from as many rows, *sooner* is the serial run's seconds for them / seconds: what the exercise of S2 calls
+its speedup, whatever was learned.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from shoal.events import Evaluated, RunEvent
 from shoal.sweeping.disk import Result, Sweep
 from shoal.sweeping.grid import Point
 from shoal.sweeping.study import Target
+from shoal.views.told import NEVER_LATE
+
+ALIKE = 0.01  # of the rows: so much may runs differ that learned from as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +38,13 @@ class RunFigures:
     time: float | None = None  # seconds to the target
     rows: int | None = None  # rows to the target
     seconds: float | None = None
+    computing: float | None = None  # seconds, those aside in which nothing but judging was left
+    cpu: float | None = None  # seconds of all its processes
+    learned: int | None = None  # rows, of the whole run
     rows_per_second: float | None = None  # of the whole run
     last_loss: float | None = None
     best_loss: float | None = None
+    accuracy: float | None = None  # of the last evaluation
     train_loss: float | None = None
     spent: dict[str, float] = field(default_factory=dict)  # shares of the workers' time
     stale_mean: float | None = None
@@ -44,6 +54,7 @@ class RunFigures:
     speedup: float | None = None
     hardware: float | None = None
     statistical: float | None = None
+    sooner: float | None = None
 
     @property
     def waiting(self) -> float | None:
@@ -86,12 +97,16 @@ class PointFigures:
     rows_per_second: Spread | None = None
     last_loss: Spread | None = None
     best_loss: Spread | None = None
+    accuracy: Spread | None = None
+    seconds: Spread | None = None  # of the whole run
+    cpu: Spread | None = None
     waiting: Spread | None = None
     stale_mean: Spread | None = None
     stale_p95: Spread | None = None
     speedup: Spread | None = None
     hardware: Spread | None = None
     statistical: Spread | None = None
+    sooner: Spread | None = None
 
     @property
     def done(self) -> int:
@@ -137,6 +152,12 @@ class Figures:
     def has_target(self) -> bool:
         return self.sweep.study.target is not None
 
+    @property
+    def same_work(self) -> bool:
+        """All runs that are done learned from as many rows, about."""
+        learned = [run.learned or 0 for point in [*self.points, *self.serial] for run in point.runs if _done(run)]
+        return len(learned) > 1 and max(learned) <= (1 + ALIKE) * min(learned)
+
 
 def figures(sweep: Sweep) -> Figures:
     """All of them."""
@@ -164,7 +185,8 @@ def of_run(result: Result, target: float | None) -> RunFigures:
     if not result.is_done:
         return RunFigures(result, target)
     summary = result.summary
-    stale = {} if result.run.point.serial else summary.get("staleness") or {}  # who is alone is never late
+    late = result.run.job.strategy.name not in NEVER_LATE
+    stale = (summary.get("staleness") or {}) if late else {}
     judged = [event for event in result.events if isinstance(event, Evaluated)]
     finite = [event.test_loss for event in judged if math.isfinite(event.test_loss)]
     reached = first_at_or_below(result.events, target) if result.state == "finished" else None
@@ -175,9 +197,13 @@ def of_run(result: Result, target: float | None) -> RunFigures:
         time=None if reached is None else moment(reached),
         rows=None if reached is None else reached.examples,
         seconds=summary.get("seconds"),
+        computing=summary.get("computing_seconds") or summary.get("seconds"),
+        cpu=summary.get("cpu_seconds"),
+        learned=judged[-1].examples if judged else None,
         rows_per_second=summary.get("examples_per_second"),
         last_loss=math.inf if diverged else judged[-1].test_loss if judged else None,
         best_loss=min(finite, default=None),
+        accuracy=judged[-1].metrics.get("accuracy") if judged else None,
         train_loss=summary.get("train_loss"),
         spent=summary.get("spent") or {},
         stale_mean=stale.get("mean"),
@@ -239,6 +265,9 @@ def _point(point: Point, results: Sequence[Result], goals: dict[int, float | Non
         rows_per_second=Spread.of([one.rows_per_second for one in runs]),
         last_loss=Spread.of([one.last_loss for one in runs]),
         best_loss=Spread.of([one.best_loss for one in runs]),
+        accuracy=Spread.of([one.accuracy for one in runs]),
+        seconds=Spread.of([one.computing for one in runs]),
+        cpu=Spread.of([one.cpu for one in runs]),
         waiting=Spread.of([one.waiting for one in runs]),
         stale_mean=Spread.of([one.stale_mean for one in runs]),
         stale_p95=Spread.of([one.stale_p95 for one in runs]),
@@ -246,14 +275,15 @@ def _point(point: Point, results: Sequence[Result], goals: dict[int, float | Non
 
 
 def _held_against(one: PointFigures, serial: PointFigures | None) -> PointFigures:
-    if serial is None or serial.time is None:
+    if serial is None:
         return one
     by_seed = {run.result.run.seed: run for run in serial.runs}
     runs = [_run_against(run, by_seed[run.result.run.seed]) for run in one.runs]
-    known = runs if one.time is not None else []
+    known = runs if one.time is not None and serial.time is not None else []
     return replace(
         one,
         runs=runs,
+        sooner=Spread.of([run.sooner for run in runs]) if one.complete else None,
         speedup=Spread.of([run.speedup for run in known]),
         hardware=Spread.of([run.hardware for run in known]),
         statistical=Spread.of([run.statistical for run in known]),
@@ -261,11 +291,22 @@ def _held_against(one: PointFigures, serial: PointFigures | None) -> PointFigure
 
 
 def _run_against(run: RunFigures, serial: RunFigures) -> RunFigures:
+    if _done(run) and _done(serial) and _alike(run.learned, serial.learned) and run.computing and serial.computing:
+        run = replace(run, sooner=serial.computing / run.computing)
     if not run.time or not run.rows or not serial.time or not serial.rows or not run.rate or not serial.rate:
         return run
     return replace(
         run, speedup=serial.time / run.time, hardware=run.rate / serial.rate, statistical=serial.rows / run.rows
     )
+
+
+def _alike(one: int | None, other: int | None) -> bool:
+    return bool(one and other) and max(one or 0, other or 0) <= (1 + ALIKE) * min(one or 0, other or 0)
+
+
+def _done(run: RunFigures) -> bool:
+    """It came to its end, by its passes."""
+    return run.result.state == "finished" and bool(run.learned)
 
 
 def _above(loss: float | None, share: float) -> float | None:

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Cell = Callable[[PointFigures], str]
-LEAST = ("staleness (p95)", "rows to target", "per row x serial", "rows/s x serial", "waiting", "rows/s", "test loss")
+LEAST = (
+    "staleness (p95)", "rows to target", "per row x serial", "rows/s x serial", "waiting", "CPU seconds", "rows/s",
+    "seconds", "test loss", "x serial, same rows", "accuracy",
+)  # fmt: skip
 RUN_HEADS = (
-    "serial", "seed", "state", "reason", "target", "time_to_target", "rows_to_target", "seconds", "rows_per_second",
-    "last_loss", "best_loss", "train_loss", "compute", "communicate", "wait", "idle", "staleness_mean", "staleness_p95",
-    "staleness_max", "bytes", "speedup", "hardware_efficiency", "statistical_efficiency", "cores", "others", "emulated", "folder",
+    "serial", "seed", "state", "reason", "target", "time_to_target", "rows_to_target", "seconds", "computing_seconds",
+    "cpu_seconds", "rows_per_second", "last_loss", "best_loss", "accuracy", "train_loss", "compute", "communicate", "wait", "idle", "staleness_mean", "staleness_p95",
+    "staleness_max", "bytes", "speedup", "hardware_efficiency", "statistical_efficiency", "speedup_same_rows", "cores", "others", "emulated", "folder",
 )  # fmt: skip
 
 
@@ -40,7 +43,11 @@ def points_table(of: Figures, serial: bool = False, spread: bool = True) -> Tabl
         columns += [("done", lambda one: f"{one.done} of {len(one.runs)}")]
     columns += [
         ("test loss", lambda one: _spread(one.last_loss, words.loss, spread)),
+        ("accuracy", lambda one: _spread(one.accuracy, lambda share: f"{share:.4f}", spread)),
         ("rows/s", lambda one: _middle(one.rows_per_second, lambda rate: f"{rate:,.0f}")),
+        ("seconds", lambda one: _middle(one.seconds if of.same_work else None, seconds)),
+        ("x serial, same rows", lambda one: _middle(one.sooner, _times)),
+        ("CPU seconds", lambda one: _middle(one.cpu, seconds)),
         ("waiting", lambda one: _middle(one.waiting, share)),
         ("staleness (p95)", _stale),
         ("speedup", lambda one: _spread(one.speedup, _times, spread)),
@@ -65,6 +72,9 @@ def runs_table(of: Figures) -> Table:
         "rows to target",
         "test loss",
         "best",
+        "accuracy",
+        "seconds",
+        "CPU seconds",
         "rows/s",
         "waiting",
         "MB moved",
@@ -77,6 +87,9 @@ def runs_table(of: Figures) -> Table:
                 "-" if one.rows is None else f"{one.rows:,}",
                 words.loss(one.last_loss),
                 words.loss(one.best_loss),
+                "-" if one.accuracy is None else f"{one.accuracy:.4f}",
+                "-" if one.computing is None else seconds(one.computing),
+                "-" if one.cpu is None else seconds(one.cpu),
                 "-" if one.rows_per_second is None else f"{one.rows_per_second:,.0f}",
                 "-" if one.waiting is None else share(one.waiting),
                 "-" if one.bytes is None else f"{one.bytes / 1e6:,.1f}",
@@ -164,7 +177,8 @@ def facts(of: Figures) -> dict[str, Any]:
 
 
 def _point_facts(one: PointFigures) -> dict[str, Any]:
-    spreads = ("time", "rows", "rows_per_second", "last_loss", "best_loss", "waiting", "stale_mean", "stale_p95")
+    spreads = ["time", "rows", "rows_per_second", "seconds", "cpu", "last_loss", "best_loss", "accuracy", "waiting"]
+    spreads += ["stale_mean", "stale_p95"]
     return {
         "point": one.point.title,
         "serial": one.point.serial,
@@ -177,6 +191,7 @@ def _point_facts(one: PointFigures) -> dict[str, Any]:
         "speedup": one.speedup,
         "hardware_efficiency": one.hardware,
         "statistical_efficiency": one.statistical,
+        "speedup_same_rows": one.sooner,
     }
 
 
@@ -191,9 +206,12 @@ def _run_facts(one: RunFigures) -> dict[str, Any]:
         "time_to_target": one.time,
         "rows_to_target": one.rows,
         "seconds": one.seconds,
+        "computing_seconds": one.computing,
+        "cpu_seconds": one.cpu,
         "rows_per_second": one.rows_per_second,
         "last_loss": one.last_loss if words.finite(one.last_loss) else None,
         "best_loss": one.best_loss,
+        "accuracy": one.accuracy,
         "train_loss": one.train_loss,
         **{kind: one.spent.get(kind) for kind in ("compute", "communicate", "wait", "idle")},
         "staleness_mean": one.stale_mean,
@@ -203,6 +221,7 @@ def _run_facts(one: RunFigures) -> dict[str, Any]:
         "speedup": one.speedup,
         "hardware_efficiency": one.hardware,
         "statistical_efficiency": one.statistical,
+        "speedup_same_rows": one.sooner,
         "cores": summary.get("cores"),
         "others": one.result.others,
         "emulated": summary.get("emulated", ""),

@@ -24,7 +24,7 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     """Of one run, or of several beside each other."""
     seen, *of_each = _seen(runs)
     made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
-    made += [_staleness(runs), _bytes(runs)]
+    made += [_staleness(runs), _bytes(runs), _cost(runs)]
     for about in (_members, _faults, _delay):
         made += [about(one, runs) for one in runs]
     made += [_trained(runs), _machine(runs)]
@@ -59,7 +59,15 @@ def _figures(runs: Sequence[Told]) -> Section:
     judged = [one for one in runs if one.run.best is not None]
     common = compare.common_loss(judged) if judged else None
     names = list(dict.fromkeys(name for one in runs for name in _metrics(one)))
-    heads = ["workers", "seconds", "rows/s", "best test loss", "last test loss", *(f"last {name}" for name in names)]
+    heads = [
+        "workers",
+        "seconds",
+        "CPU seconds",
+        "rows/s",
+        "best test loss",
+        "last test loss",
+        *(f"last {name}" for name in names),
+    ]
     heads += [] if common is None else [f"seconds to {words.loss(common)}", f"rows to {words.loss(common)}"]
     heads += [*(VERBS[kind] for kind in OF_WORKERS), "staleness, mean"]
     rows = [
@@ -67,6 +75,8 @@ def _figures(runs: Sequence[Told]) -> Section:
         for one in runs
     ]
     heads = ["run", *heads]
+    told = [at for at in range(len(heads)) if any(row[at] != "-" for row in rows)]
+    heads, rows = [heads[at] for at in told], [[row[at] for at in told] for row in rows]
     if len(runs) <= COLUMNS:
         turned = [list(row) for row in zip(heads, *rows, strict=True)]
         heads, rows = ["", *turned[0][1:]], turned[1:]
@@ -83,6 +93,7 @@ def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     run, stale = one.run, one.staleness
     last = run.finite[-1].test_loss if run.finite else None
     row = [str(run.started.workers if run.started else "-"), _seconds(run.seconds)]
+    row += ["-" if one.cpu is None else explain.cpu(one.cpu)]
     row += [f"{one.speed:,.0f}" if one.speed else "-"]
     row += [words.loss(run.best.test_loss if run.best else None), words.loss(last)]
     found = _metrics(one)
@@ -185,10 +196,21 @@ def _time(runs: Sequence[Told]) -> Section | None:
         bars = [*bars, ("all workers", runs[0].run.shares)] if runs[0].run.shares and len(bars) != 1 else bars
     if not bars:
         return None
-    said = "Wait: a server kept the answer back, for slower workers or the other slots of a step. Idle: there was no slot to do."
+    said = (
+        " ".join(dict.fromkeys(_WAITS.get(one.strategy, _WAITED) for one in runs)) + " Idle: there was no slot to do."
+    )
     said += _emulated(runs)
     tables = [_workers(runs[0])] if len(runs) == 1 and runs[0].run.workers else []
     return Section("Where the time went", [], pictures("shares", lambda: charts.shares(bars), said), tables)
+
+
+_WAITED = "Wait: a server kept the answer back, for slower workers or the other slots of a step."
+_WAITS = {
+    "serial": "A serial run computes, and nothing else is counted.",
+    "hogwild": "Workers of hogwild wait for nobody, unless there is a lock.",
+    "averaging": "Ranks wait for the slowest of them before a mean is taken.",
+    "allreduce": "Ranks wait for the slowest of them in every step.",
+}
 
 
 def _workers(one: Told) -> Table:
@@ -224,7 +246,7 @@ def _emulated(runs: Sequence[Told]) -> str:
 
 
 def _staleness(runs: Sequence[Told]) -> Section | None:
-    told = [one for one in runs if one.staleness is not None and one.strategy != "serial"]
+    told = [one for one in runs if one.staleness is not None]
     if not told:
         return None
     rows = [
@@ -257,6 +279,27 @@ def _bytes(runs: Sequence[Told]) -> Section | None:
     heads = ["run", "sent", "received", "per row", "per step"]
     caption = "As workers counted them."
     return Section("Bytes", [], [], [Table(heads[first:], [row[first:] for row in rows], caption)])
+
+
+def _cost(runs: Sequence[Told]) -> Section | None:
+    """CPU seconds beside the clock (S2-13)."""
+    told = [(one, one.cpu) for one in runs if one.cpu]
+    if not told:
+        return None
+    rows = []
+    for one, cpu in told:
+        examples = number(one.summary.get("examples")) or 0.0
+        per = f"{1e6 * cpu / examples:,.3g}" if examples else "-"
+        busy = f"{cpu / one.run.seconds:,.2f}" if one.run.seconds else "-"
+        rows.append([one.name, _seconds(one.run.seconds), explain.cpu(cpu), busy, per])
+    first = 0 if len(runs) > 1 else 1
+    heads = ["run", "seconds", "CPU seconds", "CPU seconds a second", "for a million rows"]
+    caption = (
+        "CPU seconds are of all processes of a run, starting and judging included; a clock may stand still meanwhile."
+    )
+    table = Table(heads[first:], [row[first:] for row in rows], caption)
+    drawn = pictures("cost", lambda: charts.costs([one for one, _ in told]), "Seconds of the clock, and CPU seconds.")
+    return Section("What it cost", [], drawn if len(told) > 1 else [], [table])
 
 
 def _members(one: Told, runs: Sequence[Told]) -> Section | None:

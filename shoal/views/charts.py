@@ -1,4 +1,4 @@
-"""Pictures of a report: losses, where the time went, staleness, who took part, delay. Each from accounts, each a figure."""
+"""Pictures of a report: losses, where the time went, staleness, cost, who took part, delay. Each from accounts, each a figure."""
 
 from __future__ import annotations
 
@@ -151,6 +151,29 @@ def staleness(runs: Sequence[Told]) -> Figure:
     each = "" if width == 1 else f" ({width} to a bar)"
     panels[-1].set_xlabel(f"other pushes between reading weights and pushing{each}")
     panels[-1].set_xlim(-0.6 * width, max(most, 4) - 0.4)
+    return figure
+
+
+def costs(runs: Sequence[Told]) -> Figure:
+    """Two bars for each run: by the clock, and of all processors."""
+    shown = runs[:BARS]
+    figure = canvas(0.9 + 0.5 * len(shown))
+    axes = figure.subplots()
+    rows = list(range(len(shown)))
+    for shift, color, label, of in (
+        (-0.19, SERIES[0], "seconds", [one.run.seconds for one in shown]),
+        (0.19, SERIES[1], "CPU seconds", [one.cpu or 0.0 for one in shown]),
+    ):
+        bars = axes.barh([row + shift for row in rows], of, 0.36, color=color, label=label)
+        axes.bar_label(bars, [f"{value:,.3g}" if value < 1_000 else f"{value:,.0f}" for value in of], padding=3)
+    axes.set_yticks(rows, [words.clean(one.name)[:28] for one in shown])
+    for text in axes.get_yticklabels():
+        text.set_parse_math(False)
+    axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel="seconds")
+    axes.margins(x=0.12)
+    axes.tick_params(axis="y", length=0)
+    tidy(axes, grid="x")
+    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9)
     return figure
 
 

@@ -12,7 +12,7 @@ from shoal.views import words
 from shoal.views.account import median, seconds_of
 from shoal.views.drawing import clock
 from shoal.views.explain import MUCH, VERBS, emulated, percent, times
-from shoal.views.told import Told
+from shoal.views.told import NEVER_LATE, Told
 
 SLACK = 0.005  # of a loss: less than that is chance
 
@@ -48,9 +48,13 @@ def of_several(runs: list[Told]) -> list[str]:
         said.append(
             f"The model is judged every {_short(max(spaces))} or sooner (median): no time here is finer than that."
         )
-    if 0 < sum(one.strategy == "serial" for one in judged) < len(judged):
+    still = [one.name for one in judged if one.strategy in NEVER_LATE]
+    if any(one.strategy == "serial" for one in judged) and len({one.strategy for one in judged}) > 1:
+        said.append("A serial run has one core and nobody to talk to.")
+    if 0 < len(still) < len(judged):
         said.append(
-            "A serial run has one core, nobody to talk to, and a clock that stands still while its model is judged."
+            f"The clock of {words.names(still)} stands still while a model is judged, that of the others does not: their "
+            f"evaluator computes beside the workers."
         )
     return [one for one in said if one]
 

@@ -31,6 +31,7 @@ def of_one(told: Told, among: bool = False) -> list[str]:
         _waiting(told),
         _delay(told),
         _stale(told),
+        _lost(told),
         _idle(told),
         _even(told),
     ]
@@ -62,7 +63,8 @@ def _work(told: Told) -> str:
     crew = words.crew(run.started).replace(" x ", " and ")
     lasted = words.duration(run.seconds) if run.seconds >= 1 else clock(run.seconds)
     rate = f", {told.speed:,.0f} a second" if told.speed else ""
-    return f"{crew} on {words.many(run.started.cores, 'core')} computed {run.examples:,} rows in {lasted}{rate}."
+    cost = f", with {cpu(told.cpu)} CPU seconds in all" if told.cpu else ""
+    return f"{crew} on {words.many(run.started.cores, 'core')} computed {run.examples:,} rows in {lasted}{rate}{cost}."
 
 
 def emulated(runs: list[Told]) -> str:
@@ -128,7 +130,7 @@ def _delay(told: Told) -> str:
 
 
 def _stale(told: Told) -> str:
-    if (stale := told.staleness) is None or told.strategy == "serial":
+    if (stale := told.staleness) is None:
         return ""
     _, mean, p95, most = stale
     if not most:
@@ -137,6 +139,15 @@ def _stale(told: Told) -> str:
         f"Between reading weights and pushing their gradient {mean:.3g} other pushes were counted on average, {p95:,} at the "
         f"95th percentile, {most_stale(most)} at most."
     )
+
+
+def _lost(told: Told) -> str:
+    said = words.lost(told.summary.get("lost_updates"))
+    return f"{said[:1].upper()}{said[1:]}: workers write without a lock." if said else ""
+
+
+def cpu(seconds: float) -> str:
+    return f"{seconds:.2g}" if seconds < 1 else f"{seconds:,.1f}" if seconds < 100 else f"{seconds:,.0f}"
 
 
 def most_stale(most: int) -> str:

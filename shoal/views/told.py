@@ -15,6 +15,8 @@ from shoal.job import Job
 from shoal.views import words
 from shoal.views.account import Account, account
 
+NEVER_LATE = ("serial", "averaging", "allreduce", "hogwild")  # nobody pushes, so nothing counts what came between
+
 
 @dataclass(slots=True)
 class Told:
@@ -45,9 +47,14 @@ class Told:
         return last.examples / last.seconds if last and last.seconds > 0 else None
 
     @property
+    def cpu(self) -> float | None:
+        """Seconds of computing by all its processes; None if it did not say."""
+        return number(self.summary.get("cpu_seconds"))
+
+    @property
     def staleness(self) -> tuple[list[int], float, int, int] | None:
         """Pushes by how many others came between; mean, 95th percentile, highest."""
-        told = self.summary.get("staleness")
+        told = self.summary.get("staleness") if self.strategy not in NEVER_LATE else None
         if not isinstance(told, dict) or not isinstance(told.get("counts"), list):
             return None
         counts = [one for one in told["counts"] if isinstance(one, int) and one >= 0]

@@ -93,6 +93,19 @@ def who(event: Joined | Gone) -> str:
     return name if name.startswith(role) else f"{role} {name}"
 
 
+def lost(told: object) -> str:
+    """What Hogwild's canary says; nothing if there was none."""
+    found = told if isinstance(told, dict) else {}
+    counted, gone = found.get("counted"), found.get("lost")
+    if not isinstance(counted, int) or not isinstance(gone, int) or counted < 1:
+        return ""
+    share = f"{gone / counted:.2%}" if gone / counted < 0.1 else f"{gone / counted:.0%}"
+    how_many = f"{gone:,} ({share})" if gone else "none"
+    return (
+        f"of {counted:,} updates of one cell that everybody writes to, {how_many} {'was' if gone < 2 else 'were'} lost"
+    )
+
+
 def is_news(event: RunEvent) -> TypeGuard[News]:
     """Worth telling; who is there from the start is not."""
     return isinstance(event, News) and not (isinstance(event, Joined) and event.seconds <= 0)

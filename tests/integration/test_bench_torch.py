@@ -60,12 +60,11 @@ def test_the_command_prints_what_it_measured(images: str, tmp_path: Path, monkey
 
 @pytest.mark.soak
 def test_all_contestants_are_measured(images: str) -> None:
-    rivals = ("plain", "shoal async", "shoal sync", "ddp", "rpc", "ray")
-    settings = msgspec.structs.replace(TINY, data=images, rivals=rivals, workers=(1, 2), seconds=1.0)
+    settings = msgspec.structs.replace(TINY, data=images, rivals=Settings().rivals, workers=(1, 2), seconds=1.0)
     found = measure(settings, lambda line: None)
-    assert {("shoal sync", 1), ("shoal async", 2), ("ddp", 2), ("rpc", 1)} <= {
-        (one.who, one.workers) for one in found.cases
-    }
+    cast = {(one.who, one.workers) for one in found.cases}
+    assert {("shoal sync", 1), ("shoal async", 2), ("shoal hogwild", 2), ("shoal averaging", 2), ("ddp", 2)} <= cast
+    assert not {("shoal hogwild", 1), ("ddp", 1)} & cast
     assert all(image > 0 for case in found.cases for image in case.images)
 
 
@@ -97,6 +96,13 @@ def test_a_rival_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch)
         torch_training._machine_with_torch(), Settings(), "noise", [1.0], missing, 1.0, [Case("plain", 1, [1.0], 1.0)]
     )
     assert "shoal[ray]" in str(table(results).caption)
+
+
+def test_who_or_how_many_that_cannot_be_is_refused() -> None:
+    with pytest.raises(Invalid, match=r"no contestant 'shoal hogwlid' \(there are plain, shoal async"):
+        torch_training._cast(Settings(rivals=("plain", "shoal hogwlid")))
+    told = CliRunner().invoke(main, ["bench", "torch", "--workers", "two"])
+    assert told.exit_code == 2 and "give whole numbers" in told.output
 
 
 def test_a_rival_that_fails_says_why(images: str) -> None:

@@ -101,3 +101,11 @@ def test_a_run_that_was_killed_may_be_taken_up(tmp_path: Path, address: bytes, s
     done = CliRunner().invoke(main, ["status", str(tmp_path)])
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
     assert said in done.output
+
+
+@pytest.mark.parametrize("strategy", ["serial", "hogwild"])
+def test_a_run_without_a_coordinator_says_where_to_look_instead(tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "job.toml").write_text(f'data = "clicks"\nstrategy = "{strategy}"\n')
+    done = CliRunner().invoke(main, ["status", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"a run by {strategy} has no coordinator" in done.output and f"shoal report {tmp_path}" in done.output

@@ -28,6 +28,8 @@ class Told:
     stale: float = 1.0
     state: str = "finished"
     emulated: str = ""
+    accuracy: float | None = None
+    cpu: float | None = None
 
     def loss(self, seconds: float) -> float:
         return self.floor + (0.7 - self.floor) * 0.5 ** (seconds / self.half)
@@ -43,7 +45,7 @@ class Told:
             events.append(
                 Evaluated(
                     seconds=at + 0.1, read=at, number=number, passes=at, steps=rows, examples=rows, train_loss=None,
-                    test_loss=loss, metrics={}, workers=2, best=True,
+                    test_loss=loss, metrics={} if self.accuracy is None else {"accuracy": self.accuracy}, workers=2, best=True,
                 )
             )  # fmt: skip
         if self.state == "diverged":
@@ -55,6 +57,8 @@ class Told:
             )  # fmt: skip
         summary: dict[str, Any] = {
             "seconds": self.end,
+            "computing_seconds": self.end,
+            "cpu_seconds": self.cpu,
             "examples_per_second": self.rate,
             "train_loss": self.loss(self.end),
         }

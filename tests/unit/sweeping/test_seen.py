@@ -128,7 +128,9 @@ def test_however_runs_ended_it_can_be_shown(made: Make, told: Any, tmp_path: Pat
     written = write_pictures(of, tmp_path)
     assert all(path.stat().st_size > 1_000 for path in written)
     assert {path.stem for path in written} == (
-        {"time", "waiting", "curves"} if state in ("finished", "diverged") else set()
+        {"time", "waiting", "curves"} | ({"work"} if state == "finished" else set())
+        if state in ("finished", "diverged")
+        else set()
     )
 
 

@@ -212,3 +212,42 @@ def test_runs_of_one_name_are_told_apart(story: Any, tmp_path: Path) -> None:
     runs += [Told("x", runs[0].run), Told("x", runs[0].run)]
     named(runs)
     assert [one.name for one in runs] == ["a/run", "b/run", "x (3)", "x (4)"]
+
+
+def alone(story: Any, strategy: str) -> list[RunEvent]:
+    """A run without servers."""
+    first, *rest = story.run()
+    return [replace(first, strategy=strategy, servers=0), *rest]
+
+
+@pytest.mark.parametrize("strategy", ["serial", "averaging", "allreduce", "hogwild"])
+def test_a_run_without_pushes_says_nothing_of_staleness_or_bytes(story: Any, strategy: str) -> None:
+    still = {**SUMMARY, "bytes_sent": 0, "bytes_received": 0}
+    found = by_title(sections([tell("one", alone(story, strategy), still)]))
+    assert "Staleness" not in found and "Bytes" not in found
+    said = " ".join(found["What is seen"].words)
+    assert "pushes" not in said and "server" not in said
+
+
+def test_what_a_run_cost_stands_beside_its_seconds(story: Any) -> None:
+    summary = {**SUMMARY, "cpu_seconds": 96.4}
+    one, other = (tell(name, list(story.run()), summary) for name in ("one", "other"))
+    found = by_title(sections([one]))["What it cost"]
+    assert found.tables[0].heads[:2] == ["seconds", "CPU seconds"] and found.tables[0].rows[0][1] == "96.4"
+    assert "with 96.4 CPU seconds in all" in " ".join(by_title(sections([one]))["What is seen"].words)
+    both = by_title(sections([one, other]))["What it cost"]
+    assert [picture.name for picture in both.pictures] == ["cost"] and len(both.tables[0].rows) == 2
+    assert "What it cost" not in by_title(sections([tell("old", list(story.run()), SUMMARY)]))
+
+
+def test_what_waiting_means_is_said_for_each_strategy(story: Any) -> None:
+    spent = replace(story.progress(50.0, 9.0), spent={"compute": 5.0, "communicate": 5.0})
+    ranks = tell("ranks", [*alone(story, "averaging"), spent])
+    (caption,) = [one.caption for one in by_title(sections([ranks]))["Where the time went"].pictures]
+    assert "Ranks wait for the slowest of them" in caption and "server" not in caption
+
+
+def test_a_figure_that_no_run_has_is_not_among_them(story: Any) -> None:
+    runs = [tell(name, alone(story, "hogwild"), {}) for name in ("one", "other")]
+    (table,) = by_title(sections(runs))["Figures"].tables
+    assert not {"staleness, mean", "CPU seconds"} & {row[0] for row in table.rows}

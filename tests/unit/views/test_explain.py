@@ -89,6 +89,15 @@ def test_staleness_is_told_and_its_last_bucket_is_open(story: Any) -> None:
     assert "pushes" not in words_of([story.started()], {"staleness": {"mean": None, "counts": []}})
 
 
+def test_updates_that_hogwild_lost_are_told_with_their_share(story: Any) -> None:
+    def said(**counts: int) -> str:
+        return " ".join(of_one(tell("one", list(story.run()), {"lost_updates": counts})))
+
+    assert "Of 1,000 updates of one cell that everybody writes to, 12 (1.20%) were lost" in said(counted=1000, lost=12)
+    assert "Of 1,000 updates of one cell that everybody writes to, none was lost" in said(counted=1000, lost=0)
+    assert "lost" not in said(counted=0, lost=0).replace("left or lost", "")
+
+
 def test_a_delay_that_was_chosen_is_told_with_where_it_came_to() -> None:
     changes: list[RunEvent] = [
         Delayed(seconds=at, max_delay=delay, waiting=0.11) for at, delay in ((1.0, 2), (4.0, 8), (6.0, 7), (7.0, 8))

@@ -4,8 +4,8 @@
     click-like      4,000,000 features, 39 in a row: a third of a row is from 13 small fields, the rest is spread wide
 
 The loss that is to be reached is fixed before anything is timed: the best of all runs of one thread, plus a margin that belongs to the shape. The step is tuned
-for each case: with one thread up and down a grid until it gets worse, then half, the same and twice of what was best with fewer threads. A case
-is then run ``repeat`` times, and the median counts; one that never reaches the loss is shown as such.
+for each case: with one thread up and down a grid until it gets worse, then half, the same and twice of what was best with fewer threads. Then
+all cases are run again in turn, ``repeat`` times, and the median of these counts; one that never reaches the loss is shown as such.
 
 Speed-ups are against the best of everything that runs on one thread, whatever its way, never against a case's own slow self.
 """
@@ -26,9 +26,9 @@ from shoal.errors import Invalid
 
 Say = Callable[[str], None]
 
-PER_ROW = {"sgd": (0.01, 0.03, 0.1, 0.25, 0.5, 1.0), "adagrad": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
+PER_ROW = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0), "adagrad": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
 OF_BATCHES = {"sgd": (1.0, 2.5, 5.0, 10.0, 20.0), "adagrad": PER_ROW["adagrad"]}
-OF_SKLEARN = {"sgd": (0.01, 0.03, 0.1, 0.3, 1.0), "optimal": (1e-7, 1e-6, 1e-5)}
+OF_SKLEARN = {"sgd": (0.01, 0.03, 0.1, 0.3, 1.0), "optimal": (1e-6, 1e-5, 1e-4)}
 TWINS = {"locked": "example", "hot_cold": "example", "serial": "batched"}  # with one thread, the same steps
 
 
@@ -148,6 +148,7 @@ class Study:
         self._stage = Stage(shape, settings.test_rows, settings.seed)
         self._variants = variants(settings)
         self._grids: dict[Variant, list[Curve]] = {}
+        self._steps: dict[tuple[Variant, int], float] = {}
 
     def run(self, threads: tuple[int, ...]) -> tuple[Goal, list[Case]]:
         for variant in self._variants:
@@ -155,21 +156,25 @@ class Study:
         ours = [one for variant, grid in self._grids.items() if variant.way != "sklearn" for one in grid]
         target = min(one.lowest for one in ours) * (1.0 + self._shape.margin)
         self._say(f"  the loss to reach: {target:.4f}")
-        cases = []
+        runs: dict[tuple[Variant, int], list[Curve]] = {}
         for variant in self._variants:
-            step, hopeless = self._best_alone(variant, target).step, False
+            best = self._best_alone(variant, target)
             for count in threads if variant.way not in ("serial", "sklearn") else (1,):
-                case = self._case(variant, count, [step] if hopeless else [step, step / 2, step * 2], target)
-                step, hopeless = case.step, case.seconds is None
-                cases.append(case)
-                self._say(f"  {_told(case)}")
-        best = min(
+                best = self._tuned(variant, count, best, target)
+                runs[variant, count] = [] if best.reached(target) else [best]
+        hopeful = {case: self._steps[case] for case in runs if not runs[case]}
+        for number in range(self._settings.repeat):
+            self._say(f"  round {number + 1} of {self._settings.repeat}: {len(hopeful)} cases in turn")
+            for (variant, count), step in hopeful.items():
+                runs[variant, count].append(self._curve(variant, step, count, target))
+        cases = [self._case(variant, count, found, target) for (variant, count), found in runs.items()]
+        first = min(
             (one for one in cases if one.threads == 1 and one.seconds and one.variant.way != "sklearn"),
             key=lambda one: one.seconds or 0.0,
         )
-        assert best.seconds is not None
+        assert first.seconds is not None
         nonzeros = self._stage.rows.nonzeros / len(self._stage.rows)
-        return Goal(self._shape, target, nonzeros, f"{best.name}, {best.variant.rule}", best.seconds), cases
+        return Goal(self._shape, target, nonzeros, f"{first.name}, {first.variant.rule}", first.seconds), cases
 
     def _tune_alone(self, variant: Variant) -> None:
         """From the middle of the grid to where both neighbours are worse."""
@@ -195,11 +200,16 @@ class Study:
     def _best_alone(self, variant: Variant, target: float) -> Curve:
         return min(self._grids.get(variant) or self._grids[self._twin(variant)], key=lambda one: _rank(one, target))
 
-    def _case(self, variant: Variant, threads: int, steps: list[float], target: float) -> Case:
-        tried = [self._curve(variant, step, threads, target) for step in steps]
+    def _tuned(self, variant: Variant, threads: int, before: Curve, target: float) -> Curve:
+        """The best of half, the same and twice the step that was best with fewer threads; where that never got there, the same."""
+        factors = (1.0, 0.5, 2.0) if before.reached(target) else (1.0,)
+        tried = [self._curve(variant, factor * before.step, threads, target) for factor in factors]
         best = min(tried, key=lambda one: _rank(one, target))
-        more = self._settings.repeat - 1 if best.reached(target) else 0
-        again = [best] + [self._curve(variant, best.step, threads, target) for _ in range(more)]
+        self._steps[variant, threads] = best.step
+        self._say(f"  {_told(variant, threads, best, target)}")
+        return best
+
+    def _case(self, variant: Variant, threads: int, again: list[Curve], target: float) -> Case:
         there = sorted((point for one in again if (point := one.reached(target))), key=lambda point: point.seconds)
         # Half of the runs are not enough: a case that gets there by luck has not got there.
         middle = there[len(there) // 2] if 2 * len(there) > len(again) else None
@@ -208,7 +218,7 @@ class Study:
             self._shape.name,
             variant,
             threads,
-            best.step,
+            again[0].step,
             statistics.median(one.rows_per_second for one in again),
             middle.seconds if middle else None,
             middle.rows if middle else None,
@@ -226,10 +236,11 @@ def _rank(one: Curve, target: float) -> tuple[float, float]:
     return (reached.seconds if reached else float("inf"), one.lowest)
 
 
-def _told(case: Case) -> str:
-    reached = "never there" if case.seconds is None else f"there after {case.seconds:.3f} s"
-    speed = f"{case.rows_per_second / 1e6:.2f} M rows/s"
-    return f"{case.name}, {case.variant.rule}, {case.threads} threads, step {case.step:g}: {speed}, {reached}"
+def _told(variant: Variant, threads: int, one: Curve, target: float) -> str:
+    point = one.reached(target)
+    reached = f"there after {point.seconds:.3f} s" if point else "never there"
+    speed = f"{one.rows_per_second / 1e6:.2f} M rows/s"
+    return f"{variant.name}, {variant.rule}, threads: {threads}, step {one.step:g}: {speed}, {reached}"
 
 
 def _cpu() -> str:

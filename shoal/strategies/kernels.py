@@ -112,12 +112,12 @@ def dot_there(gathered, values, start, count):
     return (a + b) + (c + d)
 
 
-@compiled(types.void(slab_out, indptr_in, slab_out, slab_out, uint64, float32))
-def merge(slab, hot, mine, base, averaged, workers):
+@compiled(types.void(slab_out, indptr_in, slab_out, slab_out, uint64))
+def merge(slab, hot, mine, base, averaged):
     """Add to the shared rows what was learned since the last time, and begin again from what is there now.
 
-    Not so the weights of the first ``averaged``, which every row has: a copy has learned all there is to learn about
-    them before it is merged, and as many times the same correction as there are workers would be so many times too much.
+    Not so the weights of the first ``averaged``, which every row has: a copy has learned all there is to learn about them before
+    it is merged, and the same correction by every worker would be so many times too much. They go half way to one's own.
     """
     for i in range(uint64(len(hot))):
         row = uint64(hot[i])
@@ -127,7 +127,7 @@ def merge(slab, hot, mine, base, averaged, workers):
                 if now == was:
                     now = new  # nobody else wrote: to the bit, so that one worker learns as if there were no copy
                 elif c == 0 and i < averaged:
-                    now += (new - was) / workers
+                    now += (new - now) * float32(0.5)
                 else:
                     now += new - was
                 slab[row, c] = now

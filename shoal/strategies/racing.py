@@ -17,7 +17,7 @@ The loss that is summed is each row's before its own step. Nothing here waits bu
 number of its worker: where that one has died, whoever started it frees the lock (``free``).
 
 ``hot_cold`` adds up what several learned apart, which the rules in ADDITIVE bear. Others keep means or shrink weights, and P
-times a shrinking is none: those it refuses. Of the bias the mean is taken (see ``kernels.merge``): added up, plain SGD diverges
+times a shrinking is none: those it refuses. The bias goes half way (see ``kernels.merge``): added up, plain SGD diverges
 with two workers. Until it is merged, what was learned on hot keys is its worker's: one that is killed takes at most ``merge``
 rows of it along.
 """

@@ -190,10 +190,10 @@ def race(
 ):
     """Every row is a step. The columns of row i up to cold[i] are places in ``hot``, with the bias in place 0; the rest are features."""
     settings = _shoal_Settings({given})
-    averaged, workers = _shoal_u8(1 if bias else 0), _shoal_f4(len(sums) // _shoal_s.LINE)
+    averaged = _shoal_u8(1 if bias else 0)
     mine = _shoal_np.zeros((len(hot), slab.shape[1]), _shoal_np.float32)
     base = _shoal_np.zeros((len(hot), slab.shape[1]), _shoal_np.float32)
-    _shoal_s.merge(slab, hot, mine, base, averaged, workers)
+    _shoal_s.merge(slab, hot, mine, base, averaged)
     column, one = _shoal_np.empty(({last} + 1) * _shoal_k.BLOCK), _shoal_np.zeros(1, _shoal_np.uint32)
     none, block = _shoal_u8(0), _shoal_u8(_shoal_k.BLOCK)
     done, since = 0, 0
@@ -254,10 +254,10 @@ def race(
                     _shoal_a.write(words, _shoal_s.CANARY_AT, beat + 1)
             since += 1
             if since >= merge:
-                _shoal_s.merge(slab, hot, mine, base, averaged, workers)
+                _shoal_s.merge(slab, hot, mine, base, averaged)
                 since = 0
         _shoal_s.done(words, sums, tally, worker, number, beyond - first, total)
         done += 1
-    _shoal_s.merge(slab, hot, mine, base, averaged, workers)
+    _shoal_s.merge(slab, hot, mine, base, averaged)
     return done
 '''

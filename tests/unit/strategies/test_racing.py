@@ -213,12 +213,12 @@ def test_rows_longer_than_a_block_are_whole() -> None:
         np.testing.assert_allclose(table.slab[:, 0], one.weights, rtol=1e-3, atol=1e-6)
 
 
-def test_what_two_learned_apart_is_added_up_but_of_the_bias_the_mean_is_taken() -> None:
-    slab = np.array([[5.0, 5.0], [2.0, 1.0], [0.0, 0.0], [0.5, 7.0]], np.float32)  # the bias last
+def test_what_two_learned_apart_is_added_up_but_the_bias_goes_half_way() -> None:
+    slab = np.array([[5.0, 5.0], [2.0, 1.0], [0.0, 0.0], [1.0, 7.0]], np.float32)  # the bias last
     hot = np.array([3, 1, 2])
     base = np.array([[0.1, 3.0], [1.0, 1.0], [0.0, 0.0]], np.float32)  # others have changed 3 and 1 since
     mine = base + np.array([[0.4, 2.0], [0.25, 0.5], [0.125, 1.0]], np.float32)
-    kernels.merge(slab, hot, mine, base, np.uint64(1), np.float32(4))
-    np.testing.assert_allclose(slab, [[5.0, 5.0], [2.25, 1.5], [0.125, 1.0], [0.6, 9.0]])
+    kernels.merge(slab, hot, mine, base, np.uint64(1))
+    np.testing.assert_allclose(slab, [[5.0, 5.0], [2.25, 1.5], [0.125, 1.0], [0.75, 9.0]])
     np.testing.assert_array_equal(mine, slab[hot])
     np.testing.assert_array_equal(base, mine)

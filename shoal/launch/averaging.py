@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal import limits
 from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
 from shoal.errors import ClusterError, RankLost, SegmentsLost, StoreError
@@ -26,6 +27,7 @@ from shoal.launch.score import Score
 from shoal.launch.training import Outcome
 from shoal.models.linear import Floats
 from shoal.strategies.averaging import AllReduce
+from shoal.strategies.parts import unseen
 from shoal.wire.messages import Course
 
 _WORD = 0.25  # seconds between two sums of figures where nobody goes on from the mean
@@ -59,6 +61,8 @@ class Averaged:
         self._others = others or others_of(job, dataset, path, self._warn, self._server_lost)
         self._living = list(range(job.workers))
         self._most = 1
+        self._unseen = np.zeros(limits.STALENESS_BUCKETS, np.int64)
+        self._alone: dict[int, int] = {}  # steps of each since the last mean that all went on from
         self._rank: Rank
         self._mean: Floats | None = None  # the last one: what is kept, and judged when it is interrupted
         self._spare: Floats | None = None  # memory of the one before
@@ -161,6 +165,7 @@ class Averaged:
         score.received += met.received
         if not met.slots:
             return
+        self._count_unseen(met)
         slowest = max(met.busy)
         spent = {
             "compute": sum(met.busy),
@@ -172,6 +177,15 @@ class Averaged:
             self._remember(self._rank.core.slab)
             if self._keeper.due:
                 self._keep()
+
+    def _count_unseen(self, met: Met) -> None:
+        """Staleness, where everybody learns alone: the steps of others since the last mean that a step did not know of."""
+        before = [self._alone.get(rank, 0) for rank in met.inside]
+        self._unseen += unseen(before, met.each, limits.STALENESS_BUCKETS - 1)
+        self.score.staleness = np.trim_zeros(self._unseen, "b").tolist()
+        if self._rank.at_end:
+            steps = zip(met.inside, before, met.each, strict=True)
+            self._alone = {rank: past + now for rank, past, now in steps}
 
     def _remember(self, mean: Floats) -> None:
         """This is the mean now; who is interrupted while it is copied still has the one before."""

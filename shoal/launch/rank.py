@@ -60,12 +60,14 @@ class Met:
     go: Go
     sent: int  # bytes, by all of them
     received: int
-    slots: int = 0  # that those inside learned from
+    each: list[int] = field(default_factory=list)  # slots that each inside learned from
+    slots: int = 0  # all of these
     rows: int = 0
     seconds: float = 0.0  # since the last one
     lost: list[Lost] = field(default_factory=list)
 
 
+_NONE = np.empty(0, np.int64)
 Heard = Callable[[Met], None]
 _NOTHING = Go()
 
@@ -281,8 +283,9 @@ class Rank:
         return Met(inside, busy, loss + rest, bad > 0.5, go, round(sent), round(received))
 
     def _settle(self, met: Met) -> None:
-        done = [ids for rank, ids in self.parts.planned.items() if rank in met.inside]
-        met.slots, met.rows = sum(map(len, done)), sum(map(self.parts.rows, done))
+        done = [self.parts.planned.get(rank, _NONE) for rank in met.inside]
+        met.each = list(map(len, done))
+        met.slots, met.rows = sum(met.each), sum(map(self.parts.rows, done))
         met.lost = self.parts.settle(met.inside)
         self._room += sum(one.back for one in met.lost) - met.slots
 

@@ -4,8 +4,11 @@
     every = H       after H steps of each: local SGD
 
 Each rank has its part of the slots. The mean is weighted by the rows that were learned from since the last one, so parts may
-be uneven. ``start = "own"`` is the mistake that the exercise of S2 is known for: every rank begins with weights of its own,
-and the mean of such networks is no better than chance.
+be uneven. A period ends early where the model is to be judged and at the end of a pass; with "end" the model is judged by a mean
+that nobody goes on from. What a rank that is lost has learned since the last mean is learned again by the others.
+
+``start = "own"`` is the mistake that the exercise of S2 is known for: every rank begins with weights of its own, and the mean of
+such networks is no better than chance.
 """
 
 from __future__ import annotations

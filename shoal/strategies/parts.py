@@ -158,6 +158,20 @@ class Parts:
             self._queues[rank] = np.concatenate([self._queues[rank], piece])
 
 
+def unseen(before: Sequence[int], now: Sequence[int], most: int) -> Ids:
+    """How many steps of others a step did not know of: for 0, 1, ... ``most`` or more of them, the number of such steps.
+
+    Since the last mean each rank took ``before`` steps and then ``now``, all at the same pace; none saw another's.
+    """
+    found = np.zeros(most + 1, np.int64)
+    for rank, count in enumerate(now):
+        own = before[rank] + np.arange(count)
+        others = (before[one] + now[one] for one in range(len(now)) if one != rank)
+        missed = sum((np.minimum(own, steps) for steps in others), np.zeros(count, np.int64))
+        found += np.bincount(np.minimum(missed, most), minlength=most + 1)
+    return found
+
+
 def _within(wanted: Sequence[int], room: int) -> list[int]:
     """As many as are wanted; if there is less room, each the same share of it."""
     total = sum(wanted)

@@ -24,6 +24,7 @@ JOB = {
     "stop": {"epochs": 12},
     "evaluate": {"every": 2.0},
     "workers": 4,
+    "emulate": {"per_example": 5e-5},  # long enough that there is a middle
 }
 
 
@@ -139,5 +140,6 @@ def test_nothing_is_left_when_rank_0_is_ended_and_its_run_goes_on(
     process.wait(60)
     assert den.is_empty(), den.left()
     if over == "store":
-        again = shoal.train(resume=tmp_path / "run", workers=2, epochs=20, settings={"launch.how": "threads"})
+        calmly = {"launch.how": "threads", "checkpoint.every": 60.0, "emulate.per_example": 0.0}
+        again = shoal.train(resume=tmp_path / "run", workers=2, epochs=8, settings=calmly)
         assert (again.summary["resumed"], again.summary["failed"]) == (1, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -144,6 +145,12 @@ def test_weights_that_run_away_end_the_run_and_say_so() -> None:
 def test_what_cannot_be_is_refused_before_anything_starts(changes: Mapping[str, Any], said: str) -> None:
     with pytest.raises(Invalid, match=said):
         watch(job(**changes))
+
+
+def test_gloo_says_what_to_install_where_there_is_no_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(Invalid, match=r"'gloo' needs PyTorch, .*: pip install 'shoal\[torch\]'"):
+        watch(job(strategy__over="gloo", launch__how="processes"))
 
 
 # ---------------------------------------------------------------- taking it up again

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
-from shoal.strategies.parts import Parts
+from shoal.strategies.parts import Parts, unseen
 
 SLOTS = Slots(rows=1_000, batch=10, seed=3)  # a hundred
 
@@ -89,3 +89,9 @@ def test_a_run_is_taken_up_with_any_number_of_ranks() -> None:
 def test_as_many_shares_as_ranks_are_asked_for() -> None:
     with pytest.raises(Invalid, match="2 numbers for 3 ranks: give one for each"):
         Parts(SLOTS, 3, [1.0, 2.0])
+
+
+def test_a_step_does_not_know_of_what_others_did_since_the_last_mean() -> None:
+    assert unseen([0, 0, 0], [3, 3, 1], most=9).tolist() == [3, 0, 2, 2, 0, 0, 0, 0, 0, 0]  # 0 2 3 | 0 2 3 | 0
+    assert unseen([4, 4], [1, 1], most=3).tolist() == [0, 0, 0, 2]
+    assert unseen([0], [5], most=3).tolist() == [5, 0, 0, 0]

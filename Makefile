@@ -55,5 +55,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,view,torch]'
+	$(PIP) -e '.[dev,view,torch,mpi]'
 	@touch $@ $(VENV)/.run

@@ -49,7 +49,7 @@ class Averaged:
         """``others``: the ranks besides this one; those that the job says, unless they are there already."""
         self.learner = check(job, dataset)
         self.job, self.dataset, self._listener, self._kept = job, dataset, listener, kept
-        in_steps = isinstance(job.strategy, AllReduce)
+        self._in_steps = in_steps = isinstance(job.strategy, AllReduce)
         self.score = Score(job, dataset, self.learner, listener, folder, job.workers if in_steps else 1)
         start = self.learner.start()
         self._keeper = Keeper(folder, job, "" if start is None else start[1], listener)
@@ -165,7 +165,8 @@ class Averaged:
         score.received += met.received
         if not met.slots:
             return
-        self._count_unseen(met)
+        if not self._in_steps:
+            self._count_unseen(met)
         slowest = max(met.busy)
         spent = {
             "compute": sum(met.busy),

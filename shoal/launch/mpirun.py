@@ -275,7 +275,7 @@ def command(mpirun: Path, ranks: int, own: Path, folder: Path | None, kept: str)
         options.append("--allow-run-as-root")
     parameters = {
         "pml": "ob1",
-        "btl": "self,sm",  # one machine: nothing listens to a network
+        "btl": "self,sm",  # one machine: ranks talk by shared memory alone
         "btl_sm_backing_directory": str(own),
         "mpi_yield_when_idle": "1",
     }

@@ -20,7 +20,7 @@ from shoal.events import Gone, RunEvent, Started, Warned
 from shoal.folder import Log
 from shoal.job import Job
 from shoal.launch import mpi
-from shoal.launch.mpirun import SHARED, UnderMpirun
+from shoal.launch.mpirun import UnderMpirun
 from shoal.launch.underway import Underway
 from shoal.settings import changed
 from shoal.testing.watch import kill, reach, watch
@@ -105,9 +105,12 @@ def test_a_killed_rank_leaves_its_slots_to_the_others(strategy: dict[str, Any]) 
 @pytest.mark.parametrize("victim", ["rank 0", pytest.param("mpirun", marks=pytest.mark.soak)])
 def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> None:
     pids: list[int] = []
+    folders: list[Path] = []
 
     def break_it(training: Underway) -> None:
-        assert isinstance(training, UnderMpirun) and training._process is not None
+        assert isinstance(training, UnderMpirun) and training._process is not None and training._own is not None
+        folders.append(training._own)
+        assert training._own.exists()
         reach(training, 0.2)
         pids.extend([*training.pids.values(), training._process.pid])
         os.kill(training.pids["worker-0"] if victim == "rank 0" else training._process.pid, signal.SIGKILL)
@@ -116,7 +119,7 @@ def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> No
     assert run.outcome.failed and "--resume" in run.outcome.why
     assert ("worker-0" if victim == "rank 0" else "mpirun ended (killed by signal 9)") in run.outcome.why
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    assert not [name for name in os.listdir(SHARED) if name.startswith("shoal-mpi")]
+    assert not folders[0].exists()
 
 
 @pytest.mark.soak
@@ -170,6 +173,7 @@ def test_ranks_end_with_the_process_that_was_called() -> None:
                 break
         below = psutil.Process(process.pid).children(recursive=True)
         assert len(below) >= 4  # mpirun and three ranks
+        (folder,) = {word for one in below for word in one.cmdline() if Path(word).name.startswith("shoal-mpi-")}
         process.kill()
     until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
-    assert not [name for name in os.listdir(SHARED) if name.startswith("shoal-mpi")]
+    until(lambda: not Path(folder).exists())

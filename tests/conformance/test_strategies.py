@@ -17,6 +17,8 @@ AVERAGING = (("strategy.every", 4), ("update.step", 1.0))
 GLOO = Candidate(
     "averaging", "processes", settings=(("strategy.over", "gloo"), *AVERAGING), tolerance=0.04, survives=False
 )
+ALLREDUCE = Candidate("allreduce", "processes", survives=False)
+OVER_GLOO = (GLOO, ALLREDUCE)
 STRATEGIES = [
     Candidate("sync", exact=True),
     Candidate("sync", settings=(("strategy.slots_per_step", 1),), exact=True),
@@ -40,7 +42,7 @@ CANDIDATES = [
     Candidate("bounded", "processes"),
     Candidate("async", "processes"),
     Candidate("averaging", "processes", settings=AVERAGING, tolerance=0.04),
-    GLOO,
+    *OVER_GLOO,
 ]
 
 
@@ -49,7 +51,7 @@ OF_THE_PLAIN_RUN = ("serial_run", "counts_every", "summary", "epochs", "killed")
 
 def when(candidate: Candidate, check: Check) -> Any:
     """Over gloo every run takes seconds to import PyTorch: those of other stop rules wait for the soak."""
-    later = candidate is GLOO and not any(part in check.__name__ for part in OF_THE_PLAIN_RUN)
+    later = candidate in OVER_GLOO and not any(part in check.__name__ for part in OF_THE_PLAIN_RUN)
     return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())
 
 
@@ -59,7 +61,7 @@ def when(candidate: Candidate, check: Check) -> Any:
     ids=lambda value: str(value) if isinstance(value, Candidate) else value.__name__,
 )
 def test_a_strategy_passes(candidate: Candidate, check: Check) -> None:
-    if candidate is GLOO:
+    if candidate in OVER_GLOO:
         pytest.importorskip("torch")
     check(candidate)
 

@@ -12,7 +12,7 @@ from shoal.views import words
 from shoal.views.account import median, seconds_of
 from shoal.views.drawing import clock
 from shoal.views.explain import MUCH, VERBS, emulated, percent, times
-from shoal.views.told import NEVER_LATE, Told
+from shoal.views.told import STILL, Told
 
 SLACK = 0.005  # of a loss: less than that is chance
 
@@ -48,7 +48,7 @@ def of_several(runs: list[Told]) -> list[str]:
         said.append(
             f"The model is judged every {_short(max(spaces))} or sooner (median): no time here is finer than that."
         )
-    still = [one.name for one in judged if one.strategy in NEVER_LATE]
+    still = [one.name for one in judged if one.strategy in STILL]
     if any(one.strategy == "serial" for one in judged) and len({one.strategy for one in judged}) > 1:
         said.append("A serial run has one core and nobody to talk to.")
     if 0 < len(still) < len(judged):

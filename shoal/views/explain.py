@@ -135,6 +135,11 @@ def _stale(told: Told) -> str:
     _, mean, p95, most = stale
     if not most:
         return "Every gradient was computed with the newest weights: staleness is 0."
+    if told.strategy == "averaging":
+        return (
+            f"A step did not know of {mean:.3g} steps of other ranks since the last mean on average, {p95:,} at the 95th "
+            f"percentile, {most_stale(most)} at most."
+        )
     return (
         f"Between reading weights and pushing their gradient {mean:.3g} other pushes were counted on average, {p95:,} at the "
         f"95th percentile, {most_stale(most)} at most."

@@ -220,7 +220,7 @@ def alone(story: Any, strategy: str) -> list[RunEvent]:
     return [replace(first, strategy=strategy, servers=0), *rest]
 
 
-@pytest.mark.parametrize("strategy", ["serial", "averaging", "allreduce", "hogwild"])
+@pytest.mark.parametrize("strategy", ["serial", "allreduce", "hogwild"])
 def test_a_run_without_pushes_says_nothing_of_staleness_or_bytes(story: Any, strategy: str) -> None:
     still = {**SUMMARY, "bytes_sent": 0, "bytes_received": 0}
     found = by_title(sections([tell("one", alone(story, strategy), still)]))

@@ -89,6 +89,13 @@ def test_staleness_is_told_and_its_last_bucket_is_open(story: Any) -> None:
     assert "pushes" not in words_of([story.started()], {"staleness": {"mean": None, "counts": []}})
 
 
+def test_what_a_rank_did_not_know_of_is_told_by_steps(story: Any) -> None:
+    first, *rest = story.run()
+    stale = {"staleness": {"mean": 7.5, "p95": 14, "max": 15, "counts": [1] * 16}}
+    said = words_of([replace(first, strategy="averaging"), *rest], stale)
+    assert "A step did not know of 7.5 steps of other ranks since the last mean" in said and "pushing" not in said
+
+
 def test_updates_that_hogwild_lost_are_told_with_their_share(story: Any) -> None:
     def said(**counts: int) -> str:
         return " ".join(of_one(tell("one", list(story.run()), {"lost_updates": counts})))

@@ -30,7 +30,7 @@ from shoal.strategies.averaging import AllReduce
 from shoal.strategies.parts import unseen
 from shoal.wire.messages import Course
 
-_WORD = 0.25  # seconds between two sums of figures where nobody goes on from the mean
+_WORD = 1.0  # seconds between two sums of figures where nobody goes on from the mean
 _MOST = 1 << 16  # own slots between them
 
 
@@ -124,7 +124,7 @@ class Averaged:
         """What was learned up to the last mean is judged, and kept."""
         self.score.why = self.score.why or "interrupted"
         self._keep()
-        if self.score.done and self._mean is not None:
+        if self.score.unjudged and self.score.done and self._mean is not None:
             self.score.judge(self._weights(self._mean))
         return self.outcome()
 

@@ -204,6 +204,10 @@ class HogwildRun:
         count = learner.keys * learner.width
         return np.array(slab[0, :count]).reshape(learner.keys, learner.width)
 
+    @property
+    def _is_finite(self) -> bool:
+        return bool(np.isfinite(self._segment["slab"]).all())
+
     # ------------------------------------------------------------ rounds
 
     def _begin(self) -> None:
@@ -235,12 +239,14 @@ class HogwildRun:
         missing = self._close_round()
         if missing and not score.why:
             score.counts["slots dealt again"] += missing - untouched
-            if not self._here:
+            if not self._is_finite:
+                score.judge(self.weights)  # which ends it
+            elif not self._here:
                 score.fail(
                     f"no worker is left to compute: start it again, with more workers (the last was {self._last})"
                 )
                 self._keep()
-        if score.due and not score.failed:
+        if score.due and not score.why:
             score.judge(self.weights)
         if self._keeper.due and not score.failed:
             self._keep()
@@ -253,7 +259,7 @@ class HogwildRun:
         return missing
 
     def _keep(self) -> None:
-        if not self.score.done:
+        if not self.score.done or not self._is_finite:
             return
         of_pass, is_left = self._place
         left = of_pass * self._slots.per_pass + np.flatnonzero(is_left)
@@ -349,6 +355,8 @@ class HogwildRun:
             taken = min(int(desk[racing.CURSOR, 0]), len(self._numbers))
             open_ = taken - int(np.count_nonzero(self._segment["tally"][:taken]))
             slots = int(was_busy and open_ > len(self._busy))
+            if not self._is_finite:  # the others would find that out one after another
+                desk[racing.STOP, 0] = 1
         self._last = f"{name}: {why or LEFT}"
         self._listener(Gone(seconds=self.score.seconds, name=name, role="worker", why=why or LEFT, slots=slots))
 

@@ -35,7 +35,7 @@ TWINS = {"locked": "example", "hot_cold": "example", "serial": "batched"}  # wit
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is measured."""
 
-    rows: int | None = None  # of the smaller set; the other has twice as many. 150,000 a core, 1,600,000 at most
+    rows: int | None = None  # of the smaller set; the other has twice as many. 150,000 a core, 800,000 at most
     clicks: int = 4_000_000  # features of the click-like one
     threads: tuple[int, ...] | None = None  # 1, 2, 4, ... as many as there are cores
     rules: tuple[str, ...] = ("sgd", "adagrad")
@@ -102,7 +102,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def shapes(settings: Settings, cores: int) -> list[Shape]:
-    rows = settings.rows or min(150_000 * cores, 1_600_000)
+    rows = settings.rows or min(150_000 * cores, 800_000)
     return [
         Shape("rcv1-like", "rcv1-like", 47_236, rows, 0.05),
         Shape("click-like", "clicks", settings.clicks, 2 * rows, 0.01),

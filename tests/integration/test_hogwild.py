@@ -69,6 +69,7 @@ def test_one_worker_that_takes_slots_as_steps_is_the_serial_run_bit_for_bit(how:
     assert [event.test_loss for event in evaluated(one)] == [event.test_loss for event in evaluated(alone)]
 
 
+@pytest.mark.soak  # with slots as steps both are the serial run, which is shown above
 def test_threads_and_processes_learn_the_same() -> None:
     threads, processes = (execute(job_of(workers=1, launch__how=how)) for how in ("threads", "processes"))
     assert same(threads, processes)

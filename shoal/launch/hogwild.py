@@ -256,8 +256,8 @@ class HogwildRun:
                 score.counts["slots dealt again"] += missing - untouched
             else:
                 # One that ended by an error of its own would do so again, however many there are.
-                move = "start it again, with more workers" if self._was_sent_off else "mend that, and start it again"
-                score.fail(f"no worker is left to compute: {move} (the last was {self._last})")
+                how = "with more workers" if self._was_sent_off else "when what ended it is mended"
+                score.fail(f"no worker is left to compute: start it again, {how} (the last was {self._last})")
                 self._keep()
         if score.due and not score.why:
             score.judge(self.weights)
@@ -371,7 +371,7 @@ class HogwildRun:
             # It had one if more are taken and not marked than the others have, one each.
             taken = min(int(desk[racing.CURSOR, 0]), len(self._numbers))
             open_ = taken - int(np.count_nonzero(self._segment["tally"][:taken]))
-            slots = int(was_busy and open_ > len(self._busy))
+            slots = int(was_busy and open_ > len(self._busy) and bool(self._here or self._starting))
             if not self._is_finite:  # the others would find that out one after another
                 desk[racing.STOP, 0] = 1
         self._last = f"{name}: {(why or LEFT)[:_LONG]}{'...' * (len(why) > _LONG)}"

@@ -27,9 +27,9 @@ from shoal.errors import Invalid
 from shoal.events import Gone, Joined, RunEvent, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
-from shoal.launch.kept_slab import Keeper, Kept
+from shoal.launch.kept_slab import Keeper, Kept, is_finite
 from shoal.launch.racer import BUSY, DONE, ENDED, GO, LEAVE, LOSS, READY, LinearLane
-from shoal.launch.racers import News, Racers, state_of
+from shoal.launch.racers import News, Racers, enough_files, state_of
 from shoal.launch.score import Score
 from shoal.launch.shared import check_possible, shared
 from shoal.launch.training import Outcome
@@ -43,6 +43,11 @@ from shoal.wire.messages import Course
 _LOOK = 0.05  # seconds between two looks at how far they are
 _SPARE = 8  # seats for those that come later
 LEFT = "it left"
+_KILLED = "(killed by signal "
+_LONG = 300  # characters of a reason that is told again
+
+
+_CANARY = ("updates counted", "updates lost")
 
 
 class _LateError(Exception):
@@ -75,6 +80,7 @@ class HogwildRun:
         # The pass, and which of its slots are to be done, in one: an interruption comes before it is changed, or after.
         self._place = (-1, np.zeros(self._slots.per_pass, np.bool_))
         if kept is not None:
+            kept.check_left(self._slots.per_pass)
             self.score.restore(kept.facts.standing)
             of_pass, left = kept.position
             self._place = (of_pass, self._place[1])
@@ -82,7 +88,8 @@ class HogwildRun:
         self._order = self._slots.contents(max(0, self._place[0]))  # of the slots in this pass
         self._told = self._begun = False  # that it starts; the first slot
         self._race: Race | None = None  # of threads
-        self._last = ""  # who ended last, and why
+        self._last, self._was_sent_off = "", True  # who ended last, and why; not by an error of its own
+        self._lost_before = [self.score.counts[name] for name in _CANARY]
         # Workers, by number. One is starting, then here; busy from GO to DONE.
         self._starting, self._here, self._busy = set[int](), set[int](), set[int]()
         # The round: its slots by number, what each contains, which of them are counted; none: there is no round.
@@ -99,22 +106,21 @@ class HogwildRun:
 
     def __enter__(self) -> HogwildRun:
         seats = max(self.job.workers + _SPARE, 2 * self.job.workers)
-        self._segment, self._race = shared(self.job, self.dataset, self.learner, self._slots.per_pass, seats)
-        if self._kept is not None:
-            self._segment["slab"][...] = self._kept.slab
-            self._kept = None  # it is as large as the model
-        threads = self.job.launch.how == "threads"
-        self._racers = Racers(
-            self.job, str(self.dataset.train.folder), self._about, self._segment, seats, self._lane if threads else None
-        )
-        try:
+        lane = self._lane if self.job.launch.how == "threads" else None
+        with enough_files("the run"), contextlib.ExitStack() as on_error:
+            self._segment, self._race = shared(self.job, self.dataset, self.learner, self._slots.per_pass, seats)
+            on_error.callback(self._segment.close)
+            if self._kept is not None:
+                self._kept.check_shape(self._segment["slab"].shape)
+                self._segment["slab"][...] = self._kept.slab
+                self._kept = None  # it is as large as the model
+            self._racers = Racers(self.job, str(self.dataset.train.folder), self._about, self._segment, seats, lane)
+            on_error.callback(self.close)
             self.learner.settle()
             self._racers.start()
             for _ in range(self.job.workers):
                 self.add_worker()
-        except BaseException:
-            self.close()
-            raise
+            on_error.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -124,10 +130,12 @@ class HogwildRun:
         """End everything; nothing is left of the memory when the last worker is gone."""
         if "desk" in self._segment.arrays:
             self._segment["desk"][racing.STOP, 0] = 1
-        self._racers.close()
-        self._race = None
-        self._segment.close()
-        self.learner.release()
+        try:
+            self._racers.close()
+        finally:
+            self._race = None
+            self._segment.close()
+            self.learner.release()
 
     def _lane(self, seat: int) -> LinearLane:
         assert self._race is not None
@@ -175,6 +183,10 @@ class HogwildRun:
                 self._round()
         except _LateError:
             return None
+        except MemoryError:
+            self.score.fail(
+                "no memory is left to judge the model: take fewer keys (--set data.hash_bits=20), or a smaller model"
+            )
         if self.score.unjudged and self.score.done and not self.score.failed:
             self.score.judge(self.weights)
         self._count_lost()
@@ -206,7 +218,7 @@ class HogwildRun:
 
     @property
     def _is_finite(self) -> bool:
-        return bool(np.isfinite(self._segment["slab"]).all())
+        return is_finite(self._segment["slab"])
 
     # ------------------------------------------------------------ rounds
 
@@ -238,18 +250,22 @@ class HogwildRun:
         untouched = max(0, len(self._numbers) - int(desk[racing.CURSOR, 0]))
         missing = self._close_round()
         if missing and not score.why:
-            score.counts["slots dealt again"] += missing - untouched
             if not self._is_finite:
                 score.judge(self.weights)  # which ends it
-            elif not self._here:
-                score.fail(
-                    f"no worker is left to compute: start it again, with more workers (the last was {self._last})"
-                )
+            elif self._here:
+                score.counts["slots dealt again"] += missing - untouched
+            else:
+                # One that ended by an error of its own would do so again, however many there are.
+                how = "with more workers" if self._was_sent_off else "when what ended it is mended"
+                score.fail(f"no worker is left to compute: start it again, {how} (the last was {self._last})")
                 self._keep()
         if score.due and not score.why:
             score.judge(self.weights)
         if self._keeper.due and not score.failed:
-            self._keep()
+            if self._is_finite:
+                self._keep()
+            else:
+                score.judge(self.weights)  # which ends it
 
     def _close_round(self) -> int:
         """What is marked is done; how many are not."""
@@ -259,8 +275,9 @@ class HogwildRun:
         return missing
 
     def _keep(self) -> None:
-        if not self.score.done or not self._is_finite:
+        if not self.score.done:
             return
+        self._count_lost()
         of_pass, is_left = self._place
         left = of_pass * self._slots.per_pass + np.flatnonzero(is_left)
         self._keeper.keep(self._segment["slab"], of_pass, left, self.score.state(), self.score.steps)
@@ -321,8 +338,8 @@ class HogwildRun:
 
     def _count_lost(self) -> None:
         if self._strategy.canary:
-            counts = self.score.counts
-            counts["updates counted"], counts["updates lost"] = racing.lost(self._segment["desk"])
+            for name, before, now in zip(_CANARY, self._lost_before, racing.lost(self._segment["desk"]), strict=True):
+                self.score.counts[name] = before + now
 
     # ------------------------------------------------------------ coming and going
 
@@ -354,10 +371,11 @@ class HogwildRun:
             # It had one if more are taken and not marked than the others have, one each.
             taken = min(int(desk[racing.CURSOR, 0]), len(self._numbers))
             open_ = taken - int(np.count_nonzero(self._segment["tally"][:taken]))
-            slots = int(was_busy and open_ > len(self._busy))
+            slots = int(was_busy and open_ > len(self._busy) and bool(self._here or self._starting))
             if not self._is_finite:  # the others would find that out one after another
                 desk[racing.STOP, 0] = 1
-        self._last = f"{name}: {why or LEFT}"
+        self._last = f"{name}: {(why or LEFT)[:_LONG]}{'...' * (len(why) > _LONG)}"
+        self._was_sent_off = not why or _KILLED in why
         self._listener(Gone(seconds=self.score.seconds, name=name, role="worker", why=why or LEFT, slots=slots))
 
     def _see_to_the_silent(self) -> None:
@@ -369,7 +387,9 @@ class HogwildRun:
         names = [f"worker-{number}" for number in sorted(self._busy | self._starting)]
         stopped = [name for name in names if name in pids and state_of(pids[name]) == "T"]
         for name in stopped:
-            self._warn(f"{name} is stopped, and everybody waits for it: it is killed, and its slot dealt again")
+            self._warn(
+                f"{name} is stopped, and everybody waits for it: it is killed; if it has a slot, that is dealt again"
+            )
             self._racers.signal(name, signal.SIGKILL)
         if names and not stopped:
             what = "finished a slot" if self._busy else "was ready to begin"

@@ -3,7 +3,7 @@
 It waits for its bell, takes slots off the cursor that all share until none is left, says that it is done, and waits again:
 
     bell    a pipe of its own: GO (there is a round), LEAVE (finish the slot you have, and go)
-    news    a pipe that all write to: READY, DONE, each with the worker's number
+    news    a pipe that all write to: READY, DONE, LEAVING (as it was asked to), each with the worker's number
 
 Whoever rings is the process that keeps the score (``hogwild``); it computes nothing, and workers say nothing else.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shoal.launch.child import Orders
 
 GO, LEAVE = b"g", b"l"
-READY, DONE, ENDED = range(3)
+READY, DONE, ENDED, LEAVING = range(4)
 NEWS = struct.Struct("<IB")  # worker and what it says, in one write: the kernel keeps it whole
 LOSS, BUSY = 0, 1  # columns of ``sums``
 PLAN = "plan "  # before the names of what repeats
@@ -170,6 +170,7 @@ class Racer:
         while os.read(self._bell, 1) == GO:
             self._round(lane, cell, sums)
             self.say(DONE)
+        self.say(LEAVING)
 
     def _round(self, lane: Lane, cell: Any, sums: Any) -> None:
         while not self._poll.poll(0):  # in the middle of a round nothing is said but that it is to leave

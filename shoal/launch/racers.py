@@ -7,27 +7,31 @@ in the order in which it happened.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from shoal import limits
-from shoal.errors import Invalid
+from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
 from shoal.launch.child import Orders
 from shoal.launch.children import DONE as AS_IT_SHOULD
 from shoal.launch.children import Children
 from shoal.launch.local import _START_WITHIN
 from shoal.launch.nursery import Setup
-from shoal.launch.racer import ENDED, LEAVE, NEWS, Lane, Racer, Racing
+from shoal.launch.racer import ENDED, LEAVE, LEAVING, NEWS, Lane, Racer, Racing
 from shoal.launch.segment import Segment
 from shoal.launch.work import number_of
+
+_BY_ITSELF = "its process ended (exit code 0) before anybody asked it to"
 
 
 class News(NamedTuple):
@@ -52,6 +56,7 @@ class Racers:
         self.seats: dict[int, int] = {}  # by worker
         self._bells: dict[int, tuple[int, int]] = {}
         self._why: dict[int, str] = {}  # it ended
+        self._leaving: set[int] = set()  # as they were asked to
         self._threads: dict[int, threading.Thread] = {}
         self._ears, self._news = os.pipe()
         os.set_blocking(self._ears, False)
@@ -82,9 +87,11 @@ class Racers:
         with self._lock:
             if not self._free:
                 raise Invalid(f"all {len(self.seats)} seats are taken: end one, or begin with more workers")
+            with enough_files(f"worker-{self._numbers}"):
+                bell = os.pipe()
             number, self._numbers = self._numbers, self._numbers + 1
             self.seats[number] = seat = self._free.pop(0)
-            self._bells[number] = bell = os.pipe()
+            self._bells[number] = bell
         known(number)
         name = f"worker-{number}"
         if self._lane is not None:
@@ -120,12 +127,21 @@ class Racers:
         if not self._poll.poll(1000 * seconds):
             return []
         said = os.read(self._ears, NEWS.size * 4_096)
-        return [News(number, what, self._why.get(number, "")) for number, what in NEWS.iter_unpack(said)]
+        found = []
+        for number, what in NEWS.iter_unpack(said):
+            why = self._why.get(number, "") if what == ENDED else ""
+            if what == LEAVING:
+                self._leaving.add(number)
+            elif what == ENDED and not why and number not in self._leaving:
+                found.append(News(number, what, _BY_ITSELF))
+            else:
+                found.append(News(number, what, why))
+        return found
 
     def let_go(self, number: int) -> int:
         """It has ended: its bell is taken down, and its seat is free. Which seat it had."""
         with self._lock:
-            for descriptor in self._bells.pop(number):
+            for descriptor in self._bells.pop(number, ()):
                 os.close(descriptor)
             seat = self.seats.pop(number)
             self._free.append(seat)
@@ -141,12 +157,14 @@ class Racers:
             self.ring(number, LEAVE)
         for thread in list(self._threads.values()):
             thread.join(limits.DRAIN / limits.SECOND)
-        if self._children is not None:
-            self._children.close()
-        for number in list(self.seats):
-            self.let_go(number)
-        os.close(self._ears)
-        os.close(self._news)
+        try:
+            if self._children is not None:
+                self._children.close()
+        finally:
+            for number in list(self.seats):
+                self.let_go(number)
+            os.close(self._ears)
+            os.close(self._news)
 
     # ------------------------------------------------------------ inside
 
@@ -165,6 +183,20 @@ class Racers:
         self._why[number] = "" if why == AS_IT_SHOULD else why
         if not self._closed:
             os.write(self._news, NEWS.pack(number, ENDED))
+
+
+@contextlib.contextmanager
+def enough_files(who: str) -> Iterator[None]:
+    """Whoever cannot start for want of descriptors hears what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise StartFailed(
+            f"{who} cannot start: too many files are open, and each worker takes two: raise the limit (ulimit -n 4096), or take "
+            f"fewer workers"
+        ) from None
 
 
 def state_of(pid: int) -> str:

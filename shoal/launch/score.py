@@ -19,15 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from shoal.cluster.stopping import ENDLESS, Stopping
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
 from shoal.job import Job
 from shoal.launch.best import Best
-from shoal.launch.kept_slab import Standing
+from shoal.launch.kept_slab import Standing, is_finite
 from shoal.launch.training import Outcome
 from shoal.models.learning import Learner
 from shoal.models.linear import Floats
@@ -175,8 +173,7 @@ class Score:
 
     def judge(self, weights: Floats) -> Judged:
         """These are the weights now."""
-        finite = bool(np.isfinite(weights).all())
-        loss, metrics = self.learner.judge(self.dataset.test, weights) if finite else (math.inf, {})
+        loss, metrics = self.learner.judge(self.dataset.test, weights) if is_finite(weights) else (math.inf, {})
         number, self._number = self._number, self._number + 1  # now: who hears of it may interrupt
         judged = Judged(number, weights, loss, metrics)
         best, why = self._stopping.judged(loss)
@@ -186,7 +183,7 @@ class Score:
             if self._best is not None:
                 self._best.write(judged)
         if not math.isfinite(loss):
-            self.failed = True
+            self.fail(why)  # whatever else would have ended it, and before anybody hears of it
         self._listener(
             Evaluated(
                 seconds=self.seconds,

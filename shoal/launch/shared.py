@@ -51,11 +51,6 @@ def shared(job: Job, dataset: Dataset, learner: Learner, slots: int, seats: int)
 
 
 def check_possible(job: Job, strategy: Hogwild) -> None:
-    if job.launch.how == "mpi":
-        raise Invalid(
-            "hogwild shares the memory of one machine, and MPI's ranks share none: --set launch.how=processes or threads, or "
-            "--strategy averaging"
-        )
     if isinstance(job.model, Linear):
         return
     if job.launch.how == "threads":

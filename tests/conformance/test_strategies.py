@@ -50,8 +50,9 @@ OF_THE_PLAIN_RUN = ("serial_run", "counts_every", "summary", "epochs", "killed")
 
 
 def when(candidate: Candidate, check: Check) -> Any:
-    """Over gloo every run takes seconds to import PyTorch: those of other stop rules wait for the soak."""
-    later = candidate in OVER_GLOO and not any(part in check.__name__ for part in OF_THE_PLAIN_RUN)
+    """Over gloo every run takes seconds to import PyTorch, and Hogwild's stop rules are kept by one process however its workers run:
+    those of other stop rules wait for the soak."""
+    later = candidate in (*OVER_GLOO, HOGWILD[-1]) and not any(part in check.__name__ for part in OF_THE_PLAIN_RUN)
     return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.errors import Invalid, RunFailed
+from shoal.errors import BadCheckpoint, Invalid, RunFailed, StartFailed
 from shoal.events import Evaluated, Joined, Progress, Resumed, Saved, Started, Stopped, read_run
 from shoal.job import Job
+from shoal.launch import kept_slab
+from shoal.launch.hogwild import HogwildRun
 from shoal.run import Run, execute
 from shoal.settings import changed
 from shoal.testing.den import soon
@@ -65,6 +69,7 @@ def test_one_worker_that_takes_slots_as_steps_is_the_serial_run_bit_for_bit(how:
     assert [event.test_loss for event in evaluated(one)] == [event.test_loss for event in evaluated(alone)]
 
 
+@pytest.mark.soak  # with slots as steps both are the serial run, which is shown above
 def test_threads_and_processes_learn_the_same() -> None:
     threads, processes = (execute(job_of(workers=1, launch__how=how)) for how in ("threads", "processes"))
     assert same(threads, processes)
@@ -109,10 +114,68 @@ def test_a_model_that_runs_away_fails_the_run() -> None:
         execute(job_of(model="squared", update__rule="sgd", update__step=1e6, stop__epochs=20))
 
 
+RUNS_AWAY: dict[str, Any] = {"model": "squared", "update__rule": "sgd", "update__step": 1e6, "evaluate__every": 1e9}
+
+
+def test_a_model_that_ran_away_is_why_a_run_failed_also_when_its_time_is_over() -> None:
+    with pytest.raises(RunFailed, match=r"the loss is inf: take a smaller step"):
+        execute(job_of(stop={"seconds": 0.1}, **RUNS_AWAY))
+
+
+def test_a_model_that_ran_away_is_why_a_run_failed_also_when_it_is_interrupted_then(tmp_path: Path) -> None:
+    def hear(event: Any) -> None:
+        if isinstance(event, Evaluated) and event.number == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(job_of(stop__epochs=3, **RUNS_AWAY), tmp_path / "run", hear)
+    was = msgspec.json.decode((tmp_path / "run" / "summary.json").read_bytes())
+    assert was["failed"] and was["stopped_because"].startswith("the loss is inf")
+
+
+def test_a_model_that_ran_away_is_never_kept_and_ends_the_run_when_it_would_be(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"the loss is inf: take a smaller step"):
+        execute(job_of(checkpoint__every=0.01, stop={"seconds": 60}, **RUNS_AWAY), tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_run_that_has_no_memory_to_judge_says_so_with_what_was_judged_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged, real = [], HogwildRun.weights.fget  # type: ignore[attr-defined]
+
+    def weights(run: HogwildRun) -> Any:
+        judged.append(1)
+        if len(judged) > 2:
+            raise MemoryError
+        return real(run)
+
+    monkeypatch.setattr(HogwildRun, "weights", property(weights))
+    with pytest.raises(RunFailed, match=r"no memory is left to judge the model: take fewer keys") as failure:
+        execute(job_of())
+    assert isinstance(failure.value.run, Run) and len(evaluated(failure.value.run)) == 2
+
+
+def test_too_few_descriptors_are_told_in_words_and_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = [], os.pipe
+
+    def pipe() -> tuple[int, int]:
+        if len(made) > 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    with pytest.raises(StartFailed, match=r"worker-2 cannot start: too many files.*ulimit -n 4096.*fewer workers"):
+        execute(job_of(workers=8))
+    assert len(made) == 3
+    for descriptor in np.ravel(made):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(int(descriptor))
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"launch__how": "mpi"}, r"shares the memory of one machine.*--set launch.how=processes"),
+        ({"launch__how": "mpi"}, r"does not run over MPI.*--strategy averaging"),
         ({"strategy__way": "hot_cold", "update__rule": "ftrl"}, r"hot_cold adds up what workers learned apart"),
         ({"strategy__hot": 0}, r"strategy.hot=0: needs 1 to"),
     ],
@@ -168,13 +231,25 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_nothing_had_been(tmp_
 
 
 def test_any_number_of_workers_goes_on(tmp_path: Path) -> None:
-    interrupted(tmp_path / "run", 4, workers=1)
+    interrupted(tmp_path / "run", 4, workers=1, strategy__canary=1)
     again = shoal.train(resume=tmp_path / "run", workers=3)
     assert again.summary["examples"] == 2 * ROWS and evaluated(again)[-1].passes == 2.0
+    assert again.summary["lost_updates"]["counted"] == 2 * ROWS  # in both lives
     assert again.summary["test_loss"] < 0.69
 
 
-def test_a_run_is_kept_in_the_middle_of_a_round_and_no_slot_is_done_twice(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_from_a_model_of_another_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = kept_slab.read
+    monkeypatch.setattr(kept_slab, "read", lambda path: replace(real(path), slab=np.ones((1, 1), np.float32)))
+    interrupted(tmp_path / "run", 3)
+    with pytest.raises(BadCheckpoint, match=r"has a model of \(1, 1\), and this run's is of \(1001, 2\)"):
+        shoal.train(resume=tmp_path / "run")
+
+
+def test_a_run_is_kept_in_the_middle_of_a_round_and_no_slot_is_done_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_slab.Keeper, "rest", 0)
     run = execute(job_of(emulate__per_example=1e-3, checkpoint__every=0.02), tmp_path / "run")
     saved = [event.steps for event in run.events if isinstance(event, Saved)]
     assert any(steps % 30 for steps in saved) and saved == sorted(set(saved))
@@ -224,7 +299,7 @@ def test_an_error_of_a_module_is_told_in_its_own_words(images: Path, tmp_path: P
         "        Net.calls += self.training\n        if Net.calls > 3:\n            raise ValueError('no more of this')\n"
         "        return super().forward(x)\n\ndef net():\n    return Net(nn.Flatten(), nn.Linear(256, 4))\n"
     )
-    with pytest.raises(RunFailed, match=r"no worker is left to compute.*ValueError: no more of this"):
+    with pytest.raises(RunFailed, match=r"start it again, when what ended it is mended.*ValueError: no more of this"):
         trained(images, model=f"{tmp_path / 'mine.py'}:net", workers=2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from shoal.cluster.stopping import Patience
 from shoal.errors import BadCheckpoint, OtherRun
 from shoal.events import RunEvent, Saved, Warned
 from shoal.job import Job
+from shoal.launch import kept_slab
 from shoal.launch.kept_slab import CHECKPOINTS, Keeper, Standing, newest, read
 
 JOB = Job.of({"data": "clicks", "strategy": "averaging", "checkpoint": {"keep": 2, "every": 1e-9}})
@@ -90,3 +92,85 @@ def test_seconds_are_never_taken_back(tmp_path: Path) -> None:
     kept, _ = newest(tmp_path / CHECKPOINTS, JOB.identity)
     assert kept is not None
     assert [kept.later(seconds).facts.standing.seconds for seconds in (9.0, 1.0)] == [9.0, 1.5]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_not_kept_and_that_is_told(tmp_path: Path, value: float) -> None:
+    keep(tmp_path, 1)
+    spoiled = SLAB.copy()
+    spoiled[3, 1] = value
+    (warned,) = keep(tmp_path, 2, slab=spoiled)
+    assert isinstance(warned, Warned) and "weights are not finite: what was kept before stays" in warned.what
+    kept, refused = newest(tmp_path / CHECKPOINTS, JOB.identity)
+    assert kept is not None and kept.facts.number == 1 and not refused
+
+
+def test_weights_that_are_not_finite_are_not_taken_up_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_slab, "is_finite", lambda slab: True)
+        keep(tmp_path, 2, slab=np.full((6, 2), np.nan, np.float32))
+    kept, (refused,) = newest(tmp_path / CHECKPOINTS, JOB.identity)
+    assert kept is not None and kept.facts.number == 1 and "not finite" in str(refused)
+
+
+def test_too_little_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(kept_slab, "_hash", short)
+    (warned,) = keep(tmp_path, 1)
+    assert isinstance(warned, Warned) and "cannot keep the run: no memory" in warned.what
+
+
+def test_a_run_that_has_no_slots_left_is_kept(tmp_path: Path) -> None:
+    Keeper(tmp_path, JOB, "", lambda event: None).keep(SLAB, 2, LEFT[:0], standing(1), 1)
+    kept, _ = newest(tmp_path / CHECKPOINTS, JOB.identity)
+    assert kept is not None and not len(kept.left)
+    kept.check_left(3)
+
+
+def test_no_more_than_a_tenth_of_the_time_goes_to_keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(kept_slab.time, "monotonic", lambda: now[0])
+
+    def slow(*_: object) -> tuple[int, int]:
+        now[0] += 2.0
+        return 1, 1
+
+    monkeypatch.setattr(kept_slab, "_write", slow)
+    keeper = Keeper(tmp_path, JOB, "", lambda event: None)
+    now[0] += 1.0
+    assert keeper.due
+    keeper.keep(SLAB, 2, LEFT, standing(1), 1)
+    now[0] += 17.0
+    assert not keeper.due
+    now[0] += 1.0
+    assert keeper.due
+
+
+def test_what_a_killed_run_left_half_written_is_removed_when_it_is_taken_up(tmp_path: Path) -> None:
+    keep(tmp_path, 1)
+    root = tmp_path / CHECKPOINTS
+    for name in (".00000002.safetensors.new", ".00000004.safetensors.y0v5c9zi", ".mine"):
+        (root / name).write_text("half")
+    Keeper(tmp_path, JOB, "", lambda event: None)
+    assert sorted(path.name for path in root.iterdir()) == [".mine", "00000001.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("of_pass", "left"), [(2, [10**12]), (-5, [-50]), (-5, []), (2, [20, 20]), (2, [25, 21]), (2, [19]), (2, [30])]
+)
+def test_slots_of_another_pass_are_refused(tmp_path: Path, of_pass: int, left: list[int]) -> None:
+    Keeper(tmp_path, JOB, "", lambda event: None).keep(SLAB, of_pass, np.array(left, np.int64), standing(1), 1)
+    kept, _ = newest(tmp_path / CHECKPOINTS, JOB.identity)
+    assert kept is not None
+    with pytest.raises(BadCheckpoint, match=f"has slots that pass {of_pass} has not"):
+        kept.check_left(10)
+
+
+def test_a_pipe_in_the_place_of_a_checkpoint_is_refused_at_once(tmp_path: Path) -> None:
+    keep(tmp_path, 1)
+    os.mkfifo(tmp_path / CHECKPOINTS / "00000002.safetensors")
+    kept, (refused,) = newest(tmp_path / CHECKPOINTS, JOB.identity)
+    assert kept is not None and kept.facts.number == 1 and "no plain file" in str(refused)

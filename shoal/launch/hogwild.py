@@ -184,12 +184,12 @@ class HogwildRun:
         except _LateError:
             return None
         except MemoryError:
-            self.score.fail(
-                "no memory is left to judge the model: take fewer keys (--set data.hash_bits=20), or a smaller model"
-            )
+            self.score.fail("no memory is left to judge the model: take a smaller one, or fewer keys (data.hash_bits)")
         if self.score.unjudged and self.score.done and not self.score.failed:
             self.score.judge(self.weights)
         self._count_lost()
+        if self._keeper.has_some and not self.score.failed:
+            self._keep()
         return self.score.end()
 
     def interrupted(self) -> Outcome:

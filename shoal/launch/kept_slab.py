@@ -112,6 +112,11 @@ class Keeper:
         wait = max(self._job.checkpoint.every, self.rest * self._took)
         return self._root is not None and time.monotonic() - self._last >= wait
 
+    @property
+    def has_some(self) -> bool:
+        """There is one: whoever takes the run up again goes back to the newest, so the end is kept, too."""
+        return self._root is not None and bool(_numbers(self._root))
+
     def keep(self, slab: Floats, of_pass: int, left: Ids, standing: Standing, steps: int) -> None:
         """Write one now, unless the last one was of this very step."""
         began = time.monotonic()

@@ -149,7 +149,7 @@ def test_a_run_that_has_no_memory_to_judge_says_so_with_what_was_judged_before(m
         return real(run)
 
     monkeypatch.setattr(HogwildRun, "weights", property(weights))
-    with pytest.raises(RunFailed, match=r"no memory is left to judge the model: take fewer keys") as failure:
+    with pytest.raises(RunFailed, match=r"no memory is left to judge the model: take a smaller one") as failure:
         execute(job_of())
     assert isinstance(failure.value.run, Run) and len(evaluated(failure.value.run)) == 2
 
@@ -228,6 +228,9 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_nothing_had_been(tmp_
     assert (resumed.checkpoint, resumed.steps) == (1, 18)
     assert again.summary["examples"] == 2 * ROWS and not again.summary["failed"]
     assert same(again, execute(job_of(evaluate__every=0.2, **given)))
+    more = shoal.train(resume=tmp_path / "run", epochs=3)  # a run that has kept itself keeps its end, too
+    assert [event for event in more.events if isinstance(event, Resumed)][-1].steps == again.summary["steps"]
+    assert more.summary["examples"] == 3 * ROWS
 
 
 def test_any_number_of_workers_goes_on(tmp_path: Path) -> None:

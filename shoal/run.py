@@ -181,10 +181,11 @@ def execute(
             taken = take_up(folder, Job.load(folder.path / "job.toml"), job, dataset)
             if taken.checkpoint is not None:
                 check_same(learner, taken.checkpoint)
-            folder.begin_again(job, taken.anew)
         log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path
         training = underway(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
+        if folder is not None and taken is not None:
+            folder.begin_again(job, taken.anew)  # nobody refuses any more
         for event in () if taken is None else taken.news:
             log(event)
     except BaseException:

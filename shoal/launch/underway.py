@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol
 
 from shoal.data.datasets import Dataset
+from shoal.errors import Invalid
 from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.launch.kept_slab import Kept
@@ -71,6 +72,8 @@ def underway(
         return Training(job, dataset, listener, folder, resume, launcher)
     kept = resume if isinstance(resume, Kept) else None
     if isinstance(job.strategy, Averaging | AllReduce):
+        if job.over == "mpi" and job.launch.how == "threads":
+            raise Invalid("over MPI every rank is a process: leave --on threads away, or strategy.over=mpi")
         if job.over == "mpi" and rank() is None:
             from shoal.launch.mpirun import UnderMpirun
 

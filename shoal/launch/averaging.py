@@ -117,7 +117,10 @@ class Averaged:
                 f"was kept; with --servers 2 --copies 2 the others would go on"
             )
         except (ClusterError, StoreError) as error:
-            self._fail(str(error))
+            self._fail(f"{error}; shoal train --resume goes on from what was kept")
+        except Exception:  # of the module, say
+            self._keep()
+            raise
         return score.end()
 
     def interrupted(self) -> Outcome:

@@ -12,7 +12,7 @@ from shoal.errors import Invalid
 from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.launch.kept_slab import Kept
-from shoal.launch.mpi import check_mpi, rank
+from shoal.launch.mpi import check_alone, check_mpi, rank
 from shoal.launch.training import Launcher, Outcome, Training
 from shoal.models.learning import Learner
 from shoal.store.checkpoint import Manifest
@@ -65,6 +65,7 @@ def underway(
     launcher: Launcher | None = None,
 ) -> Underway:
     """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there."""
+    check_alone()
     if job.launch.how == "mpi":
         check_mpi(job)
     if isinstance(job.strategy, ParameterServer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 pytest.importorskip("torch")
 
 import shoal
+from shoal.errors import RankLost
 from shoal.events import Gone
 from shoal.job import Job
+from shoal.launch.group_gloo import GlooGroup
 from shoal.testing.watch import kill, watch
 
 
@@ -65,6 +68,26 @@ def test_with_a_killed_rank_a_run_with_ddp_ends_and_says_whose_fault_it_is(image
     assert run.outcome.judged is not None
 
 
+def test_who_waits_inside_pytorch_is_told_who_is_lost_and_gets_the_errors_of_what_it_waits_for(tmp_path: Path) -> None:
+    gone, ended = threading.Event(), threading.Event()
+
+    def check(waited: float) -> None:
+        if gone.is_set():
+            raise RankLost("worker-1", "its process is stopped")
+
+    def fail() -> None:
+        raise RuntimeError("of the module")
+
+    group = GlooGroup(tmp_path, 0, 1, check)
+    with pytest.raises(RuntimeError, match="of the module"):
+        group.aside(fail)
+    gone.set()
+    with pytest.raises(RankLost):
+        group.aside(lambda: print(ended.wait()))
+    ended.set()
+    group.close()
+
+
 NET = """
 from pathlib import Path
 from torch import nn
@@ -97,6 +120,7 @@ def failing(images: Path, **settings: Any) -> Job:
     )
 
 
+@pytest.mark.soak
 def test_an_error_of_the_module_at_one_rank_ends_the_run_and_is_said_as_such(
     images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_mean_over_mpi_is_the_mean_over_the_store_and_over_gloo_to_rounding(ra
     assert found.summary["bytes_sent"] > 0
 
 
+@pytest.mark.soak
 def test_all_reduce_over_mpi_takes_the_steps_of_a_sync_run() -> None:
     found = watch(job(strategy="allreduce", workers=3))
     found.check_counted_once()

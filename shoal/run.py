@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,9 +184,8 @@ def execute(
                 check_same(learner, taken.checkpoint)
         log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path
-        training = underway(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
-        if folder is not None and taken is not None:
-            folder.begin_again(job, taken.anew)  # nobody refuses any more
+        begin = None if folder is None or taken is None else partial(folder.begin_again, job, taken.anew)
+        training = underway(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher, begin)
         for event in () if taken is None else taken.news:
             log(event)
     except BaseException:

@@ -63,15 +63,28 @@ def underway(
     folder: Path | None = None,
     resume: tuple[Path, Manifest] | Kept | None = None,
     launcher: Launcher | None = None,
+    begin: Callable[[], None] | None = None,
 ) -> Underway:
-    """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there."""
+    """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there.
+
+    ``begin`` is called when nothing refuses it any more, and before anything is written.
+    """
     check_alone()
-    if job.launch.how == "mpi":
+    if job.launch.how == "mpi" and not isinstance(job.strategy, Hogwild):  # which says it in words of its own
         check_mpi(job)
+    begin = begin or (lambda: None)
     if isinstance(job.strategy, ParameterServer):
         assert not isinstance(resume, Kept)
+        begin()
         return Training(job, dataset, listener, folder, resume, launcher)
-    kept = resume if isinstance(resume, Kept) else None
+    found = _without_coordinator(job, dataset, listener, folder, resume if isinstance(resume, Kept) else None)
+    begin()
+    return found
+
+
+def _without_coordinator(
+    job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None, kept: Kept | None
+) -> Underway:
     if isinstance(job.strategy, Averaging | AllReduce):
         if job.over == "mpi" and job.launch.how == "threads":
             raise Invalid("over MPI every rank is a process: leave --on threads away, or strategy.over=mpi")

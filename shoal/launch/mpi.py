@@ -277,7 +277,7 @@ def follow() -> None:
 def _work(here: World, work: Mapping[str, Any]) -> None:
     from shoal.launch.others import RankWork, follow
 
-    group = here.group()
+    group = here.group(_told_of_rank_0 if here.rank == 1 else lambda what: None)
     try:
         follow(msgspec.convert(work, RankWork), group)
         group.part()
@@ -287,6 +287,12 @@ def _work(here: World, work: Mapping[str, Any]) -> None:
     except BaseException:
         traceback.print_exc()
         end_hard()
+
+
+def _told_of_rank_0(what: str) -> None:
+    """Of all others it tells itself; when it is stopped it cannot."""
+    if what.startswith("rank 0 ") and "it is stopped" in what:
+        print(f"warning: {what}", file=sys.stderr, flush=True)
 
 
 class MpiOthers:

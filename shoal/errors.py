@@ -121,7 +121,7 @@ class RankLost(ClusterError):
     def __str__(self) -> str:
         return (
             f"{self.who} is gone ({self.why}), and the others cannot go on without it: shoal train --resume goes on from "
-            f"what was kept; over the store, or MPI with ULFM, they would go on"
+            f"what was kept; over MPI with ULFM they would go on (means over the store, too)"
         )
 
 

@@ -319,8 +319,9 @@ def _readable(error: str) -> str:
     if not setting or what.startswith(f"{setting}."):
         return what
     if what.startswith("Invalid enum value"):
-        choices = _choices(setting)
-        near = get_close_matches(what.split("'")[1], choices, n=1)
+        given = what.split("'")[1]
+        choices = [one for one in _choices(setting) if one != given]  # a choice of another strategy is none here
+        near = get_close_matches(given, choices, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         return f"{setting}: {what}: {hint}(there are {', '.join(choices)})"
     kinds = [_KINDS[kind] for kind in what.partition("`")[2].partition("`")[0].split(" | ") if kind in _KINDS]

@@ -149,7 +149,11 @@ def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
     if not isinstance(found, tuple):
         found = found.later(seconds)
         stood = found.facts.standing
-        resumed = Resumed(seconds=stood.seconds, checkpoint=found.facts.number, steps=stood.done)
+        resumed = Resumed(
+            seconds=stood.seconds,
+            checkpoint=found.facts.number,
+            steps=stood.done if stood.steps is None else stood.steps,
+        )
         return Taken(folder, before, found, [*warned, resumed])
     path, manifest = found
     state, news = _state(folder.path, manifest, was, job, dataset, seconds)

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,10 +182,10 @@ def execute(
             taken = take_up(folder, Job.load(folder.path / "job.toml"), job, dataset)
             if taken.checkpoint is not None:
                 check_same(learner, taken.checkpoint)
-            folder.begin_again(job, taken.anew)
         log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path
-        training = underway(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
+        begin = None if folder is None or taken is None else partial(folder.begin_again, job, taken.anew)
+        training = underway(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher, begin)
         for event in () if taken is None else taken.news:
             log(event)
     except BaseException:
@@ -207,6 +208,8 @@ def _run(
     progress: Callable[[str], None] | None,
     started: Callable[[Any], None] | None,
 ) -> Run:
+    from shoal.launch import mpi
+
     outcome: Outcome | None = None
     interrupted: BaseException | None = None
     began = _cpu()
@@ -232,7 +235,7 @@ def _run(
     outcome = _sober(outcome or training.outcome(), log)
     if not any(isinstance(event, Stopped) for event in log.new):
         log(Stopped(seconds=outcome.seconds, why=outcome.why))
-    run = _finished(job, dataset, training, outcome, log, folder, _cpu() - began)
+    run = _finished(job, dataset, training, outcome, log, folder, None if mpi.rank() else _cpu() - began)
     if interrupted is not None:
         raise interrupted
     if outcome.failed:
@@ -252,7 +255,7 @@ def _sober(outcome: Outcome, log: Log) -> Outcome:
 
 
 def _finished(
-    job: Job, dataset: Dataset, training: Underway, outcome: Outcome, log: Log, folder: Folder | None, cpu: float
+    job: Job, dataset: Dataset, training: Underway, outcome: Outcome, log: Log, folder: Folder | None, cpu: float | None
 ) -> Run:
     model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
     summary = summarise(job, dataset, outcome, log.events, cpu)
@@ -283,7 +286,7 @@ def _began(log: Log) -> bool:
 
 
 def _cpu() -> float:
-    """Seconds of computing, by this process and those that it has seen end: what a run costs, however many share it (S2-13)."""
+    """Seconds of computing, by this process and those that it has seen end (S2-13): no ranks of an mpirun around us."""
     taken = os.times()
     return taken.user + taken.system + taken.children_user + taken.children_system
 

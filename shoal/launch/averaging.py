@@ -117,7 +117,10 @@ class Averaged:
                 f"was kept; with --servers 2 --copies 2 the others would go on"
             )
         except (ClusterError, StoreError) as error:
-            self._fail(str(error))
+            self._fail(f"{error}; shoal train --resume goes on from what was kept")
+        except Exception:  # of the module, say
+            self._keep()
+            raise
         return score.end()
 
     def interrupted(self) -> Outcome:
@@ -151,7 +154,9 @@ class Averaged:
         if self._rank.at_end:
             wanted = int(self._most * _WORD / max(seconds, 1e-9))
             self._most = max(1, min(2 * self._most, wanted, _MOST))
-        return Go(self.score.is_late(seconds), most=self._most)
+        score = self.score  # after a loss there are fewer slots in so many steps than was said
+        is_last = self._in_steps and score.done + len(self._living) >= score.limit
+        return Go(is_last or score.is_late(seconds), most=self._most)
 
     def _heard(self, met: Met) -> None:
         """After a sum: the figures of all."""
@@ -161,6 +166,8 @@ class Averaged:
         self._tell_gone([(name_of(one.rank), self._others.why(one.rank), one.again) for one in met.lost])
         self._living = met.inside
         score.workers = living
+        if self._in_steps:
+            score.step_by(living)
         score.sent += met.sent
         score.received += met.received
         if not met.slots:
@@ -173,7 +180,7 @@ class Averaged:
             "wait": slowest * living - sum(met.busy),
             "communicate": max(0.0, met.seconds - slowest) * living,
         }
-        score.add(met.slots, met.rows, met.loss, met.seconds, spent)
+        score.add(met.slots, met.rows, met.loss, met.seconds, spent, 1 if self._in_steps else None)
         if not self._rank.at_end:
             self._remember(self._rank.core.slab)
             if self._keeper.due:

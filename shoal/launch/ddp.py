@@ -3,6 +3,9 @@
 Its hooks listen to ``backward``, bucket by bucket, so sums are under way before the gradient is whole. It takes the mean over all
 ranks; here it is made a sum again, since in the last step of a pass not every rank may have a slot. All else is ours: weights begin
 the same everywhere by their seed, and buffers are reset for every slot.
+
+``backward`` waits inside PyTorch, where no signal is heard and nobody looks at who has ended: so a thread of its own runs it. What
+the module does wrong is its own error, at whichever rank; only what gloo says is a loss.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.launch.group import Group
-from shoal.launch.group_gloo import GlooGroup
+from shoal.launch.group_gloo import GlooGroup, is_of_gloo
 from shoal.models.learning import Learner
 from shoal.models.linear import Floats
 from shoal.models.torch_learner import ModuleLearner
@@ -34,15 +37,28 @@ class Ddp:
 
     def gradient(self, local: Any, weights: Floats, mean: bool, share: float = 1.0) -> tuple[float, Floats]:
         """The sum of the losses of this rank's slot, and the sum over all ranks of their gradients."""
-        try:
-            loss, found = self._learner.gradient(local, weights, mean, self._wrapped, share)
-        except RuntimeError as error:
-            self._group.lost(str(error))
-            raise
+        loss, found = self._learner.gradient(local, weights, mean, self, share)
         moved = 2 * found.nbytes * (self._group.size - 1) // self._group.size
         self._group.sent += moved
         self._group.received += moved
         return loss, found * found.dtype.type(self._group.size)
+
+    def __call__(self, inputs: torch.Tensor) -> Any:
+        return self._wrapped(inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        threads = torch.get_num_threads()
+
+        def run() -> None:
+            torch.set_num_threads(threads)  # by the thread that computes
+            loss.backward()
+
+        try:
+            self._group.aside(run)
+        except RuntimeError as error:
+            if not is_of_gloo(error):
+                raise
+            self._group.lost(str(error))
 
 
 def _whole(group: GlooGroup) -> Any:

@@ -2,11 +2,14 @@
 
 They meet by a file in a folder that is this run's alone, so two runs never meet each other and no port is fixed. A rank that ends
 takes everybody's sums with it: nobody can go on, and ``RankLost`` says who it was. The others wait then for rank 0 to end them.
+
+What waits inside gloo hears no signal, and does not see that somebody was stopped: whoever calls it looks here meanwhile.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import secrets
 import sys
 import threading
@@ -30,11 +33,13 @@ from shoal.launch.others import Started, Warn
 from shoal.launch.processes import _short_folder
 from shoal.models import needs_torch
 from shoal.models.linear import Floats
+from shoal.strategies.averaging import Averaging
 
 _ROUND = timedelta(days=7)  # gloo's own patience: who waits for whom is looked at here
 _SHORT, _LONG = 2e-5, 1e-3  # seconds between two looks whether a sum is done
 _LOOK = 0.05  # seconds between two looks at who has ended
 _LAST_WORDS = 2.0  # seconds until the nursery has told of an end that gloo has seen
+_ENDED_WITHIN = 60.0  # seconds: rank 0 has ended us by then, or never will
 
 
 class GlooGroup:
@@ -70,6 +75,22 @@ class GlooGroup:
         if isinstance(found[0], Exception):
             raise StartFailed(f"the ranks did not meet over gloo: {found[0]}")
         self.process_group = found[0]
+        self._calls: queue.SimpleQueue[Aside] | None = None
+        self._under_way: Aside | None = None
+
+    def aside(self, call: Callable[[], None]) -> None:
+        """Have it done by a thread that is always the same, and look meanwhile at who has ended."""
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._calls,), name="shoal-aside", daemon=True).start()
+        self._under_way = one = Aside(call)
+        self._calls.put(one)
+        began = time.monotonic()
+        while not one.done.wait(_LOOK):
+            self._check(time.monotonic() - began)
+        self._under_way = None
+        if one.error is not None:
+            raise one.error
 
     def total(self, vector: Floats) -> Floats:
         tensor = self._torch.from_numpy(vector)
@@ -85,6 +106,9 @@ class GlooGroup:
         return vector
 
     def close(self) -> None:
+        """The others have ended, or end by themselves; what waits for them fails."""
+        if self._under_way is not None:
+            self._under_way.done.wait(_LAST_WORDS)
         self.process_group = None
 
     def _wait(self, work: Any) -> None:
@@ -99,12 +123,37 @@ class GlooGroup:
     def lost(self, error: str) -> None:
         """gloo has failed: whose fault that is."""
         if self.rank:
-            threading.Event().wait()  # rank 0 sees it, too, and ends us with itself
+            threading.Event().wait(_ENDED_WITHIN)  # rank 0 sees it, too, and ends us with itself
+            raise RankLost("another rank", f"gloo says: {' '.join(error.split())[:200]}")
         until = time.monotonic() + _LAST_WORDS
         while time.monotonic() < until:
             self._check(0.0)
             threading.Event().wait(_LOOK)
-        raise RankLost("a worker", f"gloo says: {' '.join(error.split())[:200]}")
+        raise RankLost("another rank", f"gloo says: {' '.join(error.split())[:200]}")
+
+
+class Aside:
+    """A call that another thread makes."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call, self.done = call, threading.Event()
+        self.error: BaseException | None = None
+
+
+def _serve(calls: queue.SimpleQueue[Aside]) -> None:
+    while True:
+        one = calls.get()
+        try:
+            one.call()
+        except BaseException as error:  # it is the caller's
+            one.error = error
+        one.done.set()
+        del one  # what it holds is as large as the model
+
+
+def is_of_gloo(error: RuntimeError) -> bool:
+    """Not of the module: gloo says where in its own files it failed."""
+    return "gloo" in str(error).lower()
 
 
 class OverGloo(Started):
@@ -112,15 +161,15 @@ class OverGloo(Started):
 
     def __init__(self, job: Job, dataset: Dataset, kept: Path | None, warn: Warn) -> None:
         if job.launch.how == "threads":
-            raise Invalid(
-                "over gloo every rank is a process: set launch.how to 'processes', or strategy.over to 'store'"
-            )
+            store = ", or strategy.over to 'store'" if isinstance(job.strategy, Averaging) else ""
+            raise Invalid(f"over gloo every rank is a process: set launch.how to 'processes'{store}")
         if find_spec("torch") is None:
             needs_torch("strategy.over='gloo'")
         super().__init__(job, dataset, kept, warn)
         self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
         self._children = Children(lambda name, why: None, self._on_ended)
         self._stopped: dict[str, float] = {}  # since when it was seen so
+        self._group: GlooGroup | None = None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -138,15 +187,18 @@ class OverGloo(Started):
         for name in names:
             self._children.order(Orders(name, "rank", secrets.token_hex(8), "", "", self._folder, self._work))
         self._children.wait_until_running(names, deadline)
-        return GlooGroup(Path(self._folder), 0, self._job.workers, self._check)
+        self._group = GlooGroup(Path(self._folder), 0, self._job.workers, self._check)
+        return self._group
 
     def close(self) -> None:
         self._children.close()
+        if self._group is not None:
+            self._group.close()
         sweep(self._folder)
 
     def _check(self, waited: float) -> None:
         """Is everybody there, that a sum is waited for?"""
-        for rank, why in sorted(self._ended.items()):
+        for rank, why in self._ended.items():  # who ended first
             raise RankLost(name_of(rank), why)
         now = time.monotonic()
         for name, pid in self.pids.items():

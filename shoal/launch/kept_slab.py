@@ -44,6 +44,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts: dict[str, int]
     sent: int
     received: int
+    steps: int | None = None  # as many as slots, unless said
 
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

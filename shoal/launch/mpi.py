@@ -42,7 +42,11 @@ if TYPE_CHECKING:
     from shoal.job import Job
     from shoal.launch.group_mpi import MpiGroup
 
-_VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))  # Open MPI; MPICH and its kin
+_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),  # Open MPI; the last one is its launcher's
+    ("PMI_RANK", "PMI_SIZE", "PMI_RANK"),  # MPICH and its kin
+)
+OURS = "SHOAL_MPI"  # shoal itself has started mpirun
 _ORDERS, _LENGTH = 1, 2  # tags
 _LEAVE_WITHIN = 5.0  # seconds
 _NAP = 0.005  # seconds between two looks for orders
@@ -68,12 +72,12 @@ class Rank:
 
 
 def rank(variables: Mapping[str, str] | None = None) -> Rank | None:
-    """Who this process is; None if mpirun did not start it."""
+    """Who this process is; None if mpirun did not start it, or it alone: then it is a process as any other."""
     known = os.environ if variables is None else variables
-    for names in _VARIABLES:
+    for *names, launcher in _VARIABLES:
         number, size = (known.get(name, "") for name in names)
-        if number.isdecimal() and size.isdecimal() and max(len(number), len(size)) <= _DIGITS:
-            return Rank(int(number), int(size))
+        if number.isdecimal() and size.isdecimal() and max(len(number), len(size)) <= _DIGITS and known.get(launcher):
+            return Rank(int(number), int(size)) if int(size) > 1 or known.get(OURS) else None
     return None
 
 
@@ -86,6 +90,16 @@ def needs_mpi() -> Path:
         raise Invalid(f"MPI needs {' and '.join(missing)}, not installed here: pip install 'shoal[mpi]'")
     assert found is not None
     return Path(found)
+
+
+def check_alone() -> None:
+    """No other rank runs the very same lines: only the command can tell them what to do."""
+    me = rank()
+    if me is not None and _world is None:
+        raise Invalid(
+            f"mpirun started this {me.size} times, and each would train a run of its own: let the command do it "
+            f"(mpirun -n {me.size} python -m shoal train job.toml), or leave mpirun away and set launch.how to 'mpi'"
+        )
 
 
 def check_mpi(job: Job) -> None:
@@ -108,7 +122,10 @@ class Head:
 
     def __init__(self, me: Rank) -> None:
         self.rank = me
-        self.words = f"mpirun: {counted(me.size, 'rank')}, so workers={me.size}, whatever the job says"
+        self.words = (
+            f"mpirun: {counted(me.size, 'rank')}, so workers={me.size}, whatever the job says (after Ctrl-C mpirun shows nothing "
+            f"more, but the run is kept: --resume)"
+        )
 
     def staffed(self, job: Job, anew: bool = False) -> Job:
         """The job with as many workers as there are ranks."""
@@ -121,12 +138,16 @@ class World:
     """All ranks, before and after a run: rank 0 gives orders, the others take them."""
 
     def __init__(self) -> None:
-        import mpi4py
+        try:
+            import mpi4py
 
-        mpi4py.rc.thread_level = "serialized"
-        mpi4py.rc.finalize = False  # it waits for all: only who ends well may call it
-        from mpi4py import MPI
-
+            mpi4py.rc.thread_level = "serialized"
+            mpi4py.rc.finalize = False  # it waits for all: only who ends well may call it
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise Invalid(
+                f"mpi4py is installed, but cannot load MPI ({error}): pip install --force-reinstall 'shoal[mpi]'"
+            ) from None
         self._mpi, self.comm = MPI, MPI.COMM_WORLD
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = int(self.comm.rank), int(self.comm.size)
@@ -134,6 +155,13 @@ class World:
         self.over = False  # rank 0 has said so in the middle of a run
         self._next: tuple[np.ndarray[Any, Any], MPI.Request] | None = None  # the orders that are listened for
         self._given: list[Any] = []  # and those under way
+        me = rank()
+        if me is not None and me != Rank(self.rank, self.size):
+            MPI.Finalize()
+            raise Invalid(
+                f"variables of an mpirun say that this is rank {me.number} of {me.size}, and MPI that it is rank {self.rank} of "
+                f"{self.size}: they are left from another one (unset OMPI_COMM_WORLD_SIZE PMI_SIZE), or mpi4py is of another MPI"
+            )
 
     def order(self, line: Line) -> None:
         """To all others that live."""
@@ -206,14 +234,14 @@ def take_part(call: Callable[[Head], object]) -> object:
     assert me is not None
     try:
         needs_mpi()
+        here, code = world(), 1
     except Invalid as error:
-        if not me.number:
+        if not me.number or "left from another one" in str(error):
             Wrong(str(error)).show()
         sys.exit(Wrong.exit_code)
     if me.number:
         follow()
         sys.exit(0)
-    here, code = world(), 1
     try:
         found = call(Head(me))
         code = 0
@@ -238,15 +266,18 @@ def follow() -> None:
                 _work(here, line.work)
             else:
                 time.sleep(_NAP)
-    except RankLost:
-        os._exit(1)  # rank 0 is gone: so do all, and mpirun says that it went wrong
+    except RankLost as error:  # rank 0 is gone: so do all
+        if here.rank == 1 and not os.environ.get(OURS):
+            why = f"{error.who} is gone ({error.why}), and all others end with it"
+            print(f"Error: {why}: shoal train --resume goes on from what was kept", file=sys.stderr, flush=True)
+        os._exit(1)
     here.leave(0)
 
 
 def _work(here: World, work: Mapping[str, Any]) -> None:
     from shoal.launch.others import RankWork, follow
 
-    group = here.group()
+    group = here.group(_told_of_rank_0 if here.rank == 1 else lambda what: None)
     try:
         follow(msgspec.convert(work, RankWork), group)
         group.part()
@@ -256,6 +287,12 @@ def _work(here: World, work: Mapping[str, Any]) -> None:
     except BaseException:
         traceback.print_exc()
         end_hard()
+
+
+def _told_of_rank_0(what: str) -> None:
+    """Of all others it tells itself; when it is stopped it cannot."""
+    if what.startswith("rank 0 ") and "it is stopped" in what:
+        print(f"warning: {what}", file=sys.stderr, flush=True)
 
 
 class MpiOthers:

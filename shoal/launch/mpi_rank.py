@@ -5,7 +5,6 @@ Rank 0 trains, and tells that process what happens; the others follow. A rank en
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import shutil
@@ -18,10 +17,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from shoal.errors import ShoalError
-from shoal.events import RunEvent
+from shoal.errors import Invalid, ShoalError
+from shoal.events import Evaluated, RunEvent
 from shoal.launch import mpi
-from shoal.launch.mpirun import DOOR, JOB, WEIGHTS, Failed, Here, Interrupt, Left, Told, heard, send
+from shoal.launch.mpirun import DOOR, JOB, WEIGHTS, Failed, Here, Interrupt, JudgedAs, Left, Told, heard, send
 from shoal.launch.training import Outcome
 from shoal.launch.underway import Underway
 
@@ -32,12 +31,23 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
     me = mpi.rank()
     assert me is not None
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    caller.connect(str(own / DOOR))
-    send(caller, Here(me.number, os.getpid()))
+    try:
+        caller.connect(str(own / DOOR))
+        send(caller, Here(me.number, os.getpid()))
+    except OSError:  # it has ended before we began
+        caller.close()
+        shutil.rmtree(own, ignore_errors=True)
+        return 1
     watch = threading.Thread(
         target=_watch, args=(caller, os.getppid(), own, me.number), name="shoal-watch", daemon=True
     )
     watch.start()
+    try:
+        mpi.world()
+    except Invalid as error:
+        if not me.number:
+            send(caller, Failed(str(error)))
+        return 1
     mpi.take_part(lambda _: _lead(own, folder, kept, caller))
     return 0
 
@@ -52,7 +62,8 @@ def _lead(own: Path, folder: Path | None, kept: str, caller: socket.socket) -> N
 
     def listener(event: RunEvent) -> None:
         assert training is not None
-        send(caller, Told(training.course, event))
+        judged = _left(training.outcome(), own) if isinstance(event, Evaluated) else None
+        send(caller, Told(training.course, event, judged))
 
     try:
         job = Job.load(own / JOB)
@@ -70,24 +81,34 @@ def _lead(own: Path, folder: Path | None, kept: str, caller: socket.socket) -> N
 
 
 def _leave(outcome: Outcome, own: Path, caller: socket.socket) -> None:
-    judged = outcome.judged
-    if judged is not None:
-        np.save(own / WEIGHTS, judged.weights)
+    judged = _left(outcome, own)
     names = [name for name in Outcome.__dataclass_fields__ if name != "judged"]
     facts = msgspec.to_builtins({name: getattr(outcome, name) for name in names})
-    send(caller, Left(facts, None if judged is None else (judged.number, judged.loss, judged.metrics)))
+    send(caller, Left(facts, judged))
+
+
+def _left(outcome: Outcome, own: Path) -> JudgedAs | None:
+    """The model that is kept, where the process that was called finds it, however this one ends."""
+    judged = outcome.judged
+    if judged is None:
+        return None
+    aside = own / f"new-{WEIGHTS}"
+    np.save(aside, judged.weights)
+    os.replace(aside, own / WEIGHTS)
+    return judged.number, judged.loss, judged.metrics
 
 
 def _watch(caller: socket.socket, parent: int, own: Path, rank: int) -> None:
     """End with the process that was called, and with mpirun; hear what the first has to say."""
     poll = select.poll()
     poll.register(caller, select.POLLIN)
-    while os.getppid() == parent:
+    here = True
+    while here and (os.getppid() == parent or poll.poll(0)):
         if poll.poll(_LOOK):
-            if not isinstance(heard(caller), Interrupt):
-                break
-            os.kill(os.getpid(), signal.SIGINT)
-    with contextlib.suppress(OSError):
+            here = isinstance(heard(caller), Interrupt)
+            if here:
+                os.kill(os.getpid(), signal.SIGINT)
+    if not here:  # otherwise the folder is for it to remove: what was learned lies there
         shutil.rmtree(own, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGKILL)
 

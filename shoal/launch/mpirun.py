@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from shoal.data.datasets import Dataset
+from shoal.data.slots import Slots
 from shoal.errors import StartFailed
 from shoal.events import RunEvent, Stopped
 from shoal.job import Job
@@ -35,10 +36,12 @@ from shoal.launch.beginning import check
 from shoal.launch.child import Line
 from shoal.launch.group import name_of
 from shoal.launch.kept_slab import Kept
-from shoal.launch.mpi import needs_mpi
+from shoal.launch.mpi import OURS, needs_mpi
+from shoal.launch.rank import parts_of
 from shoal.launch.torchrun import is_ours
 from shoal.launch.training import Outcome
 from shoal.nodes.evaluator import Judged
+from shoal.strategies.averaging import Averaging
 from shoal.wire.messages import Course
 
 DOOR, JOB, WEIGHTS = "door", "job.toml", "weights.npy"  # in the private folder
@@ -49,6 +52,9 @@ _COME_WITHIN = 60.0  # seconds
 _END_WITHIN = 5.0
 _JUDGE_WITHIN = 60.0  # of what was learned when it is interrupted
 _SIZE = 8  # bytes that say how long a message is
+
+
+JudgedAs = tuple[int, float, dict[str, float | None]]  # number, loss, metrics
 
 
 class Here(Line, frozen=True):
@@ -63,13 +69,14 @@ class Told(Line, frozen=True):
 
     course: Course
     event: RunEvent | None = None
+    judged: JudgedAs | None = None  # the model that would be kept; its weights lie in a file
 
 
 class Left(Line, frozen=True):
     """Rank 0: "it is over, and this is what is left of it"; the weights lie in a file."""
 
     outcome: dict[str, Any]
-    judged: tuple[int, float, dict[str, float | None]] | None
+    judged: JudgedAs | None
 
 
 class Failed(Line, frozen=True):
@@ -118,6 +125,8 @@ class UnderMpirun:
     ) -> None:
         self._mpirun = needs_mpi()
         self.learner = check(job, dataset)
+        if isinstance(job.strategy, Averaging):
+            parts_of(job, Slots(dataset.train.rows, job.data.batch, job.seed), job.workers)
         self.job, self._listener, self._folder, self._kept = (
             job,
             listener,
@@ -128,6 +137,7 @@ class UnderMpirun:
         self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, tuple[int, socket.socket]] = {}
         self._outcome: Outcome | None = None
+        self._judged_as: JudgedAs | None = None
         per_pass = -(-dataset.train.rows // job.data.batch)
         self._course = Course(
             0, 1, per_pass, 0, job.strategy.in_steps, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {}
@@ -201,7 +211,7 @@ class UnderMpirun:
             return self._outcome
         so_far = self._course
         return Outcome(
-            None, so_far.over or "interrupted", True, so_far.seconds, so_far.computing, so_far.steps, so_far.examples,
+            self._judged(self._judged_as), so_far.over or "interrupted", True, so_far.seconds, so_far.computing, so_far.steps, so_far.examples,
             so_far.sent, so_far.received, [], so_far.counts,
         )  # fmt: skip
 
@@ -231,8 +241,8 @@ class UnderMpirun:
 
     def _hear(self, head: socket.socket) -> None:
         match heard(head):
-            case Told(course, event):
-                self._course = course
+            case Told(course, event, judged):
+                self._course, self._judged_as = course, judged or self._judged_as
                 if event is not None:
                     self._listener(event)
                 self._forget_the_dead()
@@ -243,11 +253,13 @@ class UnderMpirun:
             case None:
                 self._outcome = self._lost()
 
-    def _judged(self, told: tuple[int, float, dict[str, float | None]] | None) -> Judged | None:
+    def _judged(self, told: JudgedAs | None) -> Judged | None:
         if told is None or self._own is None:
             return None
         number, loss, metrics = told
-        return Judged(number, np.load(self._own / WEIGHTS), loss, metrics)
+        with contextlib.suppress(OSError, ValueError):
+            return Judged(number, np.load(self._own / WEIGHTS), loss, metrics)
+        return None
 
     def _forget_the_dead(self) -> None:
         for rank, (_, connection) in list(self._ranks.items()):
@@ -299,7 +311,7 @@ def _environment(own: Path) -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))
     }
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1", "TMPDIR": str(own)}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1", "TMPDIR": str(own), OURS: "1"}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -49,19 +49,15 @@ class Score:
     ) -> None:
         self.job, self.dataset, self.learner, self._listener = job, dataset, learner, listener
         self.slots = Slots(dataset.train.rows, job.data.batch, job.seed)
-        self.per_step = slots_per_step
+        self._per_step = slots_per_step
         self._stopping = Stopping(job.stop)
-        steps = job.stop.steps
-        self._steps_per_pass = -(-self.slots.per_pass // slots_per_step)
-        self.limit, self._reason = self._stopping.limit(
-            self.slots.per_pass, None if steps is None else self._slots_until(steps)
-        )
+        self.done = self.examples = self.steps = self._number = 0  # slots, rows, steps, evaluations
+        self._find_limit()
         every, per_pass = job.evaluate.every, self.slots.per_pass
         self._every = max(1, round(every * per_pass)) if every < ENDLESS / per_pass else ENDLESS
         self._best = None
         if folder is not None and job.stop.keeps_best:
             self._best = Best(folder / "best.safetensors", learner, listener)
-        self.done = self.examples = self._number = 0  # slots, rows, evaluations
         self.seconds = self._told = 0.0
         self.workers = 1  # at work
         self.counts: Counter[str] = Counter()
@@ -74,23 +70,39 @@ class Score:
         self._last: Judged | None = None
         self._kept: Judged | None = None
 
-    @property
-    def steps(self) -> int:
-        return self._steps_until(self.done)
-
     def room(self) -> int:
         """Slots until the model is to be judged, or the run is over; whole steps."""
         until = min(self.limit, (self.done // self._every + 1) * self._every)
-        return min(self.limit, self._slots_until(self._steps_until(until))) - self.done
+        return min(self.limit, self._slots_in(self._steps_in(until))) - self.done
 
-    def _steps_until(self, slots: int) -> int:
-        """The last step of a pass has what is left of it."""
-        passes, rest = divmod(slots, self.slots.per_pass)
-        return passes * self._steps_per_pass + -(-rest // self.per_step)
+    def step_by(self, slots: int) -> None:
+        """From now on a step has so many."""
+        if slots != self._per_step:
+            self._per_step = slots
+            self._find_limit()
 
-    def _slots_until(self, steps: int) -> int:
-        passes, rest = divmod(steps, self._steps_per_pass)
-        return passes * self.slots.per_pass + rest * self.per_step
+    def _find_limit(self) -> None:
+        steps = self.job.stop.steps
+        until = None if steps is None else self._slots_in(max(0, steps - self.steps))
+        self.limit, self._reason = self._stopping.limit(self.slots.per_pass, until)
+
+    def _steps_in(self, until: int) -> int:
+        """From here up to so many slots; the last step of a pass has what is left of it."""
+        left = -self.done % self.slots.per_pass
+        if until - self.done <= left:
+            return -(-(until - self.done) // self._per_step)
+        passes, rest = divmod(until - self.done - left, self.slots.per_pass)
+        per_pass = -(-self.slots.per_pass // self._per_step)
+        return -(-left // self._per_step) + passes * per_pass + -(-rest // self._per_step)
+
+    def _slots_in(self, steps: int) -> int:
+        """How many are done after so many steps more."""
+        left = -self.done % self.slots.per_pass
+        first = -(-left // self._per_step)
+        if steps <= first:
+            return self.done + min(left, steps * self._per_step)
+        passes, rest = divmod(steps - first, -(-self.slots.per_pass // self._per_step))
+        return self.done + left + passes * self.slots.per_pass + rest * self._per_step
 
     @property
     def due(self) -> bool:
@@ -124,10 +136,22 @@ class Score:
             )
         )
 
-    def add(self, slots: int, rows: int, loss: float, seconds: float, spent: Mapping[str, float]) -> None:
-        """So many slots more, with so many rows and the sum of their losses; they took so long, and that is what it went for."""
+    def add(
+        self,
+        slots: int,
+        rows: int,
+        loss: float,
+        seconds: float,
+        spent: Mapping[str, float],
+        steps: int | None = None,
+    ) -> None:
+        """So many slots more, with so many rows and the sum of their losses; they took so long, and that is what it went for.
+
+        Each was a step, unless ``steps`` says otherwise.
+        """
         self.seconds += seconds
         self.done += slots
+        self.steps += slots if steps is None else steps
         self.examples += rows
         self._spent.update(spent)
         for tally in (self._since, self._between):
@@ -141,6 +165,7 @@ class Score:
     def take_back(self, slots: int, rows: int) -> None:
         """So much of what was added is lost, and done again."""
         self.done -= slots
+        self.steps -= slots
         self.examples -= rows
 
     def is_late(self, seconds: float) -> bool:
@@ -158,11 +183,14 @@ class Score:
             dict(self.counts),
             self.sent,
             self.received,
+            self.steps,
         )
 
     def restore(self, state: Standing) -> None:
         """A run is taken up again where it stood so."""
         self.done, self.examples, self._number = state.done, state.examples, state.evaluations
+        self.steps = state.done if state.steps is None else state.steps
+        self._find_limit()
         self.seconds = self._told = state.seconds
         self.sent, self.received = state.sent, state.received
         self._stopping.restore(state.patience)

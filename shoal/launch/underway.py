@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import Protocol
 
 from shoal.data.datasets import Dataset
+from shoal.errors import Invalid
 from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.launch.kept_slab import Kept
-from shoal.launch.mpi import check_mpi, rank
+from shoal.launch.mpi import check_alone, check_mpi, rank
 from shoal.launch.training import Launcher, Outcome, Training
 from shoal.models.learning import Learner
 from shoal.store.checkpoint import Manifest
@@ -62,15 +63,31 @@ def underway(
     folder: Path | None = None,
     resume: tuple[Path, Manifest] | Kept | None = None,
     launcher: Launcher | None = None,
+    begin: Callable[[], None] | None = None,
 ) -> Underway:
-    """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there."""
-    if job.launch.how == "mpi":
+    """The run of this job, not yet begun. With ``resume``, a checkpoint of it, it goes on from there.
+
+    ``begin`` is called when nothing refuses it any more, and before anything is written.
+    """
+    check_alone()
+    if job.launch.how == "mpi" and not isinstance(job.strategy, Hogwild):  # which says it in words of its own
         check_mpi(job)
+    begin = begin or (lambda: None)
     if isinstance(job.strategy, ParameterServer):
         assert not isinstance(resume, Kept)
+        begin()
         return Training(job, dataset, listener, folder, resume, launcher)
-    kept = resume if isinstance(resume, Kept) else None
+    found = _without_coordinator(job, dataset, listener, folder, resume if isinstance(resume, Kept) else None)
+    begin()
+    return found
+
+
+def _without_coordinator(
+    job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None, kept: Kept | None
+) -> Underway:
     if isinstance(job.strategy, Averaging | AllReduce):
+        if job.over == "mpi" and job.launch.how == "threads":
+            raise Invalid("over MPI every rank is a process: leave --on threads away, or strategy.over=mpi")
         if job.over == "mpi" and rank() is None:
             from shoal.launch.mpirun import UnderMpirun
 

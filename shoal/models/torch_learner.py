@@ -189,7 +189,7 @@ class ModuleLearner:
     def gradient(
         self, local: Any, weights: Floats, mean: bool, wrapped: Any = None, share: float = 1.0
     ) -> tuple[float, Floats]:
-        """``wrapped`` is the module in something that takes part when its gradient is computed (``launch/ddp.py``).
+        """``wrapped`` is called in the module's place, and takes part when its gradient is computed (``launch/ddp.py``).
 
         That has to be done then, whatever the loss; ``share`` is what the gradient is multiplied by.
         """
@@ -210,7 +210,7 @@ class ModuleLearner:
             if wrapped is None:
                 found = torch.autograd.grad(whole, params, allow_unused=True, materialize_grads=True)
             else:
-                found = _backward(whole * share, params)
+                found = _backward(whole * share, params, wrapped)
             flat = torch.cat([*(one.reshape(-1) for one in found), self._rest])
         return value * rows, self._rows(flat.cpu().numpy())
 
@@ -310,11 +310,11 @@ class ModuleLearner:
         self.module.eval()
 
 
-def _backward(loss: torch.Tensor, params: list[nn.Parameter]) -> tuple[torch.Tensor, ...]:
+def _backward(loss: torch.Tensor, params: list[nn.Parameter], wrapped: Any) -> tuple[torch.Tensor, ...]:
     """Gradients by the way that hooks listen to."""
     for param in params:
         param.grad = None
-    loss.backward()
+    wrapped.backward(loss)
     found = tuple(torch.zeros_like(param) if param.grad is None else param.grad for param in params)
     for param in params:
         param.grad = None

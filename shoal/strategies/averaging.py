@@ -36,7 +36,7 @@ class Averaging(
 
     def __post_init__(self) -> None:
         if self.every != "end" and (self.every is True or not 1 <= self.every <= 1 << 53):
-            raise Invalid(f"strategy.every={self.every}: needs 1 or more steps, or 'end'")
+            raise Invalid(f"strategy.every={self.every}: needs 1 to 2**53 steps, or 'end'")
         if any(not 0 < share < float("inf") for share in self.shares):
             raise Invalid(f"strategy.shares={self.shares}: needs numbers above 0")
 

@@ -24,6 +24,7 @@ from shoal.data.slots import Slots
 from shoal.errors import Invalid
 
 _NONE = np.empty(0, np.int64)
+_LEAST = 1e-300  # of the largest share
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,12 @@ class Parts:
         """``every``: own slots between two means, at most. ``left`` are those of a run that is taken up in pass ``of_pass``."""
         if shares and len(shares) != ranks:
             raise Invalid(
-                f"strategy.shares has {len(shares)} numbers for {ranks} ranks: give one for each, or leave it out"
+                f"strategy.shares has {len(shares)} numbers for {ranks} ranks: give one for each, or leave it out (a run that is "
+                f"taken up again needs as many ranks as before: --workers {len(shares)})"
             )
         self._slots, self._every = slots, every
         self._shares = np.array(shares or [1.0] * ranks)
+        self._shares = np.maximum(self._shares / self._shares.max(), _LEAST)  # the largest numbers have a sum, too
         self.living = list(range(ranks))
         self.of_pass = of_pass
         self.planned: dict[int, Ids] = {}  # what each does now

@@ -66,7 +66,11 @@ def until(true: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "dies", [["1:0", "3:15", f"2:{TOTALS - 1}"], ["1:7", "3:7"]], ids=["first, middle and last", "two at once"]
+    "dies",
+    [
+        pytest.param(["1:0", "3:15", f"2:{TOTALS - 1}"], id="first, middle and last"),
+        pytest.param(["1:7", "3:7"], id="two at once", marks=pytest.mark.soak),
+    ],
 )
 def test_whenever_ranks_die_the_others_have_the_same_sums(dies: list[str], tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
@@ -102,7 +106,8 @@ def test_a_killed_rank_leaves_its_slots_to_the_others(strategy: dict[str, Any]) 
     run.check_counted_once()
 
 
-@pytest.mark.parametrize("victim", ["rank 0", pytest.param("mpirun", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["rank 0", "mpirun"])
 def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> None:
     pids: list[int] = []
     folders: list[Path] = []
@@ -117,6 +122,7 @@ def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> No
 
     run = watch(job(stop__epochs=1_000), break_it)
     assert run.outcome.failed and "--resume" in run.outcome.why
+    assert run.outcome.judged is not None and run.outcome.judged.loss == min(run.losses)  # what was judged best
     assert ("worker-0" if victim == "rank 0" else "mpirun ended (killed by signal 9)") in run.outcome.why
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert not folders[0].exists()
@@ -141,6 +147,7 @@ def test_a_stopped_rank_is_named_and_the_others_go_on_when_it_is_ended() -> None
     run.check_counted_once()
 
 
+@pytest.mark.soak
 def test_an_interrupted_run_is_taken_up_again_over_something_else(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shoal", "train", "rcv1-like", "--strategy", "averaging", "--on", "mpi"]
     settings = ["--set", "data.rows=3000", "--set", "data.features=2000", "--epochs", "100000", "--workers", "2"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 pytest.importorskip("torch")
 
 import shoal
+from shoal.errors import RankLost
 from shoal.events import Gone
 from shoal.job import Job
+from shoal.launch.group_gloo import GlooGroup
 from shoal.testing.watch import kill, watch
 
 
@@ -61,3 +66,77 @@ def test_with_a_killed_rank_a_run_with_ddp_ends_and_says_whose_fault_it_is(image
     assert run.outcome.failed and "worker-2 is gone (its process ended (killed by signal 9))" in run.outcome.why
     assert [event.name for event in run.all(Gone)] == ["worker-2"]
     assert run.outcome.judged is not None
+
+
+def test_who_waits_inside_pytorch_is_told_who_is_lost_and_gets_the_errors_of_what_it_waits_for(tmp_path: Path) -> None:
+    gone, ended = threading.Event(), threading.Event()
+
+    def check(waited: float) -> None:
+        if gone.is_set():
+            raise RankLost("worker-1", "its process is stopped")
+
+    def fail() -> None:
+        raise RuntimeError("of the module")
+
+    group = GlooGroup(tmp_path, 0, 1, check)
+    with pytest.raises(RuntimeError, match="of the module"):
+        group.aside(fail)
+    gone.set()
+    with pytest.raises(RankLost):
+        group.aside(lambda: print(ended.wait()))
+    ended.set()
+    group.close()
+
+
+NET = """
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = nn.Linear(64, 2), 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls == 20 and "worker-1" in Path("/proc/self/comm").read_text():
+            raise RuntimeError("mat1 and mat2 do not fit")
+        return self.inner(x.flatten(1))
+"""
+
+
+def failing(images: Path, **settings: Any) -> Job:
+    net = images.with_name("net.py")
+    net.write_text(NET)
+    return Job.of(
+        {
+            "data": {"source": str(images), "batch": 8},
+            "model": f"{net}:Net",
+            "strategy": "allreduce",
+            "stop": {"epochs": 200},
+            "workers": 3,
+            **settings,
+        }
+    )
+
+
+@pytest.mark.soak
+def test_an_error_of_the_module_at_one_rank_ends_the_run_and_is_said_as_such(
+    images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = watch(failing(images))
+    assert (
+        run.outcome.failed and "worker-1 is gone" in run.outcome.why and "mat1 and mat2 do not fit" in run.outcome.why
+    )
+    assert [event.name for event in run.all(Gone)] == ["worker-1"]
+    assert "in forward" in capfd.readouterr().err
+
+
+@pytest.mark.soak
+def test_a_rank_that_is_stopped_in_a_run_with_ddp_is_lost(images: Path) -> None:
+    def stop(training: Any) -> None:
+        os.kill(training.pids["worker-2"], signal.SIGSTOP)
+
+    of = failing(images, workers=3, model="sheet")
+    run = watch(of, stop)
+    assert "worker-2 is gone (its process is stopped)" in run.outcome.why

@@ -231,3 +231,12 @@ def test_a_run_is_kept_now_and_then_and_a_damaged_one_is_passed_over(
 def test_a_run_that_fails_says_where_what_it_learned_is(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="take a smaller step"):
         shoal.train(job(update={"rule": "sgd", "step": 1e38}), out=tmp_path / "run")
+
+
+def test_a_run_that_is_refused_when_it_is_taken_up_is_left_as_it_was(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", at=3, evaluate__every=0.2, strategy__shares=[1.0, 2.0, 1.0])
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
+    with pytest.raises(Invalid, match="needs as many ranks as before: --workers 3"):
+        shoal.train(resume=tmp_path / "run", workers=2)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")} == before
+    assert shoal.train(resume=tmp_path / "run").summary["examples"] == 2_000

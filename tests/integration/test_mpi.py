@@ -18,7 +18,7 @@ import shoal
 from shoal.errors import Invalid
 from shoal.events import Evaluated, RunEvent
 from shoal.job import Job
-from shoal.launch import mpi
+from shoal.launch import mpi, mpi_rank
 from shoal.settings import changed
 from shoal.testing.serial import serial
 from shoal.testing.watch import Watched, watch
@@ -42,6 +42,11 @@ def over_the_store(workers: int) -> Watched:
     return watch(job(workers=workers, launch__how="threads"))
 
 
+def over_gloo(workers: int) -> Watched:
+    pytest.importorskip("torch")
+    return watch(job(workers=workers, launch__how="processes", strategy__over="gloo"))
+
+
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE)
 
@@ -52,15 +57,17 @@ def mpirun(ranks: int, *words: str, cwd: Path) -> subprocess.CompletedProcess[st
     return run(*start, sys.executable, "-m", "shoal", "train", *words, cwd=cwd)
 
 
-@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (3, 4, 5))])
-def test_a_mean_over_mpi_is_the_mean_over_the_store_to_rounding(ranks: int) -> None:
-    found, expected = watch(job(workers=ranks)), over_the_store(ranks)
+@pytest.mark.parametrize("ranks", [2, 5, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (3, 4))])
+def test_a_mean_over_mpi_is_the_mean_over_the_store_and_over_gloo_to_rounding(ranks: int) -> None:
+    found = watch(job(workers=ranks))
     found.check_counted_once()
-    np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    for expected in (over_the_store(ranks), over_gloo(ranks)):
+        np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
     assert found.summary["bytes_sent"] > 0
 
 
+@pytest.mark.soak
 def test_all_reduce_over_mpi_takes_the_steps_of_a_sync_run() -> None:
     found = watch(job(strategy="allreduce", workers=3))
     found.check_counted_once()
@@ -124,12 +131,49 @@ def test_without_mpi_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
     ("variables", "found"),
     [
         ({}, None),
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5"}, mpi.Rank(3, 5)),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, mpi.Rank(3, 5)),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, mpi.Rank(0, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": "5"}, None),
-        ({"OMPI_COMM_WORLD_RANK": "9" * 99, "OMPI_COMM_WORLD_SIZE": "5"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5"}, None),  # left from an mpirun that has ended
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),  # a Slurm step of one process
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "SHOAL_MPI": "1"}, mpi.Rank(0, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "9" * 99, "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, None),
     ],
     ids=str,
 )
 def test_a_process_knows_by_its_variables_whether_mpirun_started_it(variables: dict[str, str], found: object) -> None:
     assert mpi.rank(variables) == found
+
+
+def test_variables_that_an_mpirun_has_left_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "3")
+    done = run(sys.executable, "-m", "shoal", "train", "rcv1-like", "--strategy", "averaging", *SETTINGS, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "say that this is rank 1 of 3, and MPI that it is rank 0 of 1: they are left from another one" in done.stderr
+
+
+def test_in_a_script_that_mpirun_starts_many_times_train_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "3")
+    with pytest.raises(Invalid, match=r"each would train a run of its own: let the command do it .mpirun -n 3"):
+        shoal.train(Job.of(JOB))
+
+
+def test_a_rank_whose_caller_has_ended_leaves_nothing_and_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "3")
+    own = tmp_path / "own"
+    own.mkdir()
+    assert mpi_rank.main(own, None, "") == 1
+    assert not own.exists()
+
+
+@pytest.mark.parametrize("over", ["mpi", "gloo"])
+def test_threads_that_would_be_processes_are_refused(over: str) -> None:
+    of = changed(JOB, {"strategy": "allreduce", "strategy.over": over, "launch.how": "threads"})
+    with pytest.raises(Invalid, match="every rank is a process") as refused:
+        shoal.train(Job.of(of))
+    assert "store" not in str(refused.value)

@@ -95,3 +95,11 @@ def test_a_step_does_not_know_of_what_others_did_since_the_last_mean() -> None:
     assert unseen([0, 0, 0], [3, 3, 1], most=9).tolist() == [3, 0, 2, 2, 0, 0, 0, 0, 0, 0]  # 0 2 3 | 0 2 3 | 0
     assert unseen([4, 4], [1, 1], most=3).tolist() == [0, 0, 0, 2]
     assert unseen([0], [5], most=3).tolist() == [5, 0, 0, 0]
+
+
+def test_the_largest_shares_that_can_be_said_are_shares_as_any_others() -> None:
+    huge, plain = (
+        [rank.tolist() for rank in Parts(SLOTS, 3, shares).plan(300).values()]
+        for shares in ((1.0, 1e308, 1e308), (1e-308, 1.0, 1.0))
+    )
+    assert huge == plain and len(huge[0]) == 0

@@ -1,0 +1,30 @@
+"""Steps, where each has a slot of every rank: how many were taken, and how many slots there are until so many."""
+
+from __future__ import annotations
+
+from shoal.data.datasets import load
+from shoal.job import Job
+from shoal.launch.score import Score
+from shoal.models.learning import learner_of
+
+
+def test_steps_are_those_that_were_taken_when_a_rank_is_lost_or_others_go_on() -> None:
+    job = Job.of(
+        {
+            "data": {"source": "rcv1-like", "rows": 200, "features": 1_000, "batch": 20},  # ten slots
+            "strategy": "allreduce",
+            "workers": 4,
+            "stop": {"steps": 7},
+        }
+    )
+    dataset = load(job.data, job.seed)
+    learner = learner_of(job.model, dataset.train, job.seed)
+    score = Score(job, dataset, learner, lambda event: None, slots_per_step=4)
+    assert score.limit == 24  # 4, 4, 2; 4, 4, 2; 4
+    score.add(4, 80, 1.0, 0.1, {}, steps=1)
+    score.step_by(3)
+    assert (score.steps, score.limit) == (1, 20)  # 3, 3; 3, 3, 3, 1
+    score.add(3, 60, 1.0, 0.1, {}, steps=1)
+    again = Score(job, dataset, learner, lambda event: None, slots_per_step=1)
+    again.restore(score.state())
+    assert (again.steps, again.done, again.limit) == (2, 7, 12)  # 1, 1, 1; 1, 1

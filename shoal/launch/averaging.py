@@ -107,6 +107,8 @@ class Averaged:
                 self._judge(self._rank.round(go))
                 if self._keeper.due:
                     self._keep()
+            if self._keeper.has_some:
+                self._keep()
             self._others.finish()
         except RankLost as error:
             self._tell_gone([(error.who, error.why, 0)])

@@ -11,9 +11,10 @@ started, why one is gone, and how they end.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from shoal.models.linear import Floats
+if TYPE_CHECKING:
+    from shoal.models.linear import Floats
 
 
 class Group(Protocol):

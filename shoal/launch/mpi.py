@@ -6,7 +6,8 @@ Rank 0 runs the command as ever: terminal, run folder, score. The others parse n
 it with rank 0, and end when rank 0 says so. What rank 0 tells them goes from one to one, so that a death is seen as what
 it is, and they look for it now and then while they wait: MPI's own waiting would keep a core busy.
 
-Nothing here imports MPI before mpirun is known to have started this process: a process alone would leave files behind.
+Nothing here imports MPI before mpirun is known to have started this process: a process alone would leave files behind. Nor numpy:
+every command asks here who it is.
 """
 
 from __future__ import annotations
@@ -27,16 +28,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from shoal.doors import Wrong
 from shoal.errors import Invalid, RankLost
 from shoal.events import counted
 from shoal.launch.child import Line, flush
 from shoal.launch.group import Group, name_of
-from shoal.strategies.averaging import AllReduce, Averaging
 
 if TYPE_CHECKING:
+    import numpy as np
     from mpi4py import MPI
 
     from shoal.job import Job
@@ -104,6 +104,8 @@ def check_alone() -> None:
 
 def check_mpi(job: Job) -> None:
     """Whether ranks of mpirun can do it."""
+    from shoal.strategies.averaging import AllReduce, Averaging
+
     if not isinstance(job.strategy, Averaging | AllReduce):
         raise Invalid(
             f"strategy {job.strategy.name!r} does not run over MPI: leave mpirun (or --on mpi) away, or choose one whose ranks "
@@ -165,6 +167,8 @@ class World:
 
     def order(self, line: Line) -> None:
         """To all others that live."""
+        import numpy as np
+
         text = np.frombuffer(msgspec.json.encode(line), np.uint8)
         length = np.array([len(text)], np.int64)
         for other in range(1, self.size):
@@ -174,6 +178,8 @@ class World:
 
     def ordered(self) -> Line | None:
         """What rank 0 has said since, if anything."""
+        import numpy as np
+
         try:
             if self._next is None:
                 length = np.zeros(1, np.int64)

@@ -70,7 +70,7 @@ def underway(
     ``begin`` is called when nothing refuses it any more, and before anything is written.
     """
     check_alone()
-    if job.launch.how == "mpi" and not isinstance(job.strategy, Hogwild):  # which says it in words of its own
+    if job.launch.how == "mpi":
         check_mpi(job)
     begin = begin or (lambda: None)
     if isinstance(job.strategy, ParameterServer):

@@ -494,7 +494,7 @@ def test_a_module_may_use_a_thread_print_and_read(
         ("client-ann", "worker", {}, "taken"),
         ("../above", "server", {}, "needs 1 to 64 letters"),
         ("", "server", {}, "needs 1 to 64 letters"),
-        ("ann", "evaluator", {}, "'server' or 'worker'"),
+        ("ann", "evaluator", {}, "'server', 'worker' or 'rank'"),
         ("ann", "worker", {"job": object()}, "plain data"),
     ],
 )

@@ -85,25 +85,23 @@ def test_clients_by_hand_do_what_one_process_does(capsys: pytest.CaptureFixture[
 
 
 @needs_data
-def test_psgd_by_hand_takes_the_mean_and_shows_the_collapse() -> None:
+@pytest.mark.parametrize("words", [[], pytest.param(["--own-start"], marks=pytest.mark.soak)])
+def test_psgd_by_hand_takes_the_mean_and_shows_the_collapse(words: list[str]) -> None:
     """S2-04 to S2-06: two ranks of mpirun, weights by their names."""
     pytest.importorskip("mpi4py")
     mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "-n", "2"]
     mpirun += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    right = []
-    for words in ([], ["--own-start"]):
-        command = [*mpirun, sys.executable, str(EXAMPLES / "psgd_by_hand.py"), "--rows", "2000", *words]
-        done = subprocess.run(command, capture_output=True, text=True)
-        found = re.search(r"rank 0 alone: (\S+); of the mean: (\S+)", done.stdout)
-        assert found is not None, done.stdout + done.stderr
-        right.append([float(one) for one in found.groups()])
-    (alone, mean), (apart, collapsed) = right
-    assert alone > 0.6 < apart
-    assert mean > 0.6  # from one start
-    assert collapsed < mean - 0.2  # from two
+    command = [*mpirun, sys.executable, str(EXAMPLES / "psgd_by_hand.py"), "--rows", "2000", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = re.search(r"rank 0 alone: (\S+); of the mean: (\S+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    alone, mean = map(float, found.groups())
+    assert alone > 0.6
+    assert (mean > 0.6) == (not words)  # from one start; from two it collapses
 
 
 @needs_data
+@pytest.mark.soak
 def test_hogwild_by_hand_learns() -> None:
     """S2-10: torch.multiprocessing, as the exercise has it."""
     command = [sys.executable, str(EXAMPLES / "hogwild_by_hand.py"), "--rows", "2000"]

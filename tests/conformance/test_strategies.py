@@ -47,12 +47,14 @@ CANDIDATES = [
 
 
 OF_THE_PLAIN_RUN = ("serial_run", "counts_every", "summary", "epochs", "killed")  # or the one in which a worker is
+OVER_GLOO_NOW = ("serial_run", "counts_every", "killed")
 
 
 def when(candidate: Candidate, check: Check) -> Any:
     """Over gloo every run takes seconds to import PyTorch, and Hogwild's stop rules are kept by one process however its workers run:
     those of other stop rules wait for the soak."""
-    later = candidate in (*OVER_GLOO, HOGWILD[-1]) and not any(part in check.__name__ for part in OF_THE_PLAIN_RUN)
+    now = OVER_GLOO_NOW if candidate in OVER_GLOO else OF_THE_PLAIN_RUN
+    later = candidate in (*OVER_GLOO, HOGWILD[-1]) and not any(part in check.__name__ for part in now)
     return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())
 
 

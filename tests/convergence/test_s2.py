@@ -59,6 +59,7 @@ def test_a_mean_of_ranks_with_one_start_learns_and_of_ranks_with_their_own_does_
     assert same > 0.8 and own < same - 0.2
 
 
+@pytest.mark.soak
 def test_hogwild_learns_digits_in_shared_memory() -> None:
     assert accuracy("hogwild", 2, small=0.05) > 0.5  # 0.78 on a busy machine, where gradients are old
 

@@ -24,7 +24,7 @@ from shoal import limits
 from shoal.data.datasets import Dataset
 from shoal.errors import Invalid, RankLost, StartFailed
 from shoal.job import Job
-from shoal.launch.child import Orders, sweep
+from shoal.launch.child import Orders, state_of, sweep
 from shoal.launch.children import Children
 from shoal.launch.group import Group, name_of
 from shoal.launch.local import _START_WITHIN
@@ -202,17 +202,8 @@ class OverGloo(Started):
             raise RankLost(name_of(rank), why)
         now = time.monotonic()
         for name, pid in self.pids.items():
-            if _state_of(pid) != "T":
+            if state_of(pid) != "T":
                 self._stopped.pop(name, None)
             elif now - self._stopped.setdefault(name, now) > limits.DEAD_AFTER / limits.SECOND:
                 raise RankLost(name, "its process is stopped")
         self._tell_long_wait(waited)
-
-
-def _state_of(pid: int) -> str:
-    """What the kernel says of a process: T is one that was stopped."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.errors import RankLost
+from shoal.launch.child import state_of
 from shoal.launch.group import name_of
 from shoal.models.linear import Floats
 
@@ -210,7 +211,7 @@ class MpiGroup:
         for one in missing:
             pid = self._pids[one]
             what = f"rank {one} (process {pid}) has been waited for since {waited:.0f} s"
-            if _state(pid) not in "Tt":
+            if state_of(pid) not in ("T", "t"):
                 self._told(f"{what}: it computes; if it should not take so long, end it (kill -KILL {pid})")
             elif waited < _STOPPED:
                 self._told(f"{what}: it is stopped; let it go on (kill -CONT {pid}), or end it (kill -KILL {pid})")
@@ -218,11 +219,3 @@ class MpiGroup:
                 self._told(f"{what}: it is stopped, so it is ended, and the others go on")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-
-
-def _state(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"

@@ -27,9 +27,10 @@ from shoal.errors import Invalid
 from shoal.events import Gone, Joined, RunEvent, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
+from shoal.launch.child import state_of
 from shoal.launch.kept_slab import Keeper, Kept, is_finite
 from shoal.launch.racer import BUSY, DONE, ENDED, GO, LEAVE, LOSS, READY, LinearLane
-from shoal.launch.racers import News, Racers, enough_files, state_of
+from shoal.launch.racers import News, Racers, enough_files
 from shoal.launch.score import Score
 from shoal.launch.shared import check_possible, shared
 from shoal.launch.training import Outcome

@@ -197,12 +197,3 @@ def enough_files(who: str) -> Iterator[None]:
             f"{who} cannot start: too many files are open, and each worker takes two: raise the limit (ulimit -n 4096), or take "
             f"fewer workers"
         ) from None
-
-
-def state_of(pid: int) -> str:
-    """What the kernel says of a process: R, S, ... and T for one that was stopped."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

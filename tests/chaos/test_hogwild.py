@@ -86,8 +86,10 @@ def kills(count: int, seed: int = 0) -> Meanwhile:
         for number in range(count):
             reach(training, (number + 1) / (count + 2))
             assert soon(lambda: len(training.pids) > 1)
-            kill(training, draw.choice(sorted(training.pids)))
+            name = draw.choice(sorted(training.pids))
+            kill(training, name)
             of(training).add_worker()
+            assert soon(lambda gone=name: gone not in training.pids)  # type: ignore[misc]  # or it would be killed twice
 
     return one_after_another
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal import limits
 from shoal.errors import TimedOut
+from shoal.launch.local import joined
 from shoal.models.linear import Floats
 from shoal.nodes.blocking import KV
 from shoal.nodes.worker import Worker
@@ -111,13 +111,7 @@ class StoreGroup:
 
 def client(name: str, token: str, transport: Transport) -> KV:
     """A rank's own: known by the token that it was started with, so that whoever saw it end can say so."""
-    kv = KV(Worker(name, "client", token, seed=secrets.randbits(32)), transport)
-    try:
-        kv.joined((limits.SILENCE + limits.RESEND_MOST) / limits.SECOND + 1)
-    except BaseException:
-        kv.close()
-        raise
-    return kv
+    return joined(KV(Worker(name, "client", token, seed=secrets.randbits(32)), transport))
 
 
 def _name(length: int) -> str:

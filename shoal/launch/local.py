@@ -313,6 +313,11 @@ def _client(name: str, role: str, transport: Transport, cluster: Cluster | None 
     worker = Worker(name, role, secrets.token_hex(8), seed=secrets.randbits(32))
     alive = weakref.ref(cluster) if cluster is not None else None
     kv = KV(worker, transport, lambda: (c._ended if (c := alive()) is not None else "") if alive is not None else "")
+    return joined(kv)
+
+
+def joined(kv: KV) -> KV:
+    """It, as soon as it is a member; closed, if it does not become one."""
     try:
         kv.joined((limits.SILENCE + limits.RESEND_MOST) / limits.SECOND + 1)
     except BaseException:

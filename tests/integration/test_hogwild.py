@@ -263,19 +263,6 @@ def test_a_run_is_kept_in_the_middle_of_a_round_and_no_slot_is_done_twice(
 # ---------------------------------------------------------------- modules
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise with one bright quadrant, which is the class."""
-    pytest.importorskip("torch")
-    draw = np.random.default_rng(0)
-    x, y = draw.integers(0, 100, (640, 16, 16), np.uint8), draw.integers(0, 4, 640)
-    for image, label in zip(x, y, strict=True):
-        image[8 * (label // 2) :, 8 * (label % 2) :][:8, :8] += 100
-    path = tmp_path_factory.mktemp("images") / "quadrants.npz"
-    np.savez(path, x=x, y=y)
-    return path
-
-
 def trained(images: Path, **given: Any) -> Run:
     return shoal.train(images, **{"batch": 32, "epochs": 2, "strategy": "hogwild", **given})
 

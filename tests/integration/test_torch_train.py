@@ -23,18 +23,6 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]  # the same 
 THREADS = {"launch.how": "threads"}
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """Noise with one bright quadrant, which is the class."""
-    draw = np.random.default_rng(0)
-    x, y = draw.integers(0, 100, (640, 16, 16), np.uint8), draw.integers(0, 4, 640)
-    for image, label in zip(x, y, strict=True):
-        image[8 * (label // 2) :, 8 * (label % 2) :][:8, :8] += 100
-    path = tmp_path_factory.mktemp("images") / "quadrants.npz"
-    np.savez(path, x=x, y=y)
-    return path
-
-
 def train(images: Path, **given: Any) -> Run:
     settings = {**THREADS, **given.pop("settings", {})}
     return shoal.train(images, **{"batch": 32, "epochs": 2, **given}, settings=settings)

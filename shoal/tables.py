@@ -10,6 +10,10 @@ Consistency is two settings, and the famous names are points:
     apply=Each(), max_delay=k                 bounded delay: at most k steps ahead of the slowest worker
     apply=Each(), max_delay=None              asynchronous: never wait
 
+A push may bring several numbers for each weight, ``pushed`` of them, where its rule takes as many: a gradient and a curvature, say.
+``filters`` make what travels lighter, in order, and are undone where it arrives (``shoal.filters``). In a sparse table a key that was pushed
+fewer than ``admit`` times has no row yet, and with ``evict`` rows that returned to zero are let go.
+
 Values travel as float32, or in half the bytes: ``wire="bfloat16"`` (two digits, all of float32's range) or ``"float16"`` (three
 digits, up to 65,504). Rows, sums and copies are float32 all the same: only what a client pushes and pulls is rounded.
 
@@ -29,6 +33,13 @@ from shoal.limits import GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, SLOTS_PER_STEP, WID
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rule that servers know by name, and its settings. Only these two travel, never code."""
+
+    name: str
+    settings: dict[str, float] = {}
+
+
+class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A filter that both sides know by name, and its settings."""
 
     name: str
     settings: dict[str, float] = {}
@@ -126,6 +137,8 @@ class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True
     apply: Apply = Each()
     max_delay: int | None = None
     wire: Wire = "float32"
+    pushed: int = 1
+    filters: list[Filter] = []
 
     @property
     def span(self) -> int:
@@ -134,6 +147,11 @@ class Dense(msgspec.Struct, frozen=True, tag="dense", forbid_unknown_fields=True
     @property
     def hashed(self) -> bool:
         return False
+
+    @property
+    def push_width(self) -> int:
+        """Numbers in one row of a push: those of the first kind for all weights, then those of the second."""
+        return self.width * self.pushed
 
 
 class Sparse(msgspec.Struct, frozen=True, tag="sparse", forbid_unknown_fields=True, kw_only=True):
@@ -147,10 +165,18 @@ class Sparse(msgspec.Struct, frozen=True, tag="sparse", forbid_unknown_fields=Tr
     apply: Apply = Each()
     max_delay: int | None = None
     wire: Wire = "float32"
+    pushed: int = 1
+    filters: list[Filter] = []
+    admit: int = 0  # pushes of a key before it gets a row: those before are not applied
+    evict: bool = False  # rows whose weights are all zero again are let go, and their state with them
 
     @property
     def span(self) -> int:
         return KEY_LIMIT if self.keys is None else self.keys
+
+    @property
+    def push_width(self) -> int:
+        return self.width * self.pushed
 
 
 Table = Dense | Sparse

@@ -91,10 +91,19 @@ from shoal.wire.requests import (
     Busy as Busy,
 )
 from shoal.wire.requests import (
+    Call as Call,
+)
+from shoal.wire.requests import (
+    Called as Called,
+)
+from shoal.wire.requests import (
     Counted as Counted,
 )
 from shoal.wire.requests import (
     Fence as Fence,
+)
+from shoal.wire.requests import (
+    Forgot as Forgot,
 )
 from shoal.wire.requests import (
     Held as Held,
@@ -326,5 +335,5 @@ class Done(Message, frozen=True):
 
 AnyMessage = (
     View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Want | Deal | Ready
-    | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Park | Ask | Values | Counted | Held | Told | Fence | Moved | Rollback | Busy | No
+    | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
 )  # fmt: skip

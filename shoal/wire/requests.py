@@ -35,6 +35,10 @@ class Push(Message, frozen=True):
     clock: Signed = NO_CLOCK  # of that pull
     ahead: Signed = -1  # so many other keys stand before the pushed ones: pull these instead; -1: none are named
     form: Wire = "float32"  # in which its values come, and those of the answer may
+    filtered: bool = False  # arrays went through the table's filters, and those of the answer may
+    handle: Count = 0  # a number for this list of keys, if not 0: remember it,
+    known: bool = False  # or: it stands for the keys that you know by it, and they are not here
+    crc: Count = 0  # of those keys
 
 
 class Pull(Message, frozen=True):
@@ -58,6 +62,23 @@ class Pull(Message, frozen=True):
     enter: bool = False  # a worker's first pull, or its first since it was parked
     clocks: bool = False  # also the vector clocks of these keys
     form: Wire = "float32"  # in which the values may come
+    filtered: bool = False  # as in Push
+    handle: Count = 0
+    known: bool = False
+    crc: Count = 0
+
+
+class Call(Message, frozen=True):
+    """Client to server: "run this function, which you know by its name, over your rows in this range"."""
+
+    request: int
+    table: Count
+    view: Count
+    generation: Count
+    name: str
+    settings: dict[str, float]
+    start: int
+    stop: int
 
 
 class Park(Message, frozen=True):
@@ -90,6 +111,22 @@ class Values(Message, frozen=True):
     resume: int = -1  # the rest of a long range starts here
     clocks: Events = []
     form: Wire = "float32"  # the one that was asked for, unless it could not hold them
+    filtered: bool = False
+
+
+class Called(Message, frozen=True):
+    """Server: "this is what it found"."""
+
+    frames: ClassVar[str] = "KV"
+
+    request: int
+    numbers: list[float]
+
+
+class Forgot(Message, frozen=True):
+    """Server: "I do not know these keys by that number: send them whole"."""
+
+    request: int
 
 
 class Counted(Message, frozen=True):

@@ -1,0 +1,1 @@
+"""Made light for the road: what travels between clients and servers, with fewer keys, fewer values and fewer bytes."""

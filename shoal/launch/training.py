@@ -194,6 +194,7 @@ class Training:
         if isinstance(self._cluster, ThreadCluster):
             transport = self._cluster._transport(name)
             trainer = work.trainer_of(name, secrets.token_hex(8), transport, orders)
+            trainer.learner.settle()  # or it would compute with as many threads as the evaluator has left by then
             thread = threading.Thread(target=self._in_thread, args=(name, trainer, transport), name=name, daemon=True)
             self._threads[name] = (thread, trainer)
             thread.start()

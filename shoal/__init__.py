@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from shoal.nodes.blocking import KV as KV
     from shoal.run import Run as Run
     from shoal.run import train as train
+    from shoal.store.question import Found as Found
+    from shoal.store.question import question as question
     from shoal.store.task import Task as Task
     from shoal.store.update import FTRL as FTRL
     from shoal.store.update import SGD as SGD
@@ -62,6 +64,7 @@ _WHERE = {
     "shoal.models.trained": ["Trained"],
     "shoal.nodes.blocking": ["KV"],
     "shoal.run": ["Run", "train"],
+    "shoal.store.question": ["Found", "question"],
     "shoal.store.task": ["Task"],
     "shoal.store.update": [
         "FTRL",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.launch.local import Cluster as Cluster
     from shoal.launch.local import connect as connect
     from shoal.launch.local import local as local
+    from shoal.launch.querying import query as query
     from shoal.models.trained import Trained as Trained
     from shoal.nodes.blocking import KV as KV
     from shoal.run import Run as Run
@@ -61,6 +62,7 @@ _WHERE = {
     "shoal.keys": ["KeyRange", "KeyValues"],
     "shoal.job": ["Job"],
     "shoal.launch.local": ["Cluster", "connect", "local"],
+    "shoal.launch.querying": ["query"],
     "shoal.models.trained": ["Trained"],
     "shoal.nodes.blocking": ["KV"],
     "shoal.run": ["Run", "train"],

@@ -17,9 +17,11 @@ import numpy as np
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyList, KeyRange, KeyValues, add_up, as_keys, as_range, as_values, tidy
+from shoal.store.calling import calling
 from shoal.store.dispatch import Dispatch
 from shoal.store.hashed import mixed
 from shoal.store.operation import Admin, Asking, Parking, Pulling, Pushing
+from shoal.store.question import Question
 from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.store.update import check_pushed
@@ -149,6 +151,21 @@ class Client(Dispatch):
 
     def stats(self, table: str) -> Task:
         op = Asking(Task(f"stats of {table!r}"), self.layout(table).number)
+        self._new.append(op)
+        return op.task
+
+    def call(
+        self,
+        table: str,
+        keys: Any,
+        question: Question | str,
+        *,
+        servers: str | Sequence[str] | None = None,
+        after: Task | Sequence[Task] = (),
+        **settings: float,
+    ) -> Task:
+        """Ask a question of a range of keys, where the rows are; ``servers``: only of what these hold. Nobody is waited for."""
+        op = calling(self.layout(table), keys, question, servers, _tasks(after), settings)
         self._new.append(op)
         return op.task
 

@@ -56,8 +56,11 @@ class Chain:
         short = [(name, one) for name, one in found if isinstance(one, Shortening)]
         self.pushes = _only([one for one in short if one[1].pushes], "pushes")
         self.pulls = _only([one for one in short if one[1].pulls], "pulls")
-        if short and wire != "float32":
-            raise Invalid(f"wire={wire!r} and filter {short[0][0]!r} both shorten values: leave one of them out")
+        if (lossy := [*self.choosing, *short]) and wire != "float32":
+            raise Invalid(
+                f"wire={wire!r} and filter {lossy[0][0]!r}: values are shortened in one place only; leave wire out, and name "
+                f"filter {wire!r} instead if you want it, too"
+            )
         if len(self._pressing) > _MOST_PRESSING:
             raise Invalid(f"{len(self._pressing)} filters that press bytes: at most {_MOST_PRESSING} are possible")
         twice = [name for i, (name, _) in enumerate(found) if name in [one for one, _ in found[:i]]]

@@ -18,8 +18,10 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyList, KeyRange, KeyValues, add_up, as_keys, as_range, as_values, tidy
 from shoal.store.dispatch import Dispatch
+from shoal.store.filtering import checked_chain
 from shoal.store.hashed import mixed
-from shoal.store.operation import Admin, Asking, Parking, Pulling, Pushing
+from shoal.store.operation import Pulling, Pushing
+from shoal.store.questions import Admin, Asking, Parking
 from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.store.update import check_pushed
@@ -108,6 +110,7 @@ class Client(Dispatch):
         op = self._pulling(layout, keys, clock, _tasks(after))
         op.clocks = clocks
         op.form = "float32" if exact else layout.spec.wire
+        op.filters = None if exact else self.filters_of(layout)
         self._new.append(op)
         return op.task
 
@@ -124,6 +127,7 @@ class Client(Dispatch):
         """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``."""
         plain, name = checked(spec), _name(name)
         check_pushed(plain)
+        checked_chain(plain)
         return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin))
 
     def drop(self, name: str) -> Task:
@@ -192,6 +196,9 @@ class Client(Dispatch):
         if (values := shortened(given.values, spec.wire)) is None:
             raise too_large(given.values, spec.wire)
         op = Pushing(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
+        op.filters = self.filters_of(layout)
+        if op.filters is not None:
+            op.filters.check(given.values)
         op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
         if isinstance(spec.apply, Each) and self.role == "worker" and step != 0:
             op.in_step = True

@@ -6,7 +6,6 @@ what the caller gets when nothing is under way any more. ``restart`` forgets the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,8 @@ import numpy.typing as npt
 
 from shoal.errors import SegmentsLost, ShoalError
 from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.store.feedback import Sent
+from shoal.store.filtering import Filtering
 from shoal.store.flight import Letter
 from shoal.store.hashed import unmixed
 from shoal.store.split import Share
@@ -24,6 +25,7 @@ from shoal.wire import messages as m
 from shoal.wire.forms import restored
 
 if TYPE_CHECKING:
+    from shoal.filters import Bytes
     from shoal.store.dispatch import Dispatch
 
 Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
@@ -56,93 +58,15 @@ class Operation:
     def expects(self, request: int) -> int:
         return 0
 
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        """What came, before filters had it; None if that makes no sense."""
+        return arrays
+
     def restart(self) -> None:
         return
 
     def lost(self, table: str, server: str) -> ShoalError:
         return SegmentsLost(table, server)
-
-
-class Admin(Operation):
-    """A question to the coordinator."""
-
-    def __init__(self, task: Task, message: Callable[[int], m.Message], kind: type[m.Message] = m.Done) -> None:
-        super().__init__(task)
-        self._message, self._kind = message, kind
-        self._answer: m.Message | None = None
-
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        return [(client.coordinator, self._message(client.request()), ())]
-
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
-        self._answer = answer
-        return []
-
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return isinstance(answer, self._kind)
-
-    def value(self, client: Dispatch) -> Any:
-        return self._answer if self._kind is not m.Done else None
-
-
-class Parking(Operation):
-    """ "Do not wait for me", to all servers."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._spell: int | None = None
-
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        if self._spell is None:
-            if not client.working:
-                return []
-            self._spell = client.spell
-            # The spell is over, however this ends: a server that heard it may have parked us.
-            client.spell += 1
-            client.working = False
-        spell = self._spell
-        return [
-            (member.name, m.Park(client.request(), client.incarnation, client.view.number, spell), ())
-            for member in client.view.members
-            if member.role == "server"
-        ]
-
-
-class Asking(Operation):
-    """How a table is doing, added up over its servers."""
-
-    def __init__(self, task: Task, table: int) -> None:
-        super().__init__(task)
-        self.table = table
-        self._told: dict[str, m.Told] = {}
-
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        layout = client.of_number(self.table)
-        layout.check_all_held()
-        return [(server, m.Ask(client.request(), self.table, client.view.number), ()) for server in layout.servers]
-
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
-        assert isinstance(answer, m.Told)
-        self._told[letter.to] = answer
-        return []
-
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return isinstance(answer, m.Told)
-
-    def restart(self) -> None:
-        self._told.clear()
-
-    def value(self, client: Dispatch) -> dict[str, Any]:
-        longest = max((len(told.staleness) for told in self._told.values()), default=0)
-        staleness = np.zeros(longest, np.int64)
-        totals: dict[str, Any] = {}
-        for told in self._told.values():
-            staleness[: len(told.staleness)] += np.asarray(told.staleness, np.int64)
-            for fact, value in told.facts.items():
-                totals[fact] = totals.get(fact, 0) + value
-        totals["staleness"] = staleness.tolist()
-        totals["servers"] = {server: told.facts for server, told in sorted(self._told.items())}
-        return totals
 
 
 class _Rows(Operation):
@@ -153,6 +77,7 @@ class _Rows(Operation):
         self.table, self.keys, self.places, self.width = table, keys, places, width
         self.live = False  # a range of a sparse table: only the rows that are there
         self.hashed = False
+        self.filters: Filtering | None = None
         self._shares: dict[int, Share] = {}  # by request
         self._rows: Values | None = None
         self._found: list[tuple[Keys, Values]] = []
@@ -165,6 +90,9 @@ class _Rows(Operation):
 
     def expects(self, request: int) -> int:
         return self._shares[request].rows * self.width * 4 if request in self._shares else 0
+
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        return arrays if self.filters is None else self.filters.opened(answer, arrays)
 
     def are_rows(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         if not isinstance(answer, m.Values) or request not in self._shares:
@@ -221,6 +149,9 @@ class Pushing(_Rows):
         self.size = given.values.nbytes + 8 * len(given)
         self.row_bytes = max(8, 4 * width, 4 * given.values.shape[1])
         self.ahead: Keys | None = None  # pull these, not those that are pushed
+        self.exact = self._ready = False  # exact: nothing of it is left for later
+        self.head: Bytes | None = None  # what its values need to be read, if they are shortened
+        self.sent: Sent | None = None  # what of it is left for later
 
     def look_ahead(self, keys: Keys) -> None:
         """Bring back the rows of other keys than are pushed."""
@@ -230,6 +161,11 @@ class Pushing(_Rows):
     def letters(self, client: Dispatch) -> list[Outgoing]:
         layout = client.of_number(self.table)
         self._name(client)
+        if self.filters is not None and not self._ready:
+            self.filters.prepare(client, self)
+        elif self.sent is not None:
+            self.sent.again = True
+        self._ready = True
         keys, values = self.given.keys, self.given.values
         everyone = self.in_step or self.slot is not None
         shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
@@ -287,12 +223,20 @@ class Pushing(_Rows):
             clock=m.NO_CLOCK if self.clock is None else self.clock,
             ahead=ahead,
             form=self.form,
+            filtered=self.filters is not None,
         )
         if self.pull:
             self._shares[push.request] = share if pulled is None else pulled
-        return share.server, push, arrays if share.rows or ahead > 0 else ()
+        arrays = arrays if share.rows or ahead > 0 else []
+        if self.filters is not None:
+            arrays = self.filters.pushed(self, arrays, ahead)
+            if self.sent is not None:
+                self.sent.goes(push.request, client.of_number(self.table), share)
+        return share.server, push, arrays
 
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        if self.sent is not None and isinstance(answer, m.Values | m.Counted):
+            self.sent.counted(letter.request, letter.sends > 1, answer.new, answer.part)
         if isinstance(answer, m.Values):
             self.task.versions[letter.to] = answer.versions
             self.put(letter.request, answer, arrays)
@@ -361,7 +305,10 @@ class Pulling(_Rows):
             enter=self.enter,
             clocks=self.clocks,
             form=self.form,
+            filtered=self.filters is not None,
         )
+        if self.filters is not None:
+            arrays = self.filters.asked(share, arrays)
         self._shares[pull.request] = share
         return share.server, pull, arrays
 

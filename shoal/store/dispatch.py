@@ -23,7 +23,9 @@ from shoal.errors import (
     UnknownTable,
 )
 from shoal.store.flight import Flight
-from shoal.store.operation import Admin, Asking, Operation, Parking, Pulling, Pushing
+from shoal.store.names import Names
+from shoal.store.operation import Operation, Pulling, Pushing
+from shoal.store.questions import Admin, Asking, Parking
 from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.wire import messages as m
@@ -47,6 +49,7 @@ class Dispatch:
         self.failed: list[Task] = []  # pushes that failed, in case nobody asks
         self.counts: Counter[str] = Counter()
         self.flight = Flight(seed)
+        self.names = Names()  # of lists of keys that servers know
         self._by_number: dict[int, Layout] = {}
         self._names: dict[int, str] = {}  # of all tables that there ever were, for errors
         self._new: deque[Operation] = deque()  # made ready, not started
@@ -149,6 +152,12 @@ class Dispatch:
                 op.task.waits_for = f"{sender}: {why or 'busy'}"
                 self.counts["busy"] += 1
                 self.flight.busy(now, request, retry_after)
+            case m.Forgot():
+                letter = self.flight.letters[request]
+                if isinstance(letter.message, m.Push | m.Pull) and (
+                    whole := self.names.whole(letter.message, letter.arrays)
+                ):
+                    effects.append(self.flight.instead(now, letter, *whole))
             case m.Moved(_, view):
                 effects += self._moved(now, op, view)
             case m.Rollback():
@@ -159,6 +168,7 @@ class Dispatch:
                 self.counts["strange answers"] += 1  # dropped: the question is asked again, or ends as unanswered
             case _:
                 letter = self.flight.letters[request]
+                self.names.heard(request)
                 self._close(op, request)
                 for to, question, data in op.answered(self, letter, message, arrays):
                     effects.append(self._send(now, op, to, question, data))
@@ -175,6 +185,7 @@ class Dispatch:
         self._running.pop(request, None)
         self._bytes -= op.waiting.pop(request, 0)
         self.flight.done(request)
+        self.names.closed(request)
 
     def _finish(self, op: Operation) -> None:
         try:
@@ -235,6 +246,8 @@ class Dispatch:
             else Layout(placed)
             for number, placed in tables.items()
         }
+        if any(number in known and known[number].since != old.since for number, old in self._by_number.items()):
+            self.names.clear()  # what was split otherwise is another list
         self._by_number = known
         self._names.update({number: placed.name for number, placed in tables.items()})
         self.layouts = {layout.name: layout for layout in known.values()}
@@ -279,6 +292,7 @@ class Dispatch:
         self.clock = self.floor = self.spell = 0
         self.working = False
         self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
+        self.names.clear()
         self._numbers = self._requests = 0
 
     def _to(self, op: Operation) -> list[str]:

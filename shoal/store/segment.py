@@ -66,7 +66,9 @@ class Segments(Waiting):
 
     # ------------------------------------------------------------ push
 
-    def push(self, now: int, sender: str, push: m.Push, arrays: m.Arrays) -> Outcome:
+    def push(self, now: int, sender: str, push: m.Push, sent: m.Arrays) -> Outcome:
+        if (arrays := self.handles.whole(push, sent, self.table)) is None:
+            return Outcome([Send(sender, m.Forgot(push.request))])
         try:
             covered = self.extent.covered(push.first, push.last)
             given = self.extent.given(push, arrays, covered)
@@ -74,7 +76,7 @@ class Segments(Waiting):
             slot = self.extent.slot(push)
         except Invalid as error:
             return self._refuse(sender, push.request, error)
-        self.counts["bytes in"] += sum(array.nbytes for array in arrays)
+        self.counts["bytes in"] += sum(array.nbytes for array in sent)
         asker = Asker(sender, push, asked, now, covered)
         if self._promised and asker.id in self._promised:
             return self._told_promised(now, asker)
@@ -339,7 +341,9 @@ class Segments(Waiting):
 
     # ------------------------------------------------------------ pull
 
-    def pull(self, now: int, sender: str, pull: m.Pull, arrays: m.Arrays) -> Outcome:
+    def pull(self, now: int, sender: str, pull: m.Pull, sent: m.Arrays) -> Outcome:
+        if (arrays := self.handles.whole(pull, sent, self.table)) is None:
+            return Outcome([Send(sender, m.Forgot(pull.request))])
         try:
             if pull.enter and isinstance(self.spec.apply, Step):
                 raise Invalid("a table that is updated in steps has no clocks to enter")

@@ -16,10 +16,10 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyList, KeyRange, KeyValues, add_up, as_keys, as_range, as_values, tidy
+from shoal.keys import KeyList, KeyRange, KeyValues, Values, add_up, as_keys, as_range, as_values, tidy
 from shoal.store.dispatch import Dispatch
 from shoal.store.filtering import checked_chain
-from shoal.store.hashed import mixed
+from shoal.store.hashed import as_hashed, mixed
 from shoal.store.operation import Pulling, Pushing
 from shoal.store.questions import Admin, Asking, Parking
 from shoal.store.split import Layout
@@ -200,6 +200,7 @@ class Client(Dispatch):
         if op.filters is not None:
             op.filters.check(given.values)
         op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
+        op.listed = _again(layout, keys)
         if isinstance(spec.apply, Each) and self.role == "worker" and step != 0:
             op.in_step = True
             op.own_clock = pull and clock is None
@@ -207,7 +208,7 @@ class Client(Dispatch):
         if of is not None:
             op.reads = of.versions
         if isinstance(ahead, KeyList):
-            op.look_ahead(ahead.keys)
+            op.look_ahead(ahead)
         self._new.append(op)
         return task
 
@@ -219,6 +220,10 @@ class Client(Dispatch):
         if isinstance(keys, KeyList) and not spec.hashed:
             self._check_last(layout, keys.last)
             return KeyValues(keys.keys, as_values(values, len(keys), spec.push_width)), None
+        if isinstance(keys, KeyList):
+            listed, places = as_hashed(keys)
+            rows = as_values(values, len(keys), spec.push_width)
+            return KeyValues(listed.keys, rows if places is None else _laid(rows, places)), places
         span = as_range(keys, spec.span)
         if span is not None:
             if span.stop > spec.span:
@@ -240,7 +245,7 @@ class Client(Dispatch):
         return KeyValues(unique, summed), places
 
     def _listed(self, layout: Layout, keys: Any) -> Any:
-        listed = keys.keys if isinstance(keys, KeyList) else as_keys(keys)
+        listed = as_keys(keys)
         if layout.spec.hashed:
             return mixed(listed)
         if layout.spec.span < limits.KEY_LIMIT and len(listed):
@@ -258,6 +263,10 @@ class Client(Dispatch):
             task = Task(f"pull keys of {layout.name!r}", after)
             op = Pulling(task, layout.number, keys.keys, None, spec.width)
             span = None
+        elif isinstance(keys, KeyList):
+            listed, places = as_hashed(keys)
+            op = Pulling(Task(f"pull keys of {layout.name!r}", after), layout.number, listed.keys, places, spec.width)
+            span = None
         elif (span := as_range(keys, spec.span)) is not None:
             if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
                 raise BadKeys(
@@ -271,6 +280,7 @@ class Client(Dispatch):
             task = Task(f"pull {len(unique):,} keys of {layout.name!r}", after)
             op = Pulling(task, layout.number, unique, places, spec.width)
         task = op.task
+        op.listed = _again(layout, keys)
         op.clock = clock
         op.live = isinstance(spec, Sparse) and span is not None
         op.hashed = spec.hashed
@@ -301,6 +311,20 @@ class Client(Dispatch):
     def _must_be_worker(self, what: str) -> None:
         if self.role != "worker":
             raise Invalid(f"{self.name} is a {self.role}: only a worker has a clock and can {what}")
+
+
+def _again(layout: Layout, keys: Any) -> KeyList | None:
+    """The list that servers may know by a number, if it will come again."""
+    if not isinstance(keys, KeyList):
+        return None
+    return as_hashed(keys)[0] if layout.spec.hashed else keys
+
+
+def _laid(rows: Values, places: Any) -> Values:
+    """Each row in its place."""
+    laid = np.empty_like(rows)
+    laid[places] = rows
+    return laid
 
 
 def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:

@@ -26,6 +26,7 @@ from shoal.errors import (
 from shoal.filters.chain import Flow
 from shoal.store.filtering import Filtering
 from shoal.store.flight import Flight
+from shoal.store.names import Names
 from shoal.store.operation import Operation, Pulling, Pushing
 from shoal.store.questions import Admin, Asking, Parking
 from shoal.store.split import Layout
@@ -51,6 +52,7 @@ class Dispatch:
         self.failed: list[Task] = []  # pushes that failed, in case nobody asks
         self.counts: Counter[str] = Counter()
         self.flight = Flight(seed)
+        self.names = Names()  # of lists of keys that servers know
         self._by_number: dict[int, Layout] = {}
         self._names: dict[int, str] = {}  # of all tables that there ever were, for errors
         self._new: deque[Operation] = deque()  # made ready, not started
@@ -155,6 +157,12 @@ class Dispatch:
                 op.task.waits_for = f"{sender}: {why or 'busy'}"
                 self.counts["busy"] += 1
                 self.flight.busy(now, request, retry_after)
+            case m.Forgot():
+                letter = self.flight.letters[request]
+                if isinstance(letter.message, m.Push | m.Pull) and (
+                    whole := self.names.whole(letter.message, letter.arrays, op.pressed)
+                ):
+                    effects.append(self.flight.instead(now, letter, *whole))
             case m.Moved(_, view):
                 effects += self._moved(now, op, view)
             case m.Rollback():
@@ -165,6 +173,7 @@ class Dispatch:
                 self.counts["strange answers"] += 1  # dropped: the question is asked again, or ends as unanswered
             case _:
                 letter = self.flight.letters[request]
+                self.names.heard(request)
                 self._close(op, request)
                 for to, question, data in op.answered(self, letter, message, found):
                     effects.append(self._send(now, op, to, question, data))
@@ -181,6 +190,7 @@ class Dispatch:
         self._running.pop(request, None)
         self._bytes -= op.waiting.pop(request, 0)
         self.flight.done(request)
+        self.names.closed(request)
 
     def _finish(self, op: Operation) -> None:
         try:
@@ -243,6 +253,8 @@ class Dispatch:
             else Layout(placed)
             for number, placed in tables.items()
         }
+        if any(number in known and known[number].since != old.since for number, old in self._by_number.items()):
+            self.names.clear()  # what was split otherwise is another list
         self._by_number = known
         self._names.update({number: placed.name for number, placed in tables.items()})
         self.layouts = {layout.name: layout for layout in known.values()}
@@ -301,6 +313,7 @@ class Dispatch:
         self.clock = self.floor = self.spell = 0
         self.working = False
         self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
+        self.names.clear()
         self._numbers = self._requests = 0
         for filters in self._filters.values():
             if filters.feedback is not None:

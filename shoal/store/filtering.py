@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.errors import BadValues, Invalid
 from shoal.filters.chain import Chain, Flow
-from shoal.keys import KeyRange, KeyValues, Values
+from shoal.keys import KeyList, KeyRange, KeyValues, Values
 from shoal.limits import FRAME_BYTES
 from shoal.store.feedback import Feedback, Sent
 from shoal.store.update import known_rule
@@ -22,7 +22,6 @@ from shoal.wire import messages as m
 if TYPE_CHECKING:
     from shoal.store.dispatch import Dispatch
     from shoal.store.operation import Pushing
-    from shoal.store.split import Share
 
 _TO, _FROM = 0, 2
 _LARGEST = float(np.finfo(np.float32).max)
@@ -98,7 +97,7 @@ class Filtering:
         if mask is not None:
             whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
             if op.pull and op.ahead is None:
-                op.look_ahead(whole)  # the rows of all keys are wanted, whichever are pushed
+                op.look_ahead(op.listed or KeyList(whole))  # the rows of all keys are wanted, whichever are pushed
             keys = whole[mask]
         op.given = KeyValues(keys, codes)
 
@@ -113,9 +112,10 @@ class Filtering:
 
     # ------------------------------------------------------------ pulls and answers
 
-    def asked(self, share: Share, arrays: list[m.Array]) -> list[m.Array]:
+    def asked(self, rows: int, arrays: list[m.Array]) -> list[m.Array]:
+        """The keys of a pull, unless they are known by a number; in any case it names so many."""
         found = self.chain.asked(arrays)
-        self.flow.went(_TO, sum(array.nbytes for array in arrays), sum(array.nbytes for array in found))
+        self.flow.went(_TO, 8 * rows, sum(array.nbytes for array in found))
         return found
 
     def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:

@@ -1,4 +1,4 @@
-"""The kinds of operation: what each sends, and how it is put together from the answers.
+"""Operations on rows: what each sends, and how it is put together from the answers. (``questions`` has those on anything else.)
 
 ``letters`` says what to send, by the client's present view; ``answered`` takes one answer in and may ask on; ``value`` is
 what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view.
@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import SegmentsLost, ShoalError
-from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values
 from shoal.store.feedback import Sent
 from shoal.store.filtering import Filtering
 from shoal.store.flight import Letter
 from shoal.store.hashed import unmixed
+from shoal.store.names import NOTHING
 from shoal.store.split import Share
 from shoal.store.task import Task
 from shoal.store.vector import VectorClock
@@ -62,6 +63,9 @@ class Operation:
         """What came, before filters had it; None if that makes no sense."""
         return arrays
 
+    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+        return keys
+
     def restart(self) -> None:
         return
 
@@ -78,6 +82,7 @@ class _Rows(Operation):
         self.live = False  # a range of a sparse table: only the rows that are there
         self.hashed = False
         self.filters: Filtering | None = None
+        self.listed: KeyList | None = None  # the keys, if they come again
         self._shares: dict[int, Share] = {}  # by request
         self._rows: Values | None = None
         self._found: list[tuple[Keys, Values]] = []
@@ -93,6 +98,10 @@ class _Rows(Operation):
 
     def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
         return arrays if self.filters is None else self.filters.opened(answer, arrays)
+
+    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+        """Keys that go after all, since a server does not know them by their number."""
+        return keys if self.filters is None else self.filters.asked(0, keys)
 
     def are_rows(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         if not isinstance(answer, m.Values) or request not in self._shares:
@@ -148,14 +157,14 @@ class Pushing(_Rows):
         self.number: int | None = None  # in the client's own stream; kept over restarts, or it would count twice
         self.size = given.values.nbytes + 8 * len(given)
         self.row_bytes = max(8, 4 * width, 4 * given.values.shape[1])
-        self.ahead: Keys | None = None  # pull these, not those that are pushed
+        self.ahead: KeyList | None = None  # pull these, not those that are pushed
         self.exact = self._ready = False  # exact: nothing of it is left for later
         self.head: Bytes | None = None  # what its values need to be read, if they are shortened
         self.sent: Sent | None = None  # what of it is left for later
 
-    def look_ahead(self, keys: Keys) -> None:
+    def look_ahead(self, keys: KeyList) -> None:
         """Bring back the rows of other keys than are pushed."""
-        self.ahead = self.keys = keys
+        self.ahead, self.keys = keys, keys.keys
         self.size += 12 * len(keys)
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
@@ -172,7 +181,7 @@ class Pushing(_Rows):
         if self.ahead is None:
             return [self._letter(client, share, None, keys, values) for share in shares]
         # Both are small (see ``Client.push``): one share for every server, in the same order.
-        pulls = layout.shares(self.ahead, self.row_bytes, every_server=True)
+        pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
         return [self._letter(client, *pair, keys, values) for pair in zip(shares, pulls, strict=True)]
 
     def _name(self, client: Dispatch) -> None:
@@ -191,17 +200,20 @@ class Pushing(_Rows):
     ) -> Outgoing:
         stream, number = self.slot if self.slot is not None else (-client.incarnation, self.number or 0)
         start = stop = -1
-        arrays: list[m.Array] = [share.take(values).reshape(-1)]
+        request, name, also = client.request(), NOTHING, NOTHING
+        arrays: list[m.Array] = []
         if isinstance(keys, KeyRange):
             start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
         else:
-            arrays.insert(0, share.take(keys))
             if pulled is not None and self.ahead is not None and pulled.rows:
-                arrays.insert(0, pulled.take(self.ahead))
+                also, arrays = client.names.say(request, self.ahead, pulled, self.ahead.keys)
+            name, listed = client.names.say(request, self.listed, share, keys)
+            arrays += listed
+        arrays.append(share.take(values).reshape(-1))
         ahead = -1 if pulled is None else pulled.rows
         reads = self.reads if self.reads is not None else client.reads.get(self.table, {})
         push = m.Push(
-            request=client.request(),
+            request=request,
             table=self.table,
             view=client.view.number,
             generation=client.view.generation,
@@ -224,6 +236,12 @@ class Pushing(_Rows):
             ahead=ahead,
             form=self.form,
             filtered=self.filters is not None,
+            handle=name.number,
+            known=name.known,
+            crc=name.crc,
+            ahead_handle=also.number,
+            ahead_known=also.known,
+            ahead_crc=also.crc,
         )
         if self.pull:
             self._shares[push.request] = share if pulled is None else pulled
@@ -280,16 +298,16 @@ class Pulling(_Rows):
 
     def _letter(self, client: Dispatch, share: Share, resume: int = -1) -> Outgoing:
         start = stop = -1
-        arrays: list[m.Array] = []
+        request, name, arrays = client.request(), NOTHING, list[m.Array]()
         if isinstance(self.keys, KeyRange):
             start, stop = max(self.keys.start, share.span[0], resume), min(self.keys.stop, share.span[1])
         else:
-            arrays.append(share.take(self.keys))
+            name, arrays = client.names.say(request, self.listed, share, self.keys)
         at = client.floor
         if self.enter:  # a worker that has a clock keeps it; one that has none yet is given one
             at = client.clock if client.working else 0
         pull = m.Pull(
-            request=client.request(),
+            request=request,
             table=self.table,
             view=client.view.number,
             generation=client.view.generation,
@@ -306,9 +324,12 @@ class Pulling(_Rows):
             clocks=self.clocks,
             form=self.form,
             filtered=self.filters is not None,
+            handle=name.number,
+            known=name.known,
+            crc=name.crc,
         )
         if self.filters is not None:
-            arrays = self.filters.asked(share, arrays)
+            arrays = self.filters.asked(0 if start >= 0 else share.rows, arrays)
         self._shares[pull.request] = share
         return share.server, pull, arrays
 

@@ -1,4 +1,4 @@
-"""Operations that push and pull nothing: questions to the coordinator, parking, how a table is doing."""
+"""Operations that move no rows: what a client asks of the coordinator, or of all servers."""
 
 from __future__ import annotations
 

@@ -66,16 +66,17 @@ class Segments(Waiting):
 
     # ------------------------------------------------------------ push
 
-    def push(self, now: int, sender: str, push: m.Push, arrays: m.Arrays) -> Outcome:
+    def push(self, now: int, sender: str, push: m.Push, sent: m.Arrays) -> Outcome:
         try:
             covered = self.extent.covered(push.first, push.last)
-            self.counts["bytes in"] += sum(array.nbytes for array in arrays)
-            arrays = self.extent.opened(push, arrays)
+            if (arrays := self.handles.whole(push, self.extent.opened(push, sent), self.table)) is None:
+                return Outcome([Send(sender, m.Forgot(push.request))])
             given = self.extent.given(push, arrays, covered)
             asked = self.extent.ahead(push, arrays, covered) if push.ahead >= 0 else _asked(given)
             slot = self.extent.slot(push)
         except Invalid as error:
             return self._refuse(sender, push.request, error)
+        self.counts["bytes in"] += sum(array.nbytes for array in sent)
         asker = Asker(sender, push, asked, now, covered)
         if self._promised and asker.id in self._promised:
             return self._told_promised(now, asker)
@@ -348,12 +349,13 @@ class Segments(Waiting):
 
     # ------------------------------------------------------------ pull
 
-    def pull(self, now: int, sender: str, pull: m.Pull, arrays: m.Arrays) -> Outcome:
+    def pull(self, now: int, sender: str, pull: m.Pull, sent: m.Arrays) -> Outcome:
         try:
             if pull.enter and isinstance(self.spec.apply, Step):
                 raise Invalid("a table that is updated in steps has no clocks to enter")
             covered = self.extent.covered(pull.first, pull.last)
-            arrays = self.extent.opened(pull, arrays)
+            if (arrays := self.handles.whole(pull, self.extent.opened(pull, sent), self.table)) is None:
+                return Outcome([Send(sender, m.Forgot(pull.request))])
             keys = self.extent.keys(pull, arrays[0] if arrays else None, covered)
         except Invalid as error:
             return self._refuse(sender, pull.request, error)

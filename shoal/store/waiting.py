@@ -15,6 +15,7 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.aggregate import OpenStep
+from shoal.store.handles import Handles
 from shoal.store.ledger import Mask, Numbers
 from shoal.store.outcome import Asker, Outcome, Work
 from shoal.store.part import Part
@@ -36,6 +37,7 @@ class Waiting(Part):
         self.inline, self.log = inline, log
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()
+        self.handles = Handles(0)  # the server's own, by which it knows lists of keys
         self._open: dict[int, OpenStep] = {}  # by step
         self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
         self._waiting: dict[tuple[str, int], Asker] = {}  # pulls

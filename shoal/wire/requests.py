@@ -39,6 +39,9 @@ class Push(Message, frozen=True):
     handle: Count = 0  # a number for this list of keys, if not 0: remember it,
     known: bool = False  # or: it stands for the keys that you know by it, and they are not here
     crc: Count = 0  # of those keys
+    ahead_handle: Count = 0  # the same, of the keys to pull instead
+    ahead_known: bool = False
+    ahead_crc: Count = 0
 
 
 class Pull(Message, frozen=True):

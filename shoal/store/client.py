@@ -18,6 +18,7 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyList, KeyRange, KeyValues, Values, add_up, as_keys, as_range, as_values, tidy
 from shoal.store.dispatch import Dispatch
+from shoal.store.filtering import checked_chain
 from shoal.store.hashed import as_hashed, mixed
 from shoal.store.operation import Pulling, Pushing
 from shoal.store.questions import Admin, Asking, Parking
@@ -109,6 +110,7 @@ class Client(Dispatch):
         op = self._pulling(layout, keys, clock, _tasks(after))
         op.clocks = clocks
         op.form = "float32" if exact else layout.spec.wire
+        op.filters = None if exact else self.filters_of(layout)
         self._new.append(op)
         return op.task
 
@@ -128,6 +130,7 @@ class Client(Dispatch):
         """
         plain, name = checked(spec), _name(name)
         check_pushed(plain)
+        checked_chain(plain)
         return self._admin(
             f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin, like)
         )
@@ -198,6 +201,9 @@ class Client(Dispatch):
         if (values := shortened(given.values, spec.wire)) is None:
             raise too_large(given.values, spec.wire)
         op = Pushing(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
+        op.filters = self.filters_of(layout)
+        if op.filters is not None:
+            op.filters.check(given.values)
         op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
         op.listed = _again(layout, keys)
         if isinstance(spec.apply, Each) and self.role == "worker" and step != 0:

@@ -7,6 +7,7 @@ view, a new incarnation ends all. Sans I/O: every method that may send returns e
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from typing import Any
 
@@ -22,6 +23,8 @@ from shoal.errors import (
     Unanswered,
     UnknownTable,
 )
+from shoal.filters.chain import Flow
+from shoal.store.filtering import Filtering
 from shoal.store.flight import Flight
 from shoal.store.names import Names
 from shoal.store.operation import Operation, Pulling, Pushing
@@ -60,6 +63,8 @@ class Dispatch:
         self._numbers = 0  # given in this client's own stream
         self._open: dict[int, None] = {}  # those not over yet, in order
         self._bytes = 0  # in flight
+        self.flow = Flow()  # bytes into and out of filters
+        self._filters: dict[int, Filtering] = {}  # by table
 
     def layout(self, table: str) -> Layout:
         layout = self.layouts.get(table)
@@ -155,7 +160,7 @@ class Dispatch:
             case m.Forgot():
                 letter = self.flight.letters[request]
                 if isinstance(letter.message, m.Push | m.Pull) and (
-                    whole := self.names.whole(letter.message, letter.arrays)
+                    whole := self.names.whole(letter.message, letter.arrays, op.pressed)
                 ):
                     effects.append(self.flight.instead(now, letter, *whole))
             case m.Moved(_, view):
@@ -164,13 +169,13 @@ class Dispatch:
                 self._end(op, error=Refused(sender, "the cluster went back to a checkpoint while this was under way"))
             case m.No(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
-            case _ if not op.accepts(request, message, arrays):
+            case _ if (found := op.opened(message, arrays)) is None or not op.accepts(request, message, found):
                 self.counts["strange answers"] += 1  # dropped: the question is asked again, or ends as unanswered
             case _:
                 letter = self.flight.letters[request]
                 self.names.heard(request)
                 self._close(op, request)
-                for to, question, data in op.answered(self, letter, message, arrays):
+                for to, question, data in op.answered(self, letter, message, found):
                     effects.append(self._send(now, op, to, question, data))
                 if not op.waiting:
                     self._finish(op)
@@ -200,6 +205,8 @@ class Dispatch:
             self._close(op, request)
         if isinstance(op, Pushing) and op.number is not None:
             self._open.pop(op.number, None)
+        if isinstance(op, Pushing) and op.sent is not None:
+            op.sent.end(error is not None)
         if error is not None and isinstance(op, Pulling) and op.enter:
             self._entered.pop(op.table, None)
         op.task.waits_for = ""
@@ -270,6 +277,20 @@ class Dispatch:
         """When a primary of any table last changed."""
         return max((layout.since for layout in self._by_number.values()), default=0)
 
+    def filters_of(self, layout: Layout) -> Filtering | None:
+        """A table's filters, if it has any."""
+        if not layout.spec.filters:
+            return None
+        found = self._filters.get(layout.number)
+        if found is None:
+            found = self._filters[layout.number] = Filtering(layout.spec, self.flow)
+        return found
+
+    def left(self) -> tuple[float, float]:
+        """The size of what filters left for later, and of what was lost of it."""
+        all_of = [one.feedback for one in self._filters.values() if one.feedback is not None]
+        return math.hypot(*(one.norm for one in all_of)), math.hypot(*(one.lost for one in all_of))
+
     def of_number(self, number: int) -> Layout:
         layout = self._by_number.get(number)
         if layout is None:
@@ -294,6 +315,9 @@ class Dispatch:
         self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
         self.names.clear()
         self._numbers = self._requests = 0
+        for filters in self._filters.values():
+            if filters.feedback is not None:
+                filters.feedback.forget()
 
     def _to(self, op: Operation) -> list[str]:
         return [self.flight.letters[request].to for request in op.waiting if request in self.flight.letters]

@@ -25,6 +25,7 @@ class Letter:
     again: int  # when to send it again
     wait: int
     held: bool = False
+    sends: int = 1
 
 
 class Flight:
@@ -98,6 +99,7 @@ class Flight:
             if now >= letter.again:
                 if self._may_resend(now):
                     effects.append(Send(letter.to, letter.message, letter.arrays))
+                    letter.sends += 1
                     letter.wait = min(2 * letter.wait, self._jitter(letter.request, limits.RESEND_MOST))
                     letter.again = now + letter.wait
                 else:

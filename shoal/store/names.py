@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +24,7 @@ from shoal.store.handles import crc_of
 from shoal.store.split import Share
 from shoal.wire import messages as m
 
+Pressed = Callable[[list[m.Array]], list[m.Array]]  # keys as they travel, where a table has filters
 _Which = tuple[int, str, tuple[tuple[int, int], ...]]  # the list, server, slices
 
 
@@ -77,7 +79,7 @@ class Names:
         self.counts["misses"] += name is not NOTHING
         return name, [share.take(keys)]
 
-    def whole(self, message: m.Push | m.Pull, arrays: m.Arrays) -> tuple[m.Message, m.Arrays] | None:
+    def whole(self, message: m.Push | m.Pull, arrays: m.Arrays, pressed: Pressed) -> tuple[m.Message, m.Arrays] | None:
         """The same message with all its keys, since a server has forgotten some; None if it has had them."""
         if not message.known and not (isinstance(message, m.Push) and message.ahead_known):
             return None
@@ -87,7 +89,7 @@ class Names:
                 self.counts["forgotten"] += 1
                 self.counts["bytes saved"] -= 8 * share.rows
                 self._give_up(name)
-        keys = [share.take(listed) for _, share, listed in flying]
+        keys = pressed([share.take(listed) for _, share, listed in flying])
         if isinstance(message, m.Push):
             whole: m.Message = msgspec.structs.replace(
                 message, handle=0, known=False, crc=0, ahead_handle=0, ahead_known=False, ahead_crc=0

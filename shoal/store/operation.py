@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from shoal.errors import SegmentsLost, ShoalError
 from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values
+from shoal.store.feedback import Sent
+from shoal.store.filtering import Filtering
 from shoal.store.flight import Letter
 from shoal.store.hashed import unmixed
 from shoal.store.names import NOTHING
@@ -24,6 +26,7 @@ from shoal.wire import messages as m
 from shoal.wire.forms import restored
 
 if TYPE_CHECKING:
+    from shoal.filters import Bytes
     from shoal.store.dispatch import Dispatch
 
 Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
@@ -56,6 +59,13 @@ class Operation:
     def expects(self, request: int) -> int:
         return 0
 
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        """What came, before filters had it; None if that makes no sense."""
+        return arrays
+
+    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+        return keys
+
     def restart(self) -> None:
         return
 
@@ -71,6 +81,7 @@ class _Rows(Operation):
         self.table, self.keys, self.places, self.width = table, keys, places, width
         self.live = False  # a range of a sparse table: only the rows that are there
         self.hashed = False
+        self.filters: Filtering | None = None
         self.listed: KeyList | None = None  # the keys, if they come again
         self._shares: dict[int, Share] = {}  # by request
         self._rows: Values | None = None
@@ -84,6 +95,13 @@ class _Rows(Operation):
 
     def expects(self, request: int) -> int:
         return self._shares[request].rows * self.width * 4 if request in self._shares else 0
+
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        return arrays if self.filters is None else self.filters.opened(answer, arrays)
+
+    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+        """Keys that go after all, since a server does not know them by their number."""
+        return keys if self.filters is None else self.filters.asked(0, keys)
 
     def are_rows(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         if not isinstance(answer, m.Values) or request not in self._shares:
@@ -140,6 +158,9 @@ class Pushing(_Rows):
         self.size = given.values.nbytes + 8 * len(given)
         self.row_bytes = max(8, 4 * width, 4 * given.values.shape[1])
         self.ahead: KeyList | None = None  # pull these, not those that are pushed
+        self.exact = self._ready = False  # exact: nothing of it is left for later
+        self.head: Bytes | None = None  # what its values need to be read, if they are shortened
+        self.sent: Sent | None = None  # what of it is left for later
 
     def look_ahead(self, keys: KeyList) -> None:
         """Bring back the rows of other keys than are pushed."""
@@ -149,6 +170,11 @@ class Pushing(_Rows):
     def letters(self, client: Dispatch) -> list[Outgoing]:
         layout = client.of_number(self.table)
         self._name(client)
+        if self.filters is not None and not self._ready:
+            self.filters.prepare(client, self)
+        elif self.sent is not None:
+            self.sent.again = True
+        self._ready = True
         keys, values = self.given.keys, self.given.values
         everyone = self.in_step or self.slot is not None
         shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
@@ -209,6 +235,7 @@ class Pushing(_Rows):
             clock=m.NO_CLOCK if self.clock is None else self.clock,
             ahead=ahead,
             form=self.form,
+            filtered=self.filters is not None,
             handle=name.number,
             known=name.known,
             crc=name.crc,
@@ -218,9 +245,16 @@ class Pushing(_Rows):
         )
         if self.pull:
             self._shares[push.request] = share if pulled is None else pulled
-        return share.server, push, arrays if share.rows or ahead > 0 else ()
+        arrays = arrays if share.rows or ahead > 0 else []
+        if self.filters is not None:
+            arrays = self.filters.pushed(self, arrays, ahead)
+            if self.sent is not None:
+                self.sent.goes(push.request, client.of_number(self.table), share)
+        return share.server, push, arrays
 
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        if self.sent is not None and isinstance(answer, m.Values | m.Counted):
+            self.sent.counted(letter.request, letter.sends > 1, answer.new, answer.part)
         if isinstance(answer, m.Values):
             self.task.versions[letter.to] = answer.versions
             self.put(letter.request, answer, arrays)
@@ -289,10 +323,13 @@ class Pulling(_Rows):
             enter=self.enter,
             clocks=self.clocks,
             form=self.form,
+            filtered=self.filters is not None,
             handle=name.number,
             known=name.known,
             crc=name.crc,
         )
+        if self.filters is not None:
+            arrays = self.filters.asked(0 if start >= 0 else share.rows, arrays)
         self._shares[pull.request] = share
         return share.server, pull, arrays
 

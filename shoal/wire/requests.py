@@ -115,6 +115,8 @@ class Values(Message, frozen=True):
     clocks: Events = []
     form: Wire = "float32"  # the one that was asked for, unless it could not hold them
     filtered: bool = False
+    new: bool = True  # as in Counted, of what was pushed with the question
+    part: bool = False
 
 
 class Called(Message, frozen=True):
@@ -137,6 +139,7 @@ class Counted(Message, frozen=True):
 
     request: int
     new: bool
+    part: bool = False  # new in some segments only: others had it before
 
 
 class Held(Message, frozen=True):

@@ -206,7 +206,7 @@ def test_a_push_for_some_segments_is_counted_there_and_nowhere_else(inline: int)
     assert house.push(ANN, 0, [8], [1], first=2, last=3) == [m.Counted(1, new=True)]
     assert house.segments.version.tolist() == [0, 1, 0]
     # By another split the same push comes once more, for all segments: only the others count it.
-    assert house.push(ANN, 0, [1, 8, 12], [1, 1, 1]) == [m.Counted(2, new=True)]
+    assert house.push(ANN, 0, [1, 8, 12], [1, 1, 1]) == [m.Counted(2, new=True, part=True)]
     assert house.contents() == {1: [1], 8: [1], 12: [1]}
     assert house.segments.version.tolist() == [1, 1, 1]
     assert house.push(ANN, 0, KeyRange(0, 16), [1] * 12) == [m.Counted(3, new=False)]

@@ -67,9 +67,13 @@ class KV:
         """Who is in the cluster, servers and clients, by the newest view that this one knows."""
         return [member.name for member in self._client.view.members]
 
-    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> None:
-        """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from."""
-        self._do(lambda: self._client.create(name, spec, starts, origin)).result()
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> None:
+        """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from.
+
+        ``like`` is another table with the same keys: each key lies on the same server as there, so a ``KeyList`` that was used
+        with the one is known for the other.
+        """
+        self._do(lambda: self._client.create(name, spec, starts, origin, like)).result()
 
     def drop(self, name: str) -> None:
         """Forget a table and all that is in it."""

@@ -49,7 +49,7 @@ class Server:
         self.tables: dict[int, Holding] = {}
         self._disk = disk or Disk()
         self._snapping = Snapping(self._disk)
-        self._handles = Handles()
+        self.handles = Handles()
         self._stores = 0
         self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
         self._later: deque[Work] = deque()  # when nothing else waits
@@ -107,7 +107,7 @@ class Server:
             self._backlog.clear()
             self._early.clear()
             self._later.clear()
-            self._snapping, self._handles = Snapping(self._disk), Handles()
+            self._snapping, self.handles = Snapping(self._disk), Handles()
             self._works.clear()
             self._view_waits = False
             self._token += 1  # what is still being computed comes back to nobody
@@ -136,7 +136,7 @@ class Server:
         self._members = {member.incarnation: member for member in view.members}
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
-        self._handles.live(everyone)
+        self.handles.live(everyone)
         servers = _servers(view)
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
         self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
@@ -200,10 +200,10 @@ class Server:
         holding = self.tables[request.table]
         if isinstance(request, m.Ask):
             told = holding.told(request)
-            told.facts.update(self.also(), **self._handles.facts())
+            told.facts.update(self.also(), **self.handles.facts())
             return [Send(event.sender, told)]
         assert holding.own is not None
-        holding.own.handles = self._handles
+        holding.own.handles = self.handles
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))

@@ -123,12 +123,17 @@ class Client(Dispatch):
         self._new.append(op)
         return op.task
 
-    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> Task:
-        """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``."""
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> Task:
+        """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``.
+
+        With ``like``, the name of another table, it lies on the same servers as that one: lists of keys are known to them from there.
+        """
         plain, name = checked(spec), _name(name)
         check_pushed(plain)
         checked_chain(plain)
-        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin))
+        return self._admin(
+            f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin, like)
+        )
 
     def drop(self, name: str) -> Task:
         name = _name(name)

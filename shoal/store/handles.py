@@ -81,8 +81,8 @@ class Handles:
         for key in [key for key in self._lists if key[0] not in incarnations]:
             self._drop(key)
 
-    def facts(self) -> dict[str, int]:
-        return {f"handles {what}": count for what, count in [("kept", len(self)), *sorted(self.counts.items())]}
+    def facts(self, what: str = "handles") -> dict[str, int]:
+        return {f"{what} {fact}": count for fact, count in [("kept", len(self)), *sorted(self.counts.items())]}
 
     def _list(
         self, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]

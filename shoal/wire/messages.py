@@ -246,6 +246,7 @@ class Create(Message, frozen=True):
     spec: Table
     starts: list[int] = []  # of its segments, up to 2^63; empty: as the servers there are suggest
     origin: str = ""  # the folder of a checkpoint that has its rows
+    like: str = ""  # another table: cut and placed as that one is, so that lists of keys are split alike
 
 
 class Drop(Message, frozen=True):

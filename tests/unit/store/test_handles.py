@@ -299,11 +299,11 @@ def test_what_was_forgotten_is_sent_whole_once_and_named_no_more() -> None:
     answered(names, 1, listed)
     name, sent = names.say(2, listed, share(4), listed.keys)
     asked = pull(SOME, name.number, True, request=2)
-    whole = names.whole(asked, sent)
+    whole = names.whole(asked, sent, list)
     assert whole is not None and isinstance(whole[0], m.Pull)
     assert whole[0] == msgspec.structs.replace(asked, handle=0, known=False, crc=0)
     assert np.array_equal(whole[1][0], SOME)
-    assert names.whole(whole[0], whole[1]) is None  # said twice
+    assert names.whole(whole[0], whole[1], list) is None  # said twice
     assert names.told() == [1, 1, 1, 0]
     assert not answered(names, 3, listed) and not answered(names, 4, listed)  # that server has no room
 
@@ -315,7 +315,7 @@ def test_a_push_whose_keys_were_forgotten_brings_all_of_them_in_order() -> None:
     name, second = names.say(2, mine, share(4), mine.keys)
     assert first and not second
     asked = push(SOME, OTHERS, request=2, handle=name.number, known=True, ahead_handle=also.number)
-    whole = names.whole(asked, [*first, values])
+    whole = names.whole(asked, [*first, values], list)
     assert whole is not None and isinstance(whole[0], m.Push)
     assert not whole[0].known and not whole[0].handle and not whole[0].ahead_handle
     assert [array.tolist() for array in whole[1]] == [OTHERS.tolist(), SOME.tolist(), values.tolist()]

@@ -46,7 +46,7 @@ def test_a_slot_names_its_iteration_and_its_part() -> None:
 
 @pytest.mark.parametrize(("rows", "parts", "blocks", "gap"), [(3, 4, 8, 1), (9, 0, 8, 1), (9, 2, 8, 9), (9, 2, 0, 1)])
 def test_what_cannot_be_is_refused(rows: int, parts: int, blocks: int, gap: int) -> None:
-    with pytest.raises(Invalid, match="take (fewer|more)"):
+    with pytest.raises(Invalid, match=r"take (fewer|more)"):
         Turns(rows, parts, blocks, 0, gap)
 
 

@@ -30,4 +30,4 @@ class ObjectiveLearner(LinearLearner):
         loss, metrics = super().judge(test, weights)
         found = judge(self.train, self.model.bias, weights, self.l1, self.l2)
         skipped = float(np.count_nonzero(np.signbit(weights) & (weights == 0))) / max(1, len(weights))
-        return loss, {**metrics, **{name: float(value) for name, value in found.items()}, "skipped": skipped}
+        return loss, {**{name: float(value) for name, value in found.items()}, "skipped": skipped, **metrics}

@@ -132,4 +132,5 @@ class Standing:
 
 def _left_out(weights: Floats) -> npt.NDArray[np.bool_]:
     """-0.0: it is 0, and the gradient of all rows says that it stays so."""
-    return (weights == 0) & np.signbit(weights)
+    found: npt.NDArray[np.bool_] = (weights == 0) & np.signbit(weights)
+    return found

@@ -12,7 +12,7 @@ is believed: what cannot be undone is ``BadValues``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -41,6 +41,14 @@ class Flow:
         found = self.by.setdefault(name, [0, 0, 0, 0])
         found[way] += before
         found[way + 1] += after
+
+    @staticmethod
+    def summed(flows: Iterable[Flow]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for flow in flows:
+            for name, counts in flow.by.items():
+                found[name] = [a + b for a, b in zip(counts, found.get(name, [0, 0, 0, 0]), strict=True)]
+        return found
 
     def went(self, way: int, plain: int, sent: int) -> None:
         self.add("all", way, plain, sent)

@@ -48,8 +48,8 @@ class Feedback:
 
     @property
     def lost(self) -> float:
-        """The size of what could be counted for nobody."""
-        return math.sqrt(self._lost)
+        """The sizes of what could be counted for nobody, added up: what is missing is no more than that."""
+        return self._lost
 
     def take(self, keys: Keys | KeyRange) -> Values:
         """What is left under these keys, and no longer is."""
@@ -61,7 +61,7 @@ class Feedback:
         self._add(keys, values, self._table.pull(keys))
 
     def give_up(self, values: Values) -> None:
-        self._lost += float(np.square(values, dtype=np.float64).sum())
+        self._lost += math.sqrt(_squares(values))
 
     def take_all(self) -> KeyValues:
         """Everything that is left; nothing is, then."""

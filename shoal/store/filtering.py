@@ -6,7 +6,7 @@ are pressed, and values come shortened unless the pull is exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +51,11 @@ class Filtering:
         adds = bool(chain.needs_sums) or (rule is not None and rule.additive)
         self.spec, self.chain, self.flow = spec, chain, flow
         self.feedback = Feedback(spec) if chain.loses and adds else None
+
+    def told(self) -> dict[str, Any]:
+        """Bytes into and out of each filter, and the size of what is left for later and of what was lost."""
+        left = (0.0, 0.0) if self.feedback is None else (self.feedback.norm, self.feedback.lost)
+        return {**self.flow.by, "left": left[0], "lost": left[1]}
 
     def check(self, values: Values) -> None:
         """Refuse, before it is a task, what would not fit; with feedback the rest of it comes later."""

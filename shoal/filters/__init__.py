@@ -241,6 +241,20 @@ def made(filters: Sequence[Filter]) -> list[tuple[str, Base]]:
     return sorted(found, key=lambda one: SORTS.index(one[1].sort))  # stable: of one sort, as they were named
 
 
+def taken(values: Values, mask: Mask) -> Values:
+    """Some rows, in an array of their own: numpy takes its time with masks of arrays of one column."""
+    if values.shape[1] == 1:
+        return values.reshape(-1)[mask].reshape(-1, 1)
+    return np.take(values, np.flatnonzero(mask), axis=0)
+
+
+def nonzero(values: Values) -> Mask:
+    """Rows that have any value but 0."""
+    flat: Mask = values != 0
+    some: Mask = flat.reshape(-1) if values.shape[1] == 1 else flat.any(axis=1)
+    return some
+
+
 def _own() -> Mapping[str, Known]:
     from shoal.filters import choosing, pressing, shortening
 

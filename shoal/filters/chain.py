@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 
 from shoal.errors import BadValues, Invalid
-from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made
+from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made, taken
 from shoal.keys import Values
 from shoal.tables import Filter, Wire
 from shoal.wire.base import Array, Arrays
@@ -99,7 +99,7 @@ class Chain:
         mask: Mask | None = None
         key = 8 if listed else 0
         for name, one in self.choosing:
-            left = values if mask is None else values[mask]
+            left = values if mask is None else taken(values, mask)
             found = np.asarray(one.choose(left, seed), np.bool_)
             if found.shape != (len(left),):
                 raise Invalid(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.errors import BadValues, Invalid
+from shoal.filters import taken as taken_rows
 from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyList, KeyRange, KeyValues, Values
 from shoal.limits import FRAME_BYTES
@@ -86,7 +87,7 @@ class Filtering:
         seed = _seed(op.slot or (client.incarnation, op.number or 0), op.table)
         try:
             mask = self.chain.chosen(total, seed, listed) if self._may_choose(op, rows) else None
-            going = total if mask is None else np.ascontiguousarray(total[mask])
+            going = total if mask is None else taken_rows(total, mask)
             if self.feedback is not None and self.chain.pushes is not None:
                 going = self.chain.pushes[1].held(going)
             codes, op.head = self.chain.shortened(going, seed)
@@ -100,7 +101,7 @@ class Filtering:
             if mask is None:
                 left = total - arrives
             else:
-                left[mask] -= arrives
+                left[np.flatnonzero(mask)] -= arrives
             op.sent = Sent(self.feedback, keys, taken, left, slot=op.slot is not None)
         if mask is not None:
             whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys

@@ -36,6 +36,7 @@ bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover, c
 	$(BIN)/shoal bench clocks
 	$(BIN)/shoal bench torch
 	$(BIN)/shoal bench dense
+	$(BIN)/shoal bench filters
 
 soak: $(VENV)/.dev ## run the long tests, 20,000 simulated clusters, then about ten minutes of chaos (F44)
 	$(BIN)/python -m pytest -m soak

@@ -31,6 +31,7 @@ from shoal.filters.chain import Chain
 from shoal.keys import Keys, Values
 from shoal.models.learning import learner_of
 from shoal.models.linear import Linear
+from shoal.wire.base import Array
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -187,11 +188,12 @@ def _half(keys: Keys, values: Values) -> int:
 
 
 def _upper(keys: Keys, values: Values) -> int:
-    return keys.nbytes + (values.view(np.uint32) >> 16).astype(np.uint16).nbytes
+    return keys.nbytes + int((values.view(np.uint32) >> 16).astype(np.uint16).nbytes)
 
 
 def _bytes(keys: Keys, values: Values) -> int:
-    return keys.nbytes + np.rint(values * (127 / np.abs(values).max())).astype(np.int8).nbytes + 4
+    codes: Array = np.rint(values * (127 / np.abs(values).max())).astype(np.int8)
+    return keys.nbytes + codes.nbytes + 4
 
 
 def _signs(keys: Keys, values: Values) -> int:

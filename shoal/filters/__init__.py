@@ -251,8 +251,7 @@ def taken(values: Values, mask: Mask) -> Values:
 def nonzero(values: Values) -> Mask:
     """Rows that have any value but 0."""
     flat: Mask = values != 0
-    some: Mask = flat.reshape(-1) if values.shape[1] == 1 else flat.any(axis=1)
-    return some
+    return flat.reshape(-1) if values.shape[1] == 1 else np.asarray(flat.any(axis=1))
 
 
 def _own() -> Mapping[str, Known]:

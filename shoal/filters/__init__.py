@@ -235,6 +235,12 @@ def are_known(filters: Sequence[Filter]) -> bool:
     return all(one.name in _known or one.name in _own() for one in filters)
 
 
+def acts(name: str) -> int:
+    """Where a filter stands among others: of what sort it is. One that is not known here stands in the middle."""
+    found = _own().get(name) or _known.get(name)
+    return 1 if found is None else SORTS.index(found.kind.sort)
+
+
 def made(filters: Sequence[Filter]) -> list[tuple[str, Base]]:
     """The filters themselves, each by its name, in the order in which they act; or Invalid with what is wrong."""
     found = [(one.name, known(one.name).made(one.settings)) for one in filters]

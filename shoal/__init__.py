@@ -41,10 +41,13 @@ if TYPE_CHECKING:
     from shoal.launch.local import Cluster as Cluster
     from shoal.launch.local import connect as connect
     from shoal.launch.local import local as local
+    from shoal.launch.querying import query as query
     from shoal.models.trained import Trained as Trained
     from shoal.nodes.blocking import KV as KV
     from shoal.run import Run as Run
     from shoal.run import train as train
+    from shoal.store.question import Found as Found
+    from shoal.store.question import question as question
     from shoal.store.task import Task as Task
     from shoal.store.update import FTRL as FTRL
     from shoal.store.update import SGD as SGD
@@ -84,9 +87,11 @@ _WHERE = {
     ],
     "shoal.job": ["Job"],
     "shoal.launch.local": ["Cluster", "connect", "local"],
+    "shoal.launch.querying": ["query"],
     "shoal.models.trained": ["Trained"],
     "shoal.nodes.blocking": ["KV"],
     "shoal.run": ["Run", "train"],
+    "shoal.store.question": ["Found", "question"],
     "shoal.store.task": ["Task"],
     "shoal.store.update": [
         "FTRL",

@@ -24,11 +24,11 @@ from shoal.errors import (
     UnknownTable,
 )
 from shoal.filters.chain import Flow
+from shoal.store.asking import Admin, Asking, Parking
 from shoal.store.filtering import Filtering
 from shoal.store.flight import Flight
 from shoal.store.names import Names
 from shoal.store.operation import Operation, Pulling, Pushing
-from shoal.store.questions import Admin, Asking, Parking
 from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.wire import messages as m

@@ -29,14 +29,17 @@ from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
+from shoal.filters import are_known, described
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
+from shoal.store.filtering import checked_chain
 from shoal.strategies.averaging import AllReduce, Averaging, Over
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import Async, Bounded, ParameterServer, Sync
 from shoal.strategies.serial import Serial
+from shoal.tables import Dense
 
 STRATEGIES = {
     "sync": Sync,
@@ -131,6 +134,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     launch: Launch = Launch()
     emulate: Emulate = Emulate()
     trace: Trace = Trace()
+    filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
     workers: int = 2
     servers: int = 1
     copies: int = 1  # servers that hold each part of the model
@@ -155,12 +159,26 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
         self.emulate.check(self.workers if self.has_workers else 1)
         self.update.update()  # says what is wrong with it
+        self._check_filters()
         try:
             self.toml()
         except UnicodeEncodeError as error:
             raise Invalid(
                 f"{error.object!a} is no UTF-8, and no job file could hold it: rename it, or choose a UTF-8 locale"
             ) from None
+
+    def _check_filters(self) -> None:
+        if not self.filters:
+            return
+        if not isinstance(self.strategy, ParameterServer):
+            raise Invalid(
+                f"filters={self.filters}: strategy {self.strategy.name!r} pushes no gradients to servers: leave filters out, or "
+                f"choose sync, bounded or async"
+            )
+        filters = described(self.filters)
+        if are_known(filters) or not self.launch.modules:  # those of a module are known where it is imported
+            wire = self.model.wire if isinstance(self.model, Module) else "float32"
+            checked_chain(Dense(rows=1, update=self.update.update(), wire=wire, filters=filters))
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
@@ -223,6 +241,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
         tree = {name: value for name, value in msgspec.to_builtins(self).items() if name not in MAY_CHANGE}
         tree["update"] = self.update.identity
+        if not self.filters:
+            del tree["filters"]  # it came later
         if isinstance(self.model, Linear):
             del tree["model"]["kind"]  # it came later
         else:
@@ -244,6 +264,8 @@ def _decode(settings: Mapping[str, Any]) -> Job:
         model.setdefault("kind", "torch" if "net" in model else "linear")
         if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
             tree["update"] = {"rule": "adam", **tree.get("update", {})}
+    if isinstance(named := tree.get("filters"), str):  # --set filters=int8,delta
+        tree["filters"] = [one.strip() for one in named.split(",") if one.strip()]
     _check_names(tree)
     try:
         return msgspec.convert(tree, Job, strict=True)

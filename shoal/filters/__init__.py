@@ -50,6 +50,7 @@ class Base:
     sort: ClassVar[str]
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of settings: the least and the most
     whole: ClassVar[tuple[str, ...]] = ()  # settings that are whole numbers
+    compiled: ClassVar[bool] = False  # uses the kernels, which take a while to load
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -213,6 +214,25 @@ def known(name: str) -> Known:
 def names() -> list[str]:
     """Of all filters that this process knows."""
     return sorted({*_own(), *_known})
+
+
+def described(given: Sequence[str | Mapping[str, Any]]) -> list[Filter]:
+    """Filters as a job names them: "zstd", or {name = "zstd", level = 3}."""
+    found: list[Filter] = []
+    for one in given:
+        settings = {"name": one} if isinstance(one, str) else dict(one)
+        name = settings.pop("name", None)
+        if not isinstance(name, str):
+            raise Invalid(f'filters: {one!r} has no name: write {{name = "significant", threshold = 1e-4}}')
+        if (bad := [one for one, value in settings.items() if not isinstance(value, bool | int | float)]) != []:
+            raise Invalid(f"filter {name!r}, {bad[0]}={settings[bad[0]]!r}: a finite number is needed")
+        found.append(Filter(name, {one: float(value) for one, value in settings.items()}))
+    return found
+
+
+def are_known(filters: Sequence[Filter]) -> bool:
+    """Whether this process knows all of them; what it does not know is for others to judge."""
+    return all(one.name in _known or one.name in _own() for one in filters)
 
 
 def made(filters: Sequence[Filter]) -> list[tuple[str, Base]]:

@@ -11,15 +11,16 @@ is believed: what cannot be undone is ``BadValues``.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from shoal.errors import BadValues, Invalid
-from shoal.filters import Base, Bytes, Choosing, Mask, Pressing, Shortening, made
+from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made
 from shoal.keys import Values
-from shoal.tables import Filter, Table, Wire
+from shoal.tables import Filter, Wire
 from shoal.wire.base import Array, Arrays
 
 SHORTENED = 0x80
@@ -48,7 +49,9 @@ class Flow:
 class Chain:
     """A table's filters."""
 
-    def __init__(self, filters: Sequence[Filter], wire: Wire = "float32", flow: Flow | None = None) -> None:
+    def __init__(
+        self, filters: Sequence[Filter], wire: Wire = "float32", flow: Flow | None = None, warm: bool = False
+    ) -> None:
         found = made(filters)
         self.wire, self.flow = wire, flow
         self.choosing = [(name, one) for name, one in found if isinstance(one, Choosing)]
@@ -63,6 +66,8 @@ class Chain:
             )
         if len(self._pressing) > _MOST_PRESSING:
             raise Invalid(f"{len(self._pressing)} filters that press bytes: at most {_MOST_PRESSING} are possible")
+        if any(one.compiled for _, one in found) and warm:
+            importlib.import_module("shoal.filters.kernels")  # now, and not when the first message waits for it
         twice = [name for i, (name, _) in enumerate(found) if name in [one for one, _ in found[:i]]]
         if twice:
             raise Invalid(f"filter {twice[0]!r} is named twice: name it once")
@@ -248,11 +253,6 @@ class Chain:
             self.flow.add(name, way, before, after)
 
 
-def chain_of(spec: Table, flow: Flow | None = None) -> Chain | None:
-    """The filters of a table; None if it has none."""
-    return Chain(spec.filters, spec.wire, flow) if spec.filters else None
-
-
 def _bytes(array: Array) -> Bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -264,6 +264,3 @@ def _only(found: list[tuple[str, Shortening]], what: str) -> tuple[str, Shorteni
             f"be for one way only ({found[0][0]}: pushes=0 or pulls=0)"
         )
     return found[0] if found else None
-
-
-__all__ = ["Base", "Chain", "Flow", "chain_of"]

@@ -17,6 +17,8 @@ from shoal.filters import Bytes, Known, Pressing
 class Delta(Pressing):
     """Sorted keys as differences."""
 
+    compiled = True
+
     def press(self, data: Bytes, item: int) -> Bytes | None:
         if item != 8:
             return None

@@ -63,6 +63,7 @@ class BFloat16(_Sixteen):
 class Int8(Shortening):
     """One byte a value, and a scale for each column."""
 
+    compiled = True
     bounds = _BOTH
     whole = ("pushes", "pulls")
 
@@ -93,6 +94,7 @@ class Int8(Shortening):
 class OneBit(Shortening):
     """One bit a value, and two means for each column."""
 
+    compiled = True
     directions = ("pushes",)
 
     def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes]:

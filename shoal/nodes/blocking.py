@@ -109,6 +109,10 @@ class KV:
         """Count these values and bring the new ones back, in one trip; settings as for push and pull."""
         return self._on_table(table, lambda: self._client.push_pull(table, keys, values, **settings))
 
+    def flush(self, table: str, **settings: Any) -> Task:
+        """Push what the table's filters have left for later, whole; ``after=[tasks]``."""
+        return self._on_table(table, lambda: self._client.flush(table, **settings))
+
     def park(self, **settings: Any) -> Task:
         """Nothing to do: nobody waits for this worker until its next pull."""
         return self._do(lambda: self._client.park(**settings))

@@ -286,6 +286,11 @@ class Dispatch:
             found = self._filters[layout.number] = Filtering(layout.spec, self.flow)
         return found
 
+    def filtered(self) -> dict[str, list[int]]:
+        """Bytes into and out of filters in this life, and what keys known by a number saved."""
+        found = {name: list(counts) for name, counts in self.flow.by.items()}
+        return {**found, "handles": self.names.told()} if any(self.names.told()) else found
+
     def left(self) -> tuple[float, float]:
         """The size of what filters left for later, and of what was lost of it."""
         all_of = [one.feedback for one in self._filters.values() if one.feedback is not None]
@@ -315,6 +320,7 @@ class Dispatch:
         self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
         self.names.clear()
         self._numbers = self._requests = 0
+        self.flow.by.clear()
         for filters in self._filters.values():
             if filters.feedback is not None:
                 filters.feedback.forget()

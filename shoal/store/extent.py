@@ -34,7 +34,7 @@ class Extent:
         self.ids: Numbers = np.array(self.numbers, np.int64)
         self.ranges = [keys for _, keys in held]
         self.table = Table(spec, self.ranges)
-        self.chain = checked_chain(spec)
+        self.chain = checked_chain(spec, warm=True)
         self.whole: Mask = np.ones(len(held), np.bool_)
         self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)
         self._stops: Keys = np.array([keys.stop for keys in self.ranges], np.uint64)

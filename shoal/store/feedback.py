@@ -80,9 +80,8 @@ class Feedback:
 
     def forget(self) -> None:
         """This life is over, and the run may have gone back: what is left belongs nowhere."""
-        self._lost += max(0.0, self._squares)
         self._table = Table(self._spec, [KeyRange(0, self._spec.span)])
-        self._squares = 0.0
+        self._squares = self._lost = 0.0  # the coordinator knows how much it was
 
     def _add(self, keys: Keys | KeyRange, values: Values, before: Values) -> None:
         some = values.any(axis=1)

@@ -27,11 +27,11 @@ _TO, _FROM = 0, 2
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def checked_chain(spec: Table, flow: Flow | None = None) -> Chain | None:
+def checked_chain(spec: Table, flow: Flow | None = None, warm: bool = False) -> Chain | None:
     """A table's filters, or None; Invalid if they cannot be, or not with this table's rule."""
     if not spec.filters:
         return None
-    chain = Chain(spec.filters, spec.wire, flow)
+    chain = Chain(spec.filters, spec.wire, flow, warm)
     rule = known_rule(spec.update.name)
     if rule is not None and not rule.additive and (name := chain.needs_sums):
         raise Invalid(
@@ -45,7 +45,7 @@ class Filtering:
     """One table's filters at one client."""
 
     def __init__(self, spec: Table, flow: Flow) -> None:
-        chain = checked_chain(spec, flow)
+        chain = checked_chain(spec, flow, warm=True)
         assert chain is not None
         rule = known_rule(spec.update.name)
         adds = bool(chain.needs_sums) or (rule is not None and rule.additive)
@@ -66,6 +66,9 @@ class Filtering:
 
     def prepare(self, client: Dispatch, op: Pushing) -> None:
         """Choose and shorten what a push brings, once."""
+        if op.exact and self.feedback is not None:
+            op.given = self.feedback.take_all()
+            op.sent = Sent(self.feedback, op.given.keys, op.given.values, np.zeros_like(op.given.values), slot=False)
         keys, values = op.given.keys, op.given.values
         listed = not isinstance(keys, KeyRange)
         rows, width = len(values), self.spec.push_width

@@ -79,7 +79,9 @@ class Names:
         self.counts["misses"] += name is not NOTHING
         return name, [share.take(keys)]
 
-    def whole(self, message: m.Push | m.Pull, arrays: m.Arrays, pressed: Pressed) -> tuple[m.Message, m.Arrays] | None:
+    def whole(
+        self, message: m.Push | m.Pull, arrays: m.Arrays, pressed: Pressed = list
+    ) -> tuple[m.Message, m.Arrays] | None:
         """The same message with all its keys, since a server has forgotten some; None if it has had them."""
         if not message.known and not (isinstance(message, m.Push) and message.ahead_known):
             return None

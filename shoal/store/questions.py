@@ -94,5 +94,6 @@ class Asking(Operation):
             for fact, value in told.facts.items():
                 totals[fact] = totals.get(fact, 0) + value
         totals["staleness"] = staleness.tolist()
+        totals["filters"] = client.filtered()
         totals["servers"] = {server: told.facts for server, told in sorted(self._told.items())}
         return totals

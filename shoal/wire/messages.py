@@ -305,6 +305,8 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     ended: bool
     voids: dict[int, str]
     counts: dict[str, int]
+    filtered: dict[str, list[int]] = {}  # bytes into and out of each filter, of all workers
+    left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
 
 
 class Standing(Message, frozen=True):

@@ -54,6 +54,7 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
     slots = Slots(data.rows, job.data.batch, job.seed)
     worker = Worker(name, "worker", token)
     worker.clock = time.monotonic_ns
+    worker.client.names.most *= job.handles
     pace = job.emulate.pace(number_of(name), job.seed)
     shelf: Shelf
     if isinstance(learner, LinearLearner):

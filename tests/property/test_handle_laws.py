@@ -185,7 +185,7 @@ def test_lists_by_number_do_what_their_keys_would_do(
 def test_what_the_law_is_about_does_happen() -> None:
     chance, calls = np.random.default_rng(5), ["push", "pull", "push_pull", "ahead", "push", "pull"]
     deeds = [(calls[n % 6], int(chance.integers(LISTS)), n) for n in range(60)]
-    for number, deed in enumerate(("another list", "grow", "forget", "scramble", "crash", "silence")):
+    for number, deed in enumerate(("silence", "another list", "grow", "forget", "scramble", "crash")):
         deeds.insert(9 * number + 9, (deed, number % LISTS, number))
     twins = Twins(1, Sparse(keys=SPAN, update=Sum()), servers=2, copies=2, storm=True)
     twins.do(deeds)

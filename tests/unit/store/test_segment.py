@@ -321,7 +321,9 @@ def test_push_pull_counts_first_and_brings_back_what_came_of_it() -> None:
     house = each()
     assert house.push(ANN, 0, [1, 9], [1, 2], pull=True) == [m.Values(1, 2, [1])]
     assert house.arrays[0][0].tolist() == [1, 2]
-    assert house.push(ANN, 0, [1, 9], [1, 2], pull=True) == [m.Values(2, 2, [1], new=False)]  # counted before, read anew
+    assert house.push(ANN, 0, [1, 9], [1, 2], pull=True) == [
+        m.Values(2, 2, [1], new=False)
+    ]  # counted before, read anew
     assert house.arrays[0][0].tolist() == [1, 2]
 
 

@@ -318,6 +318,7 @@ class Dispatch:
         self.working = False
         self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
         self.names.clear()
+        self.names.counts.clear()
         self._numbers = self._requests = 0
         for filters in self._filters.values():
             filters.flow.by.clear()

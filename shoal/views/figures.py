@@ -47,6 +47,20 @@ def handles(filtered: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
     return dict(zip(("hits", "misses", "forgotten", "bytes_saved"), filtered[HANDLES], strict=True))
 
 
+def saved(summary: Mapping[str, Any]) -> str:
+    """The bytes of keys that were not sent again, to follow those that moved; "" if there were none."""
+    found = summary.get("handles")
+    return f", {found['bytes_saved'] / 1e6:,.0f} MB of keys not again" if found and found["bytes_saved"] >= 1e6 else ""
+
+
+def known_keys(summary: Mapping[str, Any]) -> str:
+    """How much of the keys went by a number: for a table."""
+    found = summary.get("handles")
+    if not found or not found["hits"]:
+        return "-"
+    return f"{found['bytes_saved'] / 1e6:,.2f} MB ({found['hits'] / (found['hits'] + found['misses']):.0%} of lists)"
+
+
 def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:
     """Of those that a canary counted, where nobody asks before writing (Hogwild)."""
     if "updates counted" not in counts:

@@ -20,6 +20,7 @@ from shoal.errors import Closed, Invalid, TimedOut, UnknownTable
 from shoal.nodes.loop import Loop
 from shoal.nodes.worker import Worker
 from shoal.store.client import Client
+from shoal.store.question import Question
 from shoal.store.task import Task
 from shoal.tables import Table
 from shoal.wire import Transport
@@ -108,6 +109,11 @@ class KV:
     def push_pull(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
         """Count these values and bring the new ones back, in one trip; settings as for push and pull."""
         return self._on_table(table, lambda: self._client.push_pull(table, keys, values, **settings))
+
+    def call(self, table: str, keys: Any, question: Question | str, **settings: Any) -> Task:
+        """Ask a question of a range of keys (``slice(None)``: all), where the rows are: "count", "norms", "nonzeros", "top",
+        "histogram", "overview", or a function of your own under ``@shoal.question()``; ``servers=[...]``, ``after=[tasks]``."""
+        return self._on_table(table, lambda: self._client.call(table, keys, question, **settings))
 
     def flush(self, table: str, **settings: Any) -> Task:
         """Push what the table's filters have left for later, whole; ``after=[tasks]``."""

@@ -18,11 +18,13 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.filters import are_known
 from shoal.keys import KeyList, KeyRange, KeyValues, Values, add_up, as_keys, as_range, as_values, tidy
+from shoal.store.asking import Admin, Asking, Parking
+from shoal.store.calling import calling
 from shoal.store.dispatch import Dispatch
 from shoal.store.filtering import checked_chain
 from shoal.store.hashed import as_hashed, mixed
 from shoal.store.operation import Pulling, Pushing
-from shoal.store.questions import Admin, Asking, Parking
+from shoal.store.question import Question
 from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.store.update import check_pushed
@@ -173,6 +175,21 @@ class Client(Dispatch):
 
     def stats(self, table: str) -> Task:
         op = Asking(Task(f"stats of {table!r}"), self.layout(table).number)
+        self._new.append(op)
+        return op.task
+
+    def call(
+        self,
+        table: str,
+        keys: Any,
+        question: Question | str,
+        *,
+        servers: str | Sequence[str] | None = None,
+        after: Task | Sequence[Task] = (),
+        **settings: float,
+    ) -> Task:
+        """Ask a question of a range of keys, where the rows are; ``servers``: only of what these hold. Nobody is waited for."""
+        op = calling(self.layout(table), keys, question, servers, _tasks(after), settings)
         self._new.append(op)
         return op.task
 

@@ -103,6 +103,11 @@ class Layout:
         """One share for every server, with no rows yet: for questions about a range of live keys."""
         return [Share(server, 0, EVERYWHERE, [], 0, (0, self.spec.span)) for server in self.servers]
 
+    def holding(self, keys: KeyRange) -> list[str]:
+        """The servers that hold keys of a range, in the order of keys."""
+        inside = (self.starts < np.uint64(keys.stop)) & (self._ends > np.uint64(keys.start))
+        return [server for server in self.servers if inside[self._of[server]].any()]
+
     def _cuts(self, keys: Keys | KeyRange) -> Cuts:
         """Where each segment's part of the rows begins, and where the last one ends."""
         if isinstance(keys, KeyRange):

@@ -34,6 +34,7 @@ RELAX = (
     1.8  # of 2: an over-relaxed step ends long slides along keys that nearly replace one another in half as many passes
 )
 AGAIN = np.float32(0.125)  # the share of a key that was left out and is looked at again
+FACTOR = 1.0
 LEAST = 0.05  # a change of margins that is always allowed for
 
 
@@ -51,7 +52,7 @@ class Standing:
         self._change = np.zeros(columns.rows)
         self._touched = np.empty(columns.rows, np.uint32)
         # Of the steps that are under way while a block has its turn, how many are another given block's: on average over orders.
-        self._between = 2.0 * delay / (columns.blocks - 1) if columns.blocks > 1 else 0.0
+        self._between = FACTOR * 2.0 * delay / (columns.blocks - 1) if columns.blocks > 1 else 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -132,4 +133,5 @@ class Standing:
 
 def _left_out(weights: Floats) -> npt.NDArray[np.bool_]:
     """-0.0: it is 0, and the gradient of all rows says that it stays so."""
-    return (weights == 0) & np.signbit(weights)
+    found: npt.NDArray[np.bool_] = (weights == 0) & np.signbit(weights)
+    return found

@@ -215,7 +215,9 @@ def _show_run(run: Run, as_json: bool) -> None:
     if not run.job.verbosity:
         return
     facts = run.summary
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in facts["metrics"].items() if value is not None)
+    metrics = ", ".join(
+        f"{name} {words.metric(name, value)}" for name, value in facts["metrics"].items() if value is not None
+    )
     stale, seconds, moved = facts["staleness"], facts["seconds"], facts["bytes_sent"] + facts["bytes_received"]
     late = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
     lost = words.lost(facts.get("lost_updates"))

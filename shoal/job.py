@@ -27,16 +27,20 @@ import msgspec
 from shoal import limits
 from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
+from shoal.data.slots import Slots
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
+from shoal.models.columns import SOLVED as SMOOTH
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
 from shoal.strategies.averaging import AllReduce, Averaging, Over
+from shoal.strategies.block_proximal import BlockProximal
 from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.parameter_server import Async, Bounded, ParameterServer, Sync
+from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
 from shoal.strategies.serial import Serial
+from shoal.strategies.turns import Turns
 
 STRATEGIES = {
     "sync": Sync,
@@ -46,6 +50,7 @@ STRATEGIES = {
     "averaging": Averaging,
     "allreduce": AllReduce,
     "hogwild": Hogwild,
+    "block-proximal": BlockProximal,
 }
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
@@ -61,6 +66,7 @@ MAY_CHANGE = (
     "trace",
     "verbosity",
 )  # from one life of a run to the next
+SOLVED = {"objective": 1e-5, "violation": 0.01}  # when block-proximal is done, if nobody says when
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -123,7 +129,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     data: Source = Source()
     model: Linear | Module = Linear()
-    strategy: Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild = Async()
+    strategy: Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild | BlockProximal = Async()
     update: Rule = Rule()
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
@@ -155,6 +161,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
         self.emulate.check(self.workers if self.has_workers else 1)
         self.update.update()  # says what is wrong with it
+        self._check_blocks()
         try:
             self.toml()
         except UnicodeEncodeError as error:
@@ -191,7 +198,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def has_servers(self) -> bool:
         """Some hold the model."""
         strategy = self.strategy
-        return isinstance(strategy, ParameterServer) or (isinstance(strategy, Averaging) and self.over == "store")
+        return isinstance(strategy, OnServers) or (isinstance(strategy, Averaging) and self.over == "store")
 
     @property
     def has_workers(self) -> bool:
@@ -213,10 +220,38 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.model
 
     @property
-    def servers_strategy(self) -> ParameterServer:
-        """The strategy, of a run that has servers."""
-        assert isinstance(self.strategy, ParameterServer)
+    def servers_strategy(self) -> OnServers:
+        """The strategy, of a run that has servers and a coordinator."""
+        assert isinstance(self.strategy, OnServers)
         return self.strategy
+
+    def slots(self, rows: int) -> Slots | Turns:
+        """What such a run cuts a pass over so many rows into."""
+        return self.servers_strategy.slots(rows, self.data.batch, self.seed)
+
+    def _check_blocks(self) -> None:
+        """Block by block, or not at all: strategy, rule, model and stop rules go together."""
+        strategy, model, rule = self.strategy, self.model, self.update.rule
+        if not isinstance(strategy, BlockProximal):
+            if rule == "block_proximal":
+                raise Invalid(f"update.rule={rule!r} is for strategy 'block-proximal': take that, or another rule")
+            if self.stop.is_solved_by_rule:
+                raise Invalid(
+                    "stop.objective and stop.violation are for strategy 'block-proximal', which solves an objective: "
+                    "take stop.target_loss or stop.patience"
+                )
+            return
+        if rule != "block_proximal":
+            raise Invalid(f"update.rule={rule!r}: strategy 'block-proximal' needs 'block_proximal', or leave it out")
+        if not isinstance(model, Linear) or model.loss not in SMOOTH or model.l2_per_count:
+            what = (
+                f"loss {model.loss!r}, l2_per_count {model.l2_per_count:g}" if isinstance(model, Linear) else model.net
+            )
+            raise Invalid(
+                f"strategy 'block-proximal' solves linear models with loss {' or '.join(SMOOTH)}, and this is another "
+                f"({what}): take model.loss={SMOOTH[0]!r}, and update.l2 for a penalty; or strategy 'async'"
+            )
+        strategy.check(self.update.l1, self.workers)
 
     @property
     def identity(self) -> str:
@@ -244,6 +279,9 @@ def _decode(settings: Mapping[str, Any]) -> Job:
         model.setdefault("kind", "torch" if "net" in model else "linear")
         if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
             tree["update"] = {"rule": "adam", **tree.get("update", {})}
+    if isinstance(tree.get("strategy"), dict) and tree["strategy"]["name"] == "block-proximal":
+        tree["update"] = {"rule": "block_proximal", "l1": 1.0, **tree.get("update", {})}
+        tree["stop"] = tree.get("stop") or dict(SOLVED)
     _check_names(tree)
     try:
         return msgspec.convert(tree, Job, strict=True)

@@ -23,6 +23,7 @@ TABLES = 256  # tables in one cluster
 # What a table may be.
 KEY_LIMIT = 1 << 63  # keys are below this
 WIDTH = 65_536  # floats in one row
+PUSHED = 8  # numbers that a push brings for one weight
 SLOTS_PER_STEP = 4_096
 SEGMENTS_PER_SERVER = 8
 COPIES = 3  # of a segment

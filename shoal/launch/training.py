@@ -28,7 +28,6 @@ import msgspec
 
 from shoal import limits
 from shoal.data.datasets import Dataset
-from shoal.data.slots import Slots
 from shoal.errors import ClusterError, Invalid, ShoalError, StoreError
 from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
@@ -96,7 +95,7 @@ class Training:
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
         self._broken = ""  # what went wrong outside the coordinator's sight
         self._folder = folder
-        self._per_pass = Slots(dataset.train.rows, job.data.batch, job.seed).per_pass
+        self._per_pass = job.slots(dataset.train.rows).per_pass
         self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # how far it is, as far as we know
         self._unheard = False  # the coordinator does not answer, and there is no time to ask again
         journal = Journal(folder / "coordinator.journal" if folder is not None else None)

@@ -291,7 +291,7 @@ class Dealing(Kept):
         return self._journalled([*effects, Send(sender, m.Judge(ready.request, number, clock, self.ended))])
 
     def _judged(self, ready: m.Ready, slots: int, examples: int, workers: int) -> list[Effect]:
-        best, why = self.stopping.judged(ready.loss)
+        best, why = self.stopping.judged(ready.loss, ready.metrics)
         if ready.found > 0:
             self._last_loss = self._between.mean() if self._between.examples else self._last_loss
             self._between = Tally()

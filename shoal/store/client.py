@@ -22,6 +22,7 @@ from shoal.store.hashed import mixed
 from shoal.store.operation import Admin, Asking, Parking, Pulling, Pushing
 from shoal.store.split import Layout
 from shoal.store.task import Task
+from shoal.store.update import check_pushed
 from shoal.tables import Each, Sparse, Step, Table, checked, whole
 from shoal.wire import messages as m
 from shoal.wire.forms import shortened, too_large
@@ -64,7 +65,7 @@ class Client(Dispatch):
         elif not isinstance(keys, KeyList) or not isinstance(ahead, KeyList):
             return False
         spec = self.layout(table).spec
-        most = limits.FRAME_BYTES // (16 * max(8, 4 * spec.width))
+        most = limits.FRAME_BYTES // (16 * max(8, 4 * spec.push_width))
         return isinstance(spec.apply, Each) and not spec.hashed and len(keys) <= most and len(ahead) <= most
 
     def push_pull(
@@ -122,6 +123,7 @@ class Client(Dispatch):
     def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> Task:
         """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``."""
         plain, name = checked(spec), _name(name)
+        check_pushed(plain)
         return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin))
 
     def drop(self, name: str) -> Task:
@@ -206,22 +208,22 @@ class Client(Dispatch):
         """Sorted keys without repeats and their values; and where each of the caller's rows went."""
         spec = layout.spec
         if void:
-            return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.width), np.float32)), None
+            return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.push_width), np.float32)), None
         if isinstance(keys, KeyList) and not spec.hashed:
             self._check_last(layout, keys.last)
-            return KeyValues(keys.keys, as_values(values, len(keys), spec.width)), None
+            return KeyValues(keys.keys, as_values(values, len(keys), spec.push_width)), None
         span = as_range(keys, spec.span)
         if span is not None:
             if span.stop > spec.span:
                 raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
             if spec.hashed:
                 raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
-            rows = as_values(values, len(span), spec.width)
+            rows = as_values(values, len(span), spec.push_width)
             if isinstance(spec, Sparse):
                 return KeyValues(np.arange(span.start, span.stop, dtype=np.uint64), rows), None
             return KeyValues(span, rows), None
         listed = self._listed(layout, keys)
-        rows = as_values(values, len(listed), spec.width)
+        rows = as_values(values, len(listed), spec.push_width)
         unique, places = tidy(listed)
         if places is None:
             return KeyValues(unique, rows), None

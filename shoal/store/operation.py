@@ -219,6 +219,7 @@ class Pushing(_Rows):
         self.reads: dict[str, list[int]] | None = None
         self.number: int | None = None  # in the client's own stream; kept over restarts, or it would count twice
         self.size = given.values.nbytes + 8 * len(given)
+        self.row_bytes = max(8, 4 * width, 4 * given.values.shape[1])
         self.ahead: Keys | None = None  # pull these, not those that are pushed
 
     def look_ahead(self, keys: Keys) -> None:
@@ -231,12 +232,11 @@ class Pushing(_Rows):
         self._name(client)
         keys, values = self.given.keys, self.given.values
         everyone = self.in_step or self.slot is not None
-        row_bytes = max(8, 4 * self.width)
-        shares = layout.shares(keys, row_bytes, everyone or self.ahead is not None)
+        shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
         if self.ahead is None:
             return [self._letter(client, share, None, keys, values) for share in shares]
         # Both are small (see ``Client.push``): one share for every server, in the same order.
-        pulls = layout.shares(self.ahead, row_bytes, every_server=True)
+        pulls = layout.shares(self.ahead, self.row_bytes, every_server=True)
         return [self._letter(client, *pair, keys, values) for pair in zip(shares, pulls, strict=True)]
 
     def _name(self, client: Dispatch) -> None:

@@ -42,6 +42,7 @@ class Part:
         from shoal.store import kernels, update
 
         rule = update.rule_named(spec.update.name)
+        update.check_pushed(spec)
         self.kernels: ModuleType = kernels
         self.rule = rule
         self.given = np.array(rule.settings(spec.update.settings), np.float64)

@@ -26,7 +26,7 @@ class Table:
 
     def __init__(self, spec: tables.Table, segments: Sequence[KeyRange]) -> None:
         self.spec, self.segments = tables.checked(spec), _checked(spec, segments)
-        self.width = spec.width
+        self.width, self.push_width = spec.width, spec.push_width
         sort = DenseRows if isinstance(spec, tables.Dense) else SparseRows
         self._part: DenseRows | SparseRows = sort(spec, self.segments)
 
@@ -78,7 +78,7 @@ class Table:
         if (reason := self._misshapen(keys, values)) is not None:
             return reason
         bad = self._part.kernels.first_not_finite(_aligned(values).reshape(-1).view(np.uint32))
-        return None if bad < 0 else f"values of row {bad // self.width} are not finite (NaN or infinite)"
+        return None if bad < 0 else f"values of row {bad // self.push_width} are not finite (NaN or infinite)"
 
     def push(self, keys: Keys | KeyRange, values: Values) -> None:
         """Run the update on every row, new ones being born. The caller has asked ``check``."""
@@ -87,7 +87,7 @@ class Table:
             raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
         if (reason := self._misshapen(keys, values)) is not None:
             raise BadValues(reason)
-        gradients = _aligned(values).reshape(-1, self.width)
+        gradients = _aligned(values).reshape(-1, self.push_width)
         if isinstance(keys, KeyRange):
             self._part.push_range(keys, gradients)
         elif (wrong := self._part.push(_aligned(keys), gradients)) is not None:
@@ -118,11 +118,11 @@ class Table:
 
     def _misshapen(self, keys: Keys | KeyRange, values: Values) -> str | None:
         low, high = self._part.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))
-        rows = high - low
+        rows, width = high - low, self.push_width
         if values.dtype != np.float32:
             return f"values are {values.dtype}: float32 is needed"
-        if values.size != rows * self.width or (values.ndim != 1 and values.shape != (rows, self.width)):
-            return f"values have shape {values.shape}: {rows} rows of width {self.width} are needed"
+        if values.size != rows * width or (values.ndim != 1 and values.shape != (rows, width)):
+            return f"values have shape {values.shape}: {rows} rows of width {width} are needed"
         return None
 
     def _wrong(self, keys: Keys, code: int, position: int) -> str | None:

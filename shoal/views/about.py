@@ -97,7 +97,7 @@ def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     row += [f"{one.speed:,.0f}" if one.speed else "-"]
     row += [words.loss(run.best.test_loss if run.best else None), words.loss(last)]
     found = _metrics(one)
-    row += [f"{found[name]:.4f}" if name in found else "-" for name in names]
+    row += [words.metric(name, found.get(name)) for name in names]
     if common is not None:
         there = run.reached(common)
         row += [_seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
@@ -177,7 +177,7 @@ def _evaluations(one: Told) -> Table:
             f"{event.examples:,}",
             words.loss(event.train_loss),
             words.loss(event.test_loss),
-            *(words.loss(event.metrics.get(name)) for name in metrics),
+            *(words.metric(name, event.metrics.get(name)) for name in metrics),
             str(event.workers),
         ]
         for event in shown

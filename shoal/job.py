@@ -31,6 +31,7 @@ from shoal.data.slots import Slots
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
 from shoal.filters import are_known, described
+from shoal.models.columns import SOLVED as SMOOTH
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
@@ -262,13 +263,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             return
         if rule != "block_proximal":
             raise Invalid(f"update.rule={rule!r}: strategy 'block-proximal' needs 'block_proximal', or leave it out")
-        if not isinstance(model, Linear) or model.loss != "logistic" or model.l2_per_count:
+        if not isinstance(model, Linear) or model.loss not in SMOOTH or model.l2_per_count:
             what = (
                 f"loss {model.loss!r}, l2_per_count {model.l2_per_count:g}" if isinstance(model, Linear) else model.net
             )
             raise Invalid(
-                f"strategy 'block-proximal' solves logistic regression, and the model is another ({what}): "
-                f"take model.loss='logistic' and update.l2 for a penalty, or strategy 'async'"
+                f"strategy 'block-proximal' solves linear models with loss {' or '.join(SMOOTH)}, and this is another "
+                f"({what}): take model.loss={SMOOTH[0]!r}, and update.l2 for a penalty; or strategy 'async'"
             )
         strategy.check(self.update.l1, self.workers)
 

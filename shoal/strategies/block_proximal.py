@@ -29,7 +29,8 @@ import numpy as np
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyList
 from shoal.limits import SLOTS_PER_STEP
-from shoal.models.columns_stub import Columns, Standing
+from shoal.models.columns import Columns
+from shoal.models.standing import Standing
 from shoal.store.task import Task
 from shoal.strategies import TABLE, Lane, Slot
 from shoal.strategies.parameter_server import OnServers, is_newer

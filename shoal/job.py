@@ -66,7 +66,7 @@ MAY_CHANGE = (
     "trace",
     "verbosity",
 )  # from one life of a run to the next
-SOLVED = {"objective": 1e-5, "violation": 0.01}  # when block-proximal is done, if nobody says when
+SOLVED = {"objective": 1e-6, "violation": 0.1}  # when block-proximal is done, if nobody says when
 _KINDS = {
     "int": "a whole number",
     "float": "a number",

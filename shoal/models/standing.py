@@ -14,7 +14,7 @@ again its share is small: the others hardly slow down for it, and should it move
 
 Curvatures are those of the present margins, as much larger as a step like the last one of this block could make them, and
 never above the largest that there is. With delay, steps of other blocks are on their way that the margins do not have yet:
-``between`` of what a row has in other blocks is added to its reach (decision 0030).
+``between`` of what a row has in other blocks is added to its reach (decision 0030 has the reasons, and what was tried).
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ from shoal.models.linear import Floats
 
 Numbers = npt.NDArray[np.int64]
 
-RELAX = (
-    1.8  # of 2: an over-relaxed step ends long slides along keys that nearly replace one another in half as many passes
-)
+RELAX = 1.8  # of 2: over-relaxed steps end long slides along keys that nearly replace one another sooner
 AGAIN = np.float32(0.125)  # the share of a key that was left out and is looked at again
-FACTOR = 1.0
 LEAST = 0.05  # a change of margins that is always allowed for
 
 
@@ -51,8 +48,8 @@ class Standing:
         self._state = np.zeros((columns.rows, 4), np.float32)
         self._change = np.zeros(columns.rows)
         self._touched = np.empty(columns.rows, np.uint32)
-        # Of the steps that are under way while a block has its turn, how many are another given block's: on average over orders.
-        self._between = FACTOR * 2.0 * delay / (columns.blocks - 1) if columns.blocks > 1 else 0.0
+        # How many steps of another given block are under way when a block has its turn, on average over orders.
+        self._between = delay / (columns.blocks - 1) if columns.blocks > 1 else 0.0
         self._begin()
 
     def _begin(self) -> None:

@@ -70,7 +70,7 @@ MAY_CHANGE = (
     "trace",
     "verbosity",
 )  # from one life of a run to the next
-SOLVED = {"objective": 1e-5, "violation": 0.01}  # when block-proximal is done, if nobody says when
+SOLVED = {"objective": 1e-6, "violation": 0.1}  # when block-proximal is done, if nobody says when
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -166,7 +166,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         if not 0 <= self.verbosity <= 3:
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
         self.emulate.check(self.workers if self.has_workers else 1)
-        self.update.update()  # says what is wrong with it
+        self.update.check(self.launch.modules, isinstance(self.strategy, OnServers))
         self._check_filters()
         self._check_blocks()
         try:
@@ -261,8 +261,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                     "take stop.target_loss or stop.patience"
                 )
             return
-        if rule != "block_proximal":
-            raise Invalid(f"update.rule={rule!r}: strategy 'block-proximal' needs 'block_proximal', or leave it out")
+        if rule != "block_proximal" and not self.update.is_own:
+            raise Invalid(
+                f"update.rule={rule!r}: strategy 'block-proximal' needs 'block_proximal' (leave it out), or your own of "
+                f"gradient and curvature, with settings step, l1, l2 and kkt"
+            )
         if not isinstance(model, Linear) or model.loss not in SMOOTH or model.l2_per_count:
             what = (
                 f"loss {model.loss!r}, l2_per_count {model.l2_per_count:g}" if isinstance(model, Linear) else model.net

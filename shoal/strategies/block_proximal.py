@@ -100,7 +100,7 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
 
     def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
         l1 = update.settings.get("l1", 0.0)
-        update = Update(update.name, {**update.settings, "kkt": self.threshold(l1)})
+        update = Update(update.name, {"l1": 0.0, "l2": 0.0, **update.settings, "kkt": self.threshold(l1)})
         return msgspec.structs.replace(super().table(rows, update, slots_per_pass), pushed=2)
 
     def threshold(self, l1: float) -> float:

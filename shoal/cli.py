@@ -206,7 +206,7 @@ def _show_run(run: Run, as_json: bool) -> None:
     import msgspec
 
     from shoal.events import Evaluated
-    from shoal.views import words
+    from shoal.views import figures, words
     from shoal.views.told import NEVER_LATE
 
     if as_json:
@@ -233,6 +233,8 @@ def _show_run(run: Run, as_json: bool) -> None:
         + (f"; {lost}" if lost else "")
         + (f"; {facts['emulated']}" if facts.get("emulated") else "")
     )
+    if said := figures.line(facts):
+        click.echo(said)
     best = min((event for event in run.events if isinstance(event, Evaluated)), key=lambda event: event.test_loss)
     if best.test_loss < facts["test_loss"] - 1e-4:
         click.echo(

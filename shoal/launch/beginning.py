@@ -6,11 +6,13 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from shoal import limits
 from shoal.data.datasets import Dataset, check_rows
 from shoal.errors import Invalid
 from shoal.files import replace_file
+from shoal.filters import described
 from shoal.job import Job
 from shoal.launch.kept_slab import Kept
 from shoal.models.learning import Learner, LinearLearner, learner_of
@@ -72,7 +74,7 @@ def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> T
     """The table of the weights. Those that a module begins with are put into a file in the folder, for the servers to read."""
     strategy, update, start = job.servers_strategy, job.update.update(), learner.start()
     if start is None or isinstance(job.model, Linear):
-        return strategy.table(learner.keys, update, slots_per_pass)
+        return replace(strategy.table(learner.keys, update, slots_per_pass), filters=described(job.filters))
     weights, about = start
     contents = np.ascontiguousarray(weights, "<f4").tobytes()
     path = folder.absolute() / START
@@ -86,4 +88,5 @@ def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> T
         apply=apply,
         max_delay=max_delay,
         wire=job.model.wire,
+        filters=described(job.filters),
     )

@@ -242,6 +242,11 @@ def _alone(folder: Path) -> str | None:
 
 def look_at(address: str) -> Looking:
     """At a cluster of other processes of this machine, by the address of its coordinator."""
+    return Looking(transport_to(address))
+
+
+def transport_to(address: str) -> Callable[[str], Transport]:
+    """How somebody of whatever name reaches the coordinator at this address."""
     from shoal.wire.zmq import ZmqTransport
 
     check_address(address)
@@ -255,7 +260,7 @@ def look_at(address: str) -> Looking:
             raise
         return made
 
-    return Looking(transport)
+    return transport
 
 
 def _holds(place: m.Place, server: str) -> bool:

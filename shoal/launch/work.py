@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.data.arrays import open_rows
+from shoal.filters import described
+from shoal.filters.chain import Chain
 from shoal.job import Job
 from shoal.models.learning import Learner, LinearLearner, learner_of
 from shoal.nodes.loop import Loop
@@ -46,6 +48,8 @@ def warm() -> None:
 def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Trainer:
     warm()
     job = Job.of(tomllib.loads(work.job))
+    if job.filters:
+        Chain(described(job.filters), warm=True)
     data = open_rows(Path(work.rows))
     learner = learner_of(job.model, data, job.seed, number_of(name))
     slots = job.slots(data.rows)

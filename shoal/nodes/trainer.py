@@ -223,6 +223,8 @@ class Trainer:
             await self._nap
         for task in list(self._tallies):
             await task
+        if self.leaving and not self.over and not self.strategy.in_steps:
+            await self.worker.client.flush(TABLE)
         await self._report()
 
     def _check_module(self) -> None:
@@ -257,13 +259,14 @@ class Trainer:
         newer, self.newer = self.newer, 0
         holds = runs(sorted(self._mine))  # now: what is counted a moment later is told with the next report
         sent, received = self._traffic()
+        filtered, left = client.filtered(), client.left()
         spent, spans = self.spent.told()
 
         def want(request: int) -> m.Message:
             return m.Want(
                 request, client.incarnation, more, counted=runs(sorted(counted)), back=runs(sorted(back)),
                 refused=refused, examples=examples, loss=loss, sent=sent, received=received, leaving=leaving,
-                holds=holds, newer=newer, spent=spent, spans=spans,
+                holds=holds, newer=newer, spent=spent, spans=spans, filtered=filtered, left=left,
             )  # fmt: skip
 
         self._take(await client.ask("ask for slots", want, m.Deal))

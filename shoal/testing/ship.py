@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import RunEvent
+from shoal.filters import described
 from shoal.job import Job
 from shoal.launch.training import dealing_of
 from shoal.launch.work import parts_of
@@ -76,6 +79,7 @@ class Ship:
         self.learner = learner_of(self.job.model, rows.train, self.job.seed)
         keys = self.learner.keys
         table = self.job.servers_strategy.table(keys, self.job.update.update(), self.dealing.workload.per_pass)
+        table = msgspec.structs.replace(table, filters=described(self.job.filters))
         self.until(lambda: client.joined.done and len(client.member.view.members) == 1 + self.job.servers)
         made = client.client.create(TABLE, table)
         self.feed("launcher", Tick())

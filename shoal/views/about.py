@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved, Voided, Warned
-from shoal.views import charts, compare, explain, timeline, words
+from shoal.views import charts, compare, explain, figures, timeline, words
 from shoal.views.account import OF_WORKERS, Happened, seconds_of
 from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
@@ -24,7 +24,7 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     """Of one run, or of several beside each other."""
     seen, *of_each = _seen(runs)
     made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
-    made += [_staleness(runs), _bytes(runs), _cost(runs)]
+    made += [_staleness(runs), _bytes(runs), figures.section(runs), _cost(runs)]
     for about in (_members, _faults, _delay):
         made += [about(one, runs) for one in runs]
     made += [_trained(runs), _machine(runs)]

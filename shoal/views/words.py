@@ -131,7 +131,8 @@ def news(event: News) -> str:
         case Joined():
             return f"{who(event)} joined"
         case Gone(why=why, slots=slots):
-            return f"{who(event)} gone: {clean(why) or 'no reason given'}{dealt_again(slots)}"
+            left = f", and {event.left:.3g} that its filters had left for later" if event.left else ""
+            return f"{who(event)} gone: {clean(why) or 'no reason given'}{dealt_again(slots)}{left}"
         case Voided(slot=(number_of_pass, number), why=why):
             return f"slot {number:,} of pass {number_of_pass:,} counts as empty: {clean(why)}"
         case Warned(what=what):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,6 +165,8 @@ def test_the_threshold_of_the_filter_is_a_setting_of_the_servers_rule() -> None:
         ({"strategy__kkt": "none"}, "there are nips, osdi, off"),
         ({"workers": 5}, "5 workers and 4 parts of the rows.*--set strategy.parts=5"),
         ({"update__rule": "adagrad"}, "needs 'block_proximal'"),
+        ({"update__rule": "block_proximl"}, "did you mean 'block_proximal'"),
+        ({"update__rule": "mine"}, "launch.modules names where your own are"),
         ({"model__loss": "hinge"}, "linear models with loss logistic or squared"),
         ({"model__l2_per_count": 0.1}, "update.l2 for a penalty"),
         ({"strategy__prefetch": 2}, "has no setting 'prefetch', only sync"),
@@ -183,3 +188,23 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], said: st
 def test_other_strategies_refuse_what_is_only_for_this_one(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(Invalid, match=said):
         Job.of(changed({"data": "rcv1", "strategy": "async"}, settings))
+
+
+def test_a_rule_of_ones_own_needs_servers_that_import_it() -> None:
+    settings = {"update.rule": "mine", "launch.modules": ["somewhere"], "update.l1": 0.5}
+    job = Job.of(changed({"data": "rcv1", "strategy": "async"}, settings))
+    assert job.update.update() == Update("mine", {"l1": 0.5})
+    with pytest.raises(Invalid, match="your own need a strategy with servers"):
+        Job.of(changed({"data": "rcv1", "strategy": "serial"}, settings))
+
+
+def test_the_example_of_the_docs_gives_the_same_bits(rows: Dataset) -> None:
+    """examples/proximal_step.py: the step as a user would write it, by its name (S1-28)."""
+    path = Path(__file__).parents[3] / "examples"
+    sys.path.insert(0, str(path))
+    try:
+        importlib.import_module("proximal_step")
+        own = ship_of(rows, workers=2, update__rule="proximal_step", launch__modules=["proximal_step"]).home()
+    finally:
+        sys.path.remove(str(path))
+    np.testing.assert_array_equal(own.weights, serial(job_of(), rows))

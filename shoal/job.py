@@ -31,14 +31,13 @@ from shoal.data.slots import Slots
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
 from shoal.filters import are_known, described
-from shoal.models.columns import SOLVED as SMOOTH
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
 from shoal.store.filtering import checked_chain
 from shoal.strategies.averaging import AllReduce, Averaging, Over
-from shoal.strategies.block_proximal import BlockProximal
+from shoal.strategies.block_proximal import BlockProximal, go_together
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
 from shoal.strategies.serial import Serial
@@ -65,7 +64,6 @@ MAY_CHANGE = (
     "evaluate",
     "checkpoint",
     "launch",
-    "handles",
     "emulate",
     "trace",
     "verbosity",
@@ -142,7 +140,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     emulate: Emulate = Emulate()
     trace: Trace = Trace()
     filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
-    handles: bool = True  # lists of keys that come again are sent once, and known by a number from then on
     workers: int = 2
     servers: int = 1
     copies: int = 1  # servers that hold each part of the model
@@ -168,7 +165,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         self.emulate.check(self.workers if self.has_workers else 1)
         self.update.check(self.launch.modules, isinstance(self.strategy, OnServers))
         self._check_filters()
-        self._check_blocks()
+        go_together(self.strategy, self.model, self.update, self.stop, self.workers)
         try:
             self.toml()
         except UnicodeEncodeError as error:
@@ -248,33 +245,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def slots(self, rows: int) -> Slots | Turns:
         """What such a run cuts a pass over so many rows into."""
         return self.servers_strategy.slots(rows, self.data.batch, self.seed)
-
-    def _check_blocks(self) -> None:
-        """Block by block, or not at all: strategy, rule, model and stop rules go together."""
-        strategy, model, rule = self.strategy, self.model, self.update.rule
-        if not isinstance(strategy, BlockProximal):
-            if rule == "block_proximal":
-                raise Invalid(f"update.rule={rule!r} is for strategy 'block-proximal': take that, or another rule")
-            if self.stop.is_solved_by_rule:
-                raise Invalid(
-                    "stop.objective and stop.violation are for strategy 'block-proximal', which solves an objective: "
-                    "take stop.target_loss or stop.patience"
-                )
-            return
-        if rule != "block_proximal" and not self.update.is_own:
-            raise Invalid(
-                f"update.rule={rule!r}: strategy 'block-proximal' needs 'block_proximal' (leave it out), or your own of "
-                f"gradient and curvature, with settings step, l1, l2 and kkt"
-            )
-        if not isinstance(model, Linear) or model.loss not in SMOOTH or model.l2_per_count:
-            what = (
-                f"loss {model.loss!r}, l2_per_count {model.l2_per_count:g}" if isinstance(model, Linear) else model.net
-            )
-            raise Invalid(
-                f"strategy 'block-proximal' solves linear models with loss {' or '.join(SMOOTH)}, and this is another "
-                f"({what}): take model.loss={SMOOTH[0]!r}, and update.l2 for a penalty; or strategy 'async'"
-            )
-        strategy.check(self.update.l1, self.workers)
 
     @property
     def identity(self) -> str:

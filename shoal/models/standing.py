@@ -44,7 +44,6 @@ class Standing:
         self._kernels, self.columns, self.delay = kernels, columns, delay
         self.margins = np.zeros(columns.rows)
         self.all_weights: Floats = np.zeros(len(columns.keys), np.float32)
-        self._losses = np.zeros(columns.rows)
         self._state = np.zeros((columns.rows, 4), np.float32)
         self._change = np.zeros(columns.rows)
         self._touched = np.empty(columns.rows, np.uint32)
@@ -57,7 +56,7 @@ class Standing:
         self._moved = np.full(
             columns.blocks, math.inf
         )  # by the last step of each block: the largest change of a margin
-        self._kernels.look_at_all(columns.kind, self.margins, columns.labels, self._state, self._losses)
+        self._kernels.look_at_all(columns.kind, self.margins, columns.labels, self._state)
         self._state[:, self._kernels.ALL] = 0.0
         if self.delay:
             self._count(np.flatnonzero(~_left_out(self.all_weights)), 1.0, self._kernels.ALL)
@@ -89,7 +88,7 @@ class Standing:
             self._count(among[after & ~before], -1.0, self._kernels.ALL)
         moved = self._kernels.take(
             columns.kind, columns.indptr, columns.at, columns.values, among, new, self.all_weights, columns.labels,
-            self.margins, self._state, self._losses, self._change, self._touched,
+            self.margins, self._state, self._change, self._touched,
         )  # fmt: skip
         known = self._moved[block]
         self._moved[block] = moved if known == math.inf else max(moved, known / 2)
@@ -121,7 +120,8 @@ class Standing:
             columns.indptr, columns.at, columns.values, among, shares, grow / RELAX, steepest / RELAX, self._between,
             self._state, out,
         )  # fmt: skip
-        return float(self._losses.sum()), places, out
+        loss: float = kernels.total_loss(columns.kind, self.margins, columns.labels, self._state)
+        return loss, places, out
 
     def _count(self, places: Numbers, share: float, column: int) -> None:
         columns = self.columns

@@ -67,7 +67,7 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
     max_delay: int = 0  # iterations that the weights of a slot may be behind
     kkt: Literal["nips", "osdi", "off"] = "nips"  # leave a zero out if |g| <= l1 - kkt_delta, or |g| <= kkt_delta
     kkt_delta: float | None = None  # nips: l1 / 10, osdi: l1 / 2
-    recheck: int = 5  # passes from one in which every key is looked at to the next
+    recheck: int = 10  # passes from one in which every key is looked at to the next
 
     def __post_init__(self) -> None:
         bounds = (

@@ -153,6 +153,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
         if not 0 <= self.verbosity <= 3:
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
+        if isinstance(strategy := self.strategy, ParameterServer) and not isinstance(self.model, Linear):
+            for name in ("admit", "evict"):
+                if getattr(strategy, name):
+                    raise Invalid(
+                        f"strategy.{name}={getattr(strategy, name)!r} is for linear models, whose weights have keys: a module has "
+                        f"all its parameters from the start; leave it out"
+                    )
         self.emulate.check(self.workers if self.has_workers else 1)
         self.update.update()  # says what is wrong with it
         try:
@@ -223,6 +230,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
         tree = {name: value for name, value in msgspec.to_builtins(self).items() if name not in MAY_CHANGE}
         tree["update"] = self.update.identity
+        for name in ("admit", "evict"):  # they came later: where they are not set it is the run it was
+            if not tree["strategy"].get(name, True):
+                del tree["strategy"][name]
         if isinstance(self.model, Linear):
             del tree["model"]["kind"]  # it came later
         else:

@@ -59,7 +59,7 @@ class Tending(Waiting):
             return False
         rows = self.table.rows
         if self._after_sweep is None:  # those we began with may have been swept just before
-            self._after_sweep = rows
+            self._after_sweep = max(0, rows - len(given))
         self._since += len(given)
         if rows < EVICT_ROWS or (rows < 2 * self._after_sweep and self._since < 4 * rows):
             return False

@@ -227,7 +227,7 @@ def _show_run(run: Run, as_json: bool) -> None:
         f"{'' if seconds < 1.1 * facts['computing_seconds'] else f', judged after {seconds:.1f} s'}, "
         f"{facts['steps']:,} steps"
         + (f"; {facts['cpu_seconds']:,.1f} CPU seconds" if facts.get("cpu_seconds") is not None else "")
-        + (f"; {moved / 1e6:,.0f} MB moved" if moved else "")
+        + (f"; {moved / 1e6:,.0f} MB moved{figures.saved(facts)}" if moved else "")
         + (f"; staleness {stale['mean']:g} on average, {stale['max']} at most" if late else "")
         + (f"; {lost}" if lost else "")
         + (f"; {facts['emulated']}" if facts.get("emulated") else "")

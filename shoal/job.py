@@ -56,28 +56,14 @@ STRATEGIES = {
 }
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
-MAY_CHANGE = (
-    "workers",
-    "servers",
-    "copies",
-    "stop",
-    "evaluate",
-    "checkpoint",
-    "launch",
-    "emulate",
-    "trace",
-    "verbosity",
-)  # from one life of a run to the next
+MAY_CHANGE = (  # from one life of a run to the next
+    "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "trace", "verbosity",
+)  # fmt: skip
 SOLVED = {"objective": 1e-5, "violation": 0.01}  # when block-proximal is done, if nobody says when
 _KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-    "array": 'a list, such as [0, 1] or ["mine"]',
-    "object": "its settings one by one, by their names",
-    "null": "none",
-}
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "none",
+    "array": 'a list, such as [0, 1] or ["mine"]', "object": "its settings one by one, by their names",
+}  # fmt: skip
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +126,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     emulate: Emulate = Emulate()
     trace: Trace = Trace()
     filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
+    handles: bool = True  # lists of keys that come again are sent once, and known by a number from then on
     workers: int = 2
     servers: int = 1
     copies: int = 1  # servers that hold each part of the model
@@ -162,6 +149,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
         if not 0 <= self.verbosity <= 3:
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
+        rare = [name for name in ("admit", "evict") if getattr(self.strategy, name, False)]
+        if rare and not isinstance(self.model, Linear):
+            raise Invalid(
+                f"strategy.{rare[0]}={getattr(self.strategy, rare[0])!r} is for linear models, whose weights have keys: a module has "
+                f"all its parameters from the start; leave it out"
+            )
         self.emulate.check(self.workers if self.has_workers else 1)
         self.update.update()  # says what is wrong with it
         self._check_filters()
@@ -277,6 +270,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         tree["update"] = self.update.identity
         if not self.filters:
             del tree["filters"]  # it came later
+        for name in ("admit", "evict"):  # they came later: where they are not set it is the run it was
+            if not tree["strategy"].get(name, True):
+                del tree["strategy"][name]
         if isinstance(self.model, Linear):
             del tree["model"]["kind"]  # it came later
         else:

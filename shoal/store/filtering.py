@@ -6,11 +6,12 @@ are pressed, and values come shortened unless the pull is exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.errors import BadValues, Invalid
+from shoal.filters import taken as taken_rows
 from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyList, KeyRange, KeyValues, Values
 from shoal.limits import FRAME_BYTES
@@ -52,6 +53,11 @@ class Filtering:
         self.spec, self.chain, self.flow = spec, chain, flow
         self.feedback = Feedback(spec) if chain.loses and adds else None
 
+    def told(self) -> dict[str, Any]:
+        """Bytes into and out of each filter, and the size of what is left for later and of what was lost."""
+        left = (0.0, 0.0) if self.feedback is None else (self.feedback.norm, self.feedback.lost)
+        return {**self.flow.by, "left": left[0], "lost": left[1]}
+
     def check(self, values: Values) -> None:
         """Refuse, before it is a task, what would not fit; with feedback the rest of it comes later."""
         if self.feedback is None and self.chain.pushes is not None:
@@ -81,7 +87,7 @@ class Filtering:
         seed = _seed(op.slot or (client.incarnation, op.number or 0), op.table)
         try:
             mask = self.chain.chosen(total, seed, listed) if self._may_choose(op, rows) else None
-            going = total if mask is None else np.ascontiguousarray(total[mask])
+            going = total if mask is None else taken_rows(total, mask)
             if self.feedback is not None and self.chain.pushes is not None:
                 going = self.chain.pushes[1].held(going)
             codes, op.head = self.chain.shortened(going, seed)
@@ -95,7 +101,7 @@ class Filtering:
             if mask is None:
                 left = total - arrives
             else:
-                left[mask] -= arrives
+                left[np.flatnonzero(mask)] -= arrives
             op.sent = Sent(self.feedback, keys, taken, left, slot=op.slot is not None)
         if mask is not None:
             whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys

@@ -30,19 +30,17 @@ from shoal.data.datasets import Source
 from shoal.data.slots import Slots
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
-from shoal.filters import are_known, described
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
-from shoal.store.filtering import checked_chain
+from shoal.store.filtering import check_named
 from shoal.strategies.averaging import AllReduce, Averaging, Over
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
 from shoal.strategies.serial import Serial
 from shoal.strategies.turns import Turns
-from shoal.tables import Dense
 
 STRATEGIES = {
     "sync": Sync,
@@ -167,17 +165,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             ) from None
 
     def _check_filters(self) -> None:
-        if not self.filters:
-            return
-        if not isinstance(self.strategy, OnServers):
+        if self.filters and not isinstance(self.strategy, OnServers):
             raise Invalid(
                 f"filters={self.filters}: strategy {self.strategy.name!r} pushes no gradients to servers: leave filters out, or "
                 f"choose sync, bounded or async"
             )
-        filters = described(self.filters)
-        if are_known(filters) or not self.launch.modules:  # those of a module are known where it is imported
-            wire = self.model.wire if isinstance(self.model, Module) else "float32"
-            checked_chain(Dense(rows=1, update=self.update.update(), wire=wire, filters=filters))
+        wire = self.model.wire if isinstance(self.model, Module) else "float32"
+        check_named(self.filters, self.update.update(), wire, bool(self.launch.modules))
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:

@@ -65,7 +65,7 @@ def main() -> None:
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net.")
-@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; or serial.")
+@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; block-proximal; or serial.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
 @click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
@@ -113,6 +113,7 @@ def train(
     \b
     shoal train clicks --workers 4 --servers 2
     shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
+    shoal train rcv1 --strategy block-proximal --set update.l1=1.0 --set strategy.max_delay=2
     shoal train mnist --model cnn --workers 4 --set data.batch=64
     shoal train --resume runs/clicks-logistic-async-1 --workers 8
     torchrun --nproc-per-node 5 -m shoal train clicks --servers 2

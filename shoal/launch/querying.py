@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal import limits
-from shoal.errors import BadKeys, ClusterError, Invalid
+from shoal.errors import BadKeys, ClusterError, Invalid, Unanswered
 from shoal.job import Job
 from shoal.keys import KeyRange, Keys, Values, as_range
 from shoal.launch.looking import ADDRESS, address_of, transport_to
@@ -75,8 +75,12 @@ def query(
     asked = opened(where, table)
     try:
         return asked.ask(question, keys, servers=servers, **settings)
+    except Unanswered:
+        if not asked.live or not is_over(asked.where):
+            raise
     finally:
         asked.close()
+    return opened(where, table).ask(question, keys, servers=servers, **settings)
 
 
 def opened(where: str | os.PathLike[str] | Trained | TrainedModule, table: str | None = None) -> Asked:
@@ -89,15 +93,21 @@ def opened(where: str | os.PathLike[str] | Trained | TrainedModule, table: str |
     folder = Path(place)
     file = folder if folder.is_file() else folder / MODEL
     if file.is_file() and not (folder / ADDRESS).exists():
-        from shoal.models.learning import trained
-
-        return Kept(trained(file), place, table)
+        return Kept(_trained(file), place, table)
     try:
         return Live(address_of(place), place, table)
-    except ClusterError:
+    except (ClusterError, Unanswered):
+        if file.is_file() and not (folder / ADDRESS).exists():  # it has ended at this very moment
+            return Kept(_trained(file), place, table)
         if (folder / "summary.json").exists():
             raise ClusterError(f"the run in {place} has ended and left no model ({MODEL}): train again") from None
         raise
+
+
+def is_over(where: str) -> bool:
+    """The run in this folder has ended, and has left what it has to leave."""
+    folder = Path(where)
+    return "://" not in where and (folder / "summary.json").exists() and not (folder / ADDRESS).exists()
 
 
 class Live:
@@ -203,6 +213,12 @@ class Kept:
 
     def close(self) -> None:
         return
+
+
+def _trained(file: Path) -> Any:
+    from shoal.models.learning import trained
+
+    return trained(file)
 
 
 def _model_of(folder: Path) -> Any:

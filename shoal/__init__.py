@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from shoal.errors import ShoalError as ShoalError
     from shoal.job import Job as Job
+    from shoal.keys import KeyList as KeyList
     from shoal.keys import KeyRange as KeyRange
     from shoal.keys import KeyValues as KeyValues
     from shoal.launch.local import Cluster as Cluster
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "shoal.errors": ["ShoalError"],
-    "shoal.keys": ["KeyRange", "KeyValues"],
+    "shoal.keys": ["KeyList", "KeyRange", "KeyValues"],
     "shoal.job": ["Job"],
     "shoal.launch.local": ["Cluster", "connect", "local"],
     "shoal.launch.querying": ["query"],

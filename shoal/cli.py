@@ -206,7 +206,7 @@ def _show_run(run: Run, as_json: bool) -> None:
     import msgspec
 
     from shoal.events import Evaluated
-    from shoal.views import words
+    from shoal.views import figures, words
     from shoal.views.told import NEVER_LATE
 
     if as_json:
@@ -216,7 +216,9 @@ def _show_run(run: Run, as_json: bool) -> None:
     if not run.job.verbosity:
         return
     facts = run.summary
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in facts["metrics"].items() if value is not None)
+    metrics = ", ".join(
+        f"{name} {words.metric(name, value)}" for name, value in facts["metrics"].items() if value is not None
+    )
     stale, seconds, moved = facts["staleness"], facts["seconds"], facts["bytes_sent"] + facts["bytes_received"]
     late = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
     lost = words.lost(facts.get("lost_updates"))
@@ -231,6 +233,8 @@ def _show_run(run: Run, as_json: bool) -> None:
         + (f"; {lost}" if lost else "")
         + (f"; {facts['emulated']}" if facts.get("emulated") else "")
     )
+    if said := figures.line(facts):
+        click.echo(said)
     best = min((event for event in run.events if isinstance(event, Evaluated)), key=lambda event: event.test_loss)
     if best.test_loss < facts["test_loss"] - 1e-4:
         click.echo(

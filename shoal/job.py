@@ -27,16 +27,22 @@ import msgspec
 from shoal import limits
 from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
+from shoal.data.slots import Slots
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
+from shoal.filters import are_known, described
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
+from shoal.store.filtering import checked_chain
 from shoal.strategies.averaging import AllReduce, Averaging, Over
+from shoal.strategies.block_proximal import BlockProximal
 from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.parameter_server import Async, Bounded, ParameterServer, Sync
+from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
 from shoal.strategies.serial import Serial
+from shoal.strategies.turns import Turns
+from shoal.tables import Dense
 
 STRATEGIES = {
     "sync": Sync,
@@ -46,6 +52,7 @@ STRATEGIES = {
     "averaging": Averaging,
     "allreduce": AllReduce,
     "hogwild": Hogwild,
+    "block-proximal": BlockProximal,
 }
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
@@ -61,6 +68,7 @@ MAY_CHANGE = (
     "trace",
     "verbosity",
 )  # from one life of a run to the next
+SOLVED = {"objective": 1e-5, "violation": 0.01}  # when block-proximal is done, if nobody says when
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -123,7 +131,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     data: Source = Source()
     model: Linear | Module = Linear()
-    strategy: Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild = Async()
+    strategy: Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild | BlockProximal = Async()
     update: Rule = Rule()
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
@@ -131,6 +139,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     launch: Launch = Launch()
     emulate: Emulate = Emulate()
     trace: Trace = Trace()
+    filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
     workers: int = 2
     servers: int = 1
     copies: int = 1  # servers that hold each part of the model
@@ -155,12 +164,27 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
         self.emulate.check(self.workers if self.has_workers else 1)
         self.update.update()  # says what is wrong with it
+        self._check_filters()
+        self._check_blocks()
         try:
             self.toml()
         except UnicodeEncodeError as error:
             raise Invalid(
                 f"{error.object!a} is no UTF-8, and no job file could hold it: rename it, or choose a UTF-8 locale"
             ) from None
+
+    def _check_filters(self) -> None:
+        if not self.filters:
+            return
+        if not isinstance(self.strategy, OnServers):
+            raise Invalid(
+                f"filters={self.filters}: strategy {self.strategy.name!r} pushes no gradients to servers: leave filters out, or "
+                f"choose sync, bounded or async"
+            )
+        filters = described(self.filters)
+        if are_known(filters) or not self.launch.modules:  # those of a module are known where it is imported
+            wire = self.model.wire if isinstance(self.model, Module) else "float32"
+            checked_chain(Dense(rows=1, update=self.update.update(), wire=wire, filters=filters))
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
@@ -191,7 +215,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def has_servers(self) -> bool:
         """Some hold the model."""
         strategy = self.strategy
-        return isinstance(strategy, ParameterServer) or (isinstance(strategy, Averaging) and self.over == "store")
+        return isinstance(strategy, OnServers) or (isinstance(strategy, Averaging) and self.over == "store")
 
     @property
     def has_workers(self) -> bool:
@@ -213,16 +237,46 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.model
 
     @property
-    def servers_strategy(self) -> ParameterServer:
-        """The strategy, of a run that has servers."""
-        assert isinstance(self.strategy, ParameterServer)
+    def servers_strategy(self) -> OnServers:
+        """The strategy, of a run that has servers and a coordinator."""
+        assert isinstance(self.strategy, OnServers)
         return self.strategy
+
+    def slots(self, rows: int) -> Slots | Turns:
+        """What such a run cuts a pass over so many rows into."""
+        return self.servers_strategy.slots(rows, self.data.batch, self.seed)
+
+    def _check_blocks(self) -> None:
+        """Block by block, or not at all: strategy, rule, model and stop rules go together."""
+        strategy, model, rule = self.strategy, self.model, self.update.rule
+        if not isinstance(strategy, BlockProximal):
+            if rule == "block_proximal":
+                raise Invalid(f"update.rule={rule!r} is for strategy 'block-proximal': take that, or another rule")
+            if self.stop.is_solved_by_rule:
+                raise Invalid(
+                    "stop.objective and stop.violation are for strategy 'block-proximal', which solves an objective: "
+                    "take stop.target_loss or stop.patience"
+                )
+            return
+        if rule != "block_proximal":
+            raise Invalid(f"update.rule={rule!r}: strategy 'block-proximal' needs 'block_proximal', or leave it out")
+        if not isinstance(model, Linear) or model.loss != "logistic" or model.l2_per_count:
+            what = (
+                f"loss {model.loss!r}, l2_per_count {model.l2_per_count:g}" if isinstance(model, Linear) else model.net
+            )
+            raise Invalid(
+                f"strategy 'block-proximal' solves logistic regression, and the model is another ({what}): "
+                f"take model.loss='logistic' and update.l2 for a penalty, or strategy 'async'"
+            )
+        strategy.check(self.update.l1, self.workers)
 
     @property
     def identity(self) -> str:
         """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
         tree = {name: value for name, value in msgspec.to_builtins(self).items() if name not in MAY_CHANGE}
         tree["update"] = self.update.identity
+        if not self.filters:
+            del tree["filters"]  # it came later
         if isinstance(self.model, Linear):
             del tree["model"]["kind"]  # it came later
         else:
@@ -244,6 +298,11 @@ def _decode(settings: Mapping[str, Any]) -> Job:
         model.setdefault("kind", "torch" if "net" in model else "linear")
         if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
             tree["update"] = {"rule": "adam", **tree.get("update", {})}
+    if isinstance(named := tree.get("filters"), str):  # --set filters=int8,delta
+        tree["filters"] = [one.strip() for one in named.split(",") if one.strip()]
+    if isinstance(tree.get("strategy"), dict) and tree["strategy"]["name"] == "block-proximal":
+        tree["update"] = {"rule": "block_proximal", "l1": 1.0, **tree.get("update", {})}
+        tree["stop"] = tree.get("stop") or dict(SOLVED)
     _check_names(tree)
     try:
         return msgspec.convert(tree, Job, strict=True)

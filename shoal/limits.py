@@ -23,6 +23,7 @@ TABLES = 256  # tables in one cluster
 # What a table may be.
 KEY_LIMIT = 1 << 63  # keys are below this
 WIDTH = 65_536  # floats in one row
+PUSHED = 8  # numbers that a push brings for one weight
 SLOTS_PER_STEP = 4_096
 SEGMENTS_PER_SERVER = 8
 COPIES = 3  # of a segment
@@ -63,6 +64,11 @@ CALL_PIECE = 262_144  # elements of a table that it is handed at once
 CALL_NUMBERS = 16_384  # in one answer
 CALL_KEYS = 65_536
 CALL_VALUES = 1 << 20
+
+# Lists of keys that are known by a number.
+HANDLE_KEYS = 1 << 24  # keys that one client names at one server; 0: none
+HANDLE_LEAST = 4  # keys in such a list: shorter ones are sent
+HANDLE_BYTES = 512 * MB  # that a server keeps of all clients' lists; the least recently used go
 
 # What a worker keeps.
 SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass

@@ -28,7 +28,7 @@ from typing import Literal, get_args
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.limits import GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, SLOTS_PER_STEP, WIDTH
+from shoal.limits import GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, PUSHED, SLOTS_PER_STEP, WIDTH
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,6 +200,12 @@ def checked(spec: Table) -> Table:
         _check_given(spec.initial)
     if not 1 <= spec.width <= WIDTH:
         raise Invalid(f"width={spec.width}: needs 1 to {WIDTH}")
+    if not 1 <= spec.pushed <= PUSHED:
+        raise Invalid(f"pushed={spec.pushed}: a push brings 1 to {PUSHED} numbers for each weight")
+    if spec.push_width > WIDTH:
+        raise Invalid(
+            f"width={spec.width} with pushed={spec.pushed}: {WIDTH} numbers in one row at most, narrow the table"
+        )
     if spec.max_delay is not None and spec.max_delay < 0:
         raise Invalid(f"max_delay={spec.max_delay}: needs 0 or more, or None for no bound")
     if isinstance(spec.apply, Each) and spec.apply.damp_above is not None and spec.apply.damp_above < 1:

@@ -44,7 +44,7 @@ def segments_of(spec: Table, servers: int) -> list[KeyRange]:
     if isinstance(spec, Dense):
         if spec.rows > ROWS_PER_TABLE * servers:
             raise Invalid(f"rows={spec.rows} on {servers} servers: one holds {ROWS_PER_TABLE} at most, start more")
-        most = max(1, DENSE_SEGMENT_BYTES // (spec.width * FLOAT_BYTES))
+        most = max(1, DENSE_SEGMENT_BYTES // (spec.push_width * FLOAT_BYTES))
         count = max(count, -(-spec.rows // most))
     if count > SEGMENTS_PER_TABLE:
         raise Invalid(f"a table of {count:,} segments ({SEGMENTS_PER_TABLE:,} at most): make it smaller, or several")

@@ -19,7 +19,7 @@ import msgspec
 from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
-from shoal.strategies.parameter_server import ParameterServer
+from shoal.strategies.parameter_server import OnServers
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
@@ -237,7 +237,7 @@ def _alone(folder: Path) -> str | None:
         job = Job.load(folder / "job.toml")
     except Invalid:
         return None
-    return None if isinstance(job.strategy, ParameterServer) else job.strategy.name
+    return None if isinstance(job.strategy, OnServers) else job.strategy.name
 
 
 def look_at(address: str) -> Looking:

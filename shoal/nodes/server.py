@@ -19,6 +19,7 @@ from shoal.cluster.member import Membership
 from shoal.files import Disk
 from shoal.store import checkpoint, given
 from shoal.store.calling import Calls
+from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
@@ -50,6 +51,7 @@ class Server:
         self._disk = disk or Disk()
         self._snapping = Snapping(self._disk)
         self._calls = Calls()
+        self.handles = Handles()
         self._stores = 0
         self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
         self._later: deque[Work] = deque()  # when nothing else waits
@@ -108,7 +110,7 @@ class Server:
             self._backlog.clear()
             self._early.clear()
             self._later.clear()
-            self._snapping = Snapping(self._disk)
+            self._snapping, self.handles = Snapping(self._disk), Handles()
             self._calls.clear()
             self._works.clear()
             self._view_waits = False
@@ -138,6 +140,7 @@ class Server:
         self._members = {member.incarnation: member for member in view.members}
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
+        self.handles.live(everyone)
         servers = _servers(view)
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
         self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
@@ -203,11 +206,12 @@ class Server:
         holding = self.tables[request.table]
         if isinstance(request, m.Ask):
             told = holding.told(request)
-            told.facts.update(self.also())
+            told.facts.update(self.also(), **self.handles.facts())
             return [Send(event.sender, told)]
         assert holding.own is not None
         if isinstance(request, m.Call):
             return self._carry_on(self._calls.call(now, event.sender, request, holding.own, self._inline))
+        holding.own.handles = self.handles
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))

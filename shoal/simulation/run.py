@@ -29,6 +29,7 @@ from shoal.simulation.workload import (
     Stop,
     client_life,
     delicate,
+    little_room,
     nonsense,
     second_hand,
     worker_life,
@@ -101,7 +102,7 @@ class Run:
         # Where there are many pieces, more can come between them.
         pieces = 64 if "small pieces" in self.plan.habits else limits.FILL_BYTES
         try:
-            with mock.patch.object(limits, "FILL_BYTES", pieces), quick():
+            with mock.patch.object(limits, "FILL_BYTES", pieces), little_room(self.plan.seed), quick():
                 violations = self._run()
         except Exception as error:  # what must never happen at all
             violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
@@ -384,6 +385,7 @@ class Run:
             yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
         for server in [*self.cluster.former, *self.cluster.servers.values()]:
             yield {f"server: {what}": n for what, n in server.counts.items()}
+            yield server.handles.facts("server: lists")
             for holding in server.tables.values():
                 yield {f"server: {what}": n for what, n in holding.counts.items()}
                 if holding.own is not None:
@@ -391,3 +393,4 @@ class Run:
         for worker in self._everyone:
             yield {f"client: {what}": n for what, n in worker.client.counts.items()}
             yield {"client: resent": worker.client.flight.resent}
+            yield {f"client: lists, {what}": n for what, n in worker.client.names.counts.items()}

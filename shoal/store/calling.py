@@ -14,8 +14,9 @@ import numpy as np
 from shoal import limits
 from shoal.errors import BadKeys, Invalid
 from shoal.keys import KeyRange, as_range
+from shoal.store.asking import Asking
 from shoal.store.flight import Letter
-from shoal.store.operation import Asking, Outgoing
+from shoal.store.operation import Outgoing
 from shoal.store.outcome import Outcome, Work
 from shoal.store.part import Part
 from shoal.store.pieces import pieces

@@ -29,6 +29,7 @@ _MADE_BY: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rmsprop": (update.RMSProp, ("alpha", "epsilon", "momentum", "decay")),
     "adam": (update.Adam, ("beta1", "beta2", "epsilon", "decay")),
     "adamw": (update.AdamW, ("beta1", "beta2", "epsilon", "decay")),
+    "block_proximal": (lambda step=1.0, l1=0.0, **more: update.BlockProximal(step, l1, **more), ("l1", "l2")),
 }
 _PLAIN = ("l1", "l2")  # 0 is as good as not set
 
@@ -36,8 +37,12 @@ _PLAIN = ("l1", "l2")  # 0 is as good as not set
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the servers do with a gradient."""
 
-    rule: Literal["adagrad", "sgd", "ftrl", "momentum", "nesterov", "rmsprop", "adam", "adamw"] = "adagrad"
-    step: float | None = None  # adagrad, ftrl: 0.1, sgd: 0.5, momentum, nesterov, rmsprop: 0.01, adam, adamw: 0.001
+    rule: Literal["adagrad", "sgd", "ftrl", "momentum", "nesterov", "rmsprop", "adam", "adamw", "block_proximal"] = (
+        "adagrad"
+    )
+    step: float | None = (
+        None  # adagrad, ftrl: 0.1, sgd: 0.5, momentum, nesterov, rmsprop: 0.01, adam, adamw: 0.001, block_proximal: 1
+    )
     l1: float = 0.0
     l2: float = 0.0
     momentum: float | None = None  # 0.9; of rmsprop 0

@@ -13,6 +13,7 @@ import numpy as np
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
+from shoal.store.filtering import checked_chain, opened_request
 from shoal.store.ledger import Mask, Numbers
 from shoal.store.table import Table
 from shoal.tables import Sparse, Step, Wire
@@ -33,15 +34,11 @@ class Extent:
         self.ids: Numbers = np.array(self.numbers, np.int64)
         self.ranges = [keys for _, keys in held]
         self.table = Table(spec, self.ranges)
+        self.chain = checked_chain(spec, warm=True)
         self.whole: Mask = np.ones(len(held), np.bool_)
         self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)
         self._stops: Keys = np.array([keys.stop for keys in self.ranges], np.uint64)
         self._ends = int(self._starts[0]), int(self._stops[-1])
-
-    @property
-    def _most_rows(self) -> int:
-        """In one message."""
-        return max(1, limits.FRAME_BYTES // max(8, 4 * self.spec.width))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,15 +75,22 @@ class Extent:
             return None
         if not arrays or (push.start < 0) != (len(arrays) == 2 + (push.ahead > 0)):
             raise BadValues(f"a push with {len(arrays)} arrays: keys and values, or a range and values, are needed")
-        width = self.spec.width
+        width = self.spec.push_width
         if len(arrays[-1]) != push.count * width:
             raise BadValues(f"{len(arrays[-1])} values came, {push.count} rows of width {width} were announced")
         keys = self.keys(push, arrays[-2] if push.start < 0 else None, covered)
-        self._check_size(push.count)  # before memory is taken for what came shortened
+        self._check_size(push.count, width)  # before memory is taken for what came shortened
         values = restored(arrays[-1], push.form).reshape(push.count, width)
         if (reason := self.table.check_values(keys, values)) is not None:
             raise BadValues(reason)
         return KeyValues(keys, values)
+
+    def opened(self, ask: m.Push | m.Pull, arrays: m.Arrays) -> m.Arrays:
+        """What a message brought, before filters had it."""
+        if ask.filtered:
+            self._check_size(ask.count, self.spec.push_width if isinstance(ask, m.Push) else None)
+            self._check_size(ask.ahead if isinstance(ask, m.Push) else 0)
+        return opened_request(self.chain, ask, arrays, self.spec.push_width)
 
     def ahead(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> Keys:
         """The other keys whose rows a push asks for."""
@@ -160,7 +164,7 @@ class Extent:
         arrays: list[m.Array] = []
         rest: int | None = None
         if isinstance(keys, KeyRange) and isinstance(self.spec, Sparse):
-            live, values, rest = self.table.pull_live(keys, self._most_rows)
+            live, values, rest = self.table.pull_live(keys, _most_rows(self.spec.width))
             arrays.append(live)
         else:
             values = self.table.pull(keys)
@@ -169,8 +173,12 @@ class Extent:
             sent, form = values.reshape(-1), "float32"
         return [*arrays, sent], -1 if rest is None else rest, form
 
-    def _check_size(self, rows: int) -> None:
-        if rows > self._most_rows:
-            raise BadKeys(
-                f"{rows} rows in one message, at most {self._most_rows} of width {self.spec.width} are allowed"
-            )
+    def _check_size(self, rows: int, width: int | None = None) -> None:
+        width = self.spec.width if width is None else width
+        if rows > (most := _most_rows(width)):
+            raise BadKeys(f"{rows} rows in one message, at most {most} of width {width} are allowed")
+
+
+def _most_rows(width: int) -> int:
+    """In one message."""
+    return max(1, limits.FRAME_BYTES // max(8, 4 * width))

@@ -96,7 +96,7 @@ class Follow:
         return Send(sender, m.Appended(self.number, self.incarnation, self.have))
 
     def _take(self, message: m.Append, arrays: m.Arrays) -> Outcome:
-        found = unpacked(message.changes, arrays, self.spec.width)
+        found = unpacked(message.changes, arrays, self.spec.push_width)
         outcome = Outcome()
         if found is None:
             return outcome  # damaged on the way: it comes again
@@ -262,7 +262,7 @@ class Follow:
 
         None if they were damaged on the way: nothing was taken.
         """
-        found = unpacked(changes, arrays, self.spec.width)
+        found = unpacked(changes, arrays, self.spec.push_width)
         if found is None:
             return None
         outcome = Outcome()

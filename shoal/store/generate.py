@@ -49,7 +49,7 @@ def _shoal_wide(slab, row, word, width, gradients, i, settings):
     # Unsigned, since an index that might be negative would keep the compiler from using vectors.
     for c in range(_shoal_u8(width)):
         at = _shoal_u8(word) + c
-        weight, state = _shoal_rule(_shoal_f8(slab[row, at]), ({read}), _shoal_f8(gradients[i, c]), settings)
+        weight, state = _shoal_rule(_shoal_f8(slab[row, at]), ({read}), {gradient}, settings)
         slab[row, at] = _shoal_f4(weight){write}
 
 
@@ -57,11 +57,12 @@ def _shoal_wide(slab, row, word, width, gradients, i, settings):
 def _shoal_rows(slab, rows, count, word, gradients, start, settings, scratch):
     """Update ``count`` rows with the gradients from ``start`` on.
 
-    A row is its weights, from ``word`` on, then its state, one block of ``width`` after another. Narrow rows go through
+    A row is its weights, from ``word`` on, then its state, one block of ``width`` after another; so are the gradients of a
+    row where the rule takes several numbers for each weight. Narrow rows go through
     scratch, column by column, so that the rule runs on vectors. Its columns lie BLOCK apart, which the compiler can see: that
     none of them overlap it would otherwise have to find out at run time, and does not for more than a few.
     """
-    width = gradients.shape[1]
+    width = gradients.shape[1]{per}
     if width > {narrow}:
         for i in range(count):
             _shoal_wide(slab, _shoal_u8(rows[i]), word, width, gradients, _shoal_u8(start + i), settings)
@@ -71,10 +72,9 @@ def _shoal_rows(slab, rows, count, word, gradients, start, settings, scratch):
         at = _shoal_u8(word) + c
         for i in range(_shoal_u8(count)):
             row = _shoal_u8(rows[i])
-            column[i] = slab[row, at]{load}
-            column[i + _shoal_u8({last} * _shoal_k.BLOCK)] = gradients[_shoal_u8(start) + i, c]
+            column[i] = slab[row, at]{load}{bring}
         for i in range(_shoal_u8(count)):
-            weight, state = _shoal_rule(column[i], ({taken}), column[i + _shoal_u8({last} * _shoal_k.BLOCK)], settings)
+            weight, state = _shoal_rule(column[i], ({taken}), {brought}, settings)
             column[i] = weight{kept}
         for i in range(_shoal_u8(count)):
             row = _shoal_u8(rows[i])
@@ -89,7 +89,7 @@ def push_rows(slab, word, places, gradients, given):
     """Update the given rows, each named once."""
     settings = _shoal_Settings({given})
     size = min(len(places), _shoal_k.BLOCK)
-    rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
+    rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({columns}, _shoal_k.BLOCK))
     for start in range(0, len(places), _shoal_k.BLOCK):
         count = min(_shoal_k.BLOCK, len(places) - start)
         for i in range(count):
@@ -111,11 +111,11 @@ def push_keys(index, slots, slab, used, keys, gradients, given, kind, first, sec
     settings = _shoal_Settings({given})
     size = min(len(keys), _shoal_k.BLOCK)
     hashes, rows = _shoal_np.empty(size, _shoal_np.uint64), _shoal_np.empty(size, _shoal_np.int64)
-    scratch = _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
+    scratch = _shoal_np.empty(({columns}, _shoal_k.BLOCK))
     for start in range(0, len(keys), _shoal_k.BLOCK):
         count = min(_shoal_k.BLOCK, len(keys) - start)
         used = _shoal_k.place_block(
-            index, slots, slab, used, keys, start, count, hashes, rows, gradients.shape[1], kind, first, second, seed
+            index, slots, slab, used, keys, start, count, hashes, rows, gradients.shape[1]{per}, kind, first, second, seed
         )
         _shoal_rows(slab, rows, count, _shoal_k.KEY_WORDS, gradients, start, settings, scratch)
     return used
@@ -130,12 +130,12 @@ RANGE = '''
 def push_range(slab, word, row, gradients, given):
     """Update as many rows as there are gradients, from ``row`` on."""
     settings = _shoal_Settings({given})
-    if {last} == 1 and slab.shape[1] == gradients.shape[1]:  # nothing but weights: one long row
+    if {columns} == 2 and slab.shape[1] == gradients.shape[1]:  # nothing but weights: one long row
         weights = slab[row : row + len(gradients)].reshape((1, -1))
         _shoal_wide(weights, _shoal_u8(0), 0, gradients.size, gradients.reshape((1, -1)), _shoal_u8(0), settings)
         return
     size = min(len(gradients), _shoal_k.BLOCK)
-    rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({last} + 1, _shoal_k.BLOCK))
+    rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({columns}, _shoal_k.BLOCK))
     for start in range(0, len(gradients), _shoal_k.BLOCK):
         count = min(_shoal_k.BLOCK, len(gradients) - start)
         for i in range(count):
@@ -199,7 +199,8 @@ def _text(rule: Rule, body: str, loops: str, cache: bool) -> str:
 
     from shoal.store import kernels
 
-    blocks = range(1, rule.state + 1)
+    blocks, last = range(1, rule.state + 1), rule.state + 1
+    kinds = range(rule.pushed)
     return (
         HEAD.format(
             numba=numba.__version__,
@@ -210,7 +211,14 @@ def _text(rule: Rule, body: str, loops: str, cache: bool) -> str:
         + body
         + loops.format(
             narrow=NARROW,
-            last=rule.state + 1,
+            last=last,
+            columns=last + rule.pushed,
+            per="" if rule.pushed == 1 else f" // {rule.pushed}",
+            gradient=_one_or_all([f"_shoal_f8(gradients[i, {_kind(j)}])" for j in kinds]),
+            bring="".join(
+                f"\n            {_column(last + j)} = gradients[_shoal_u8(start) + i, {_kind(j)}]" for j in kinds
+            ),
+            brought=_one_or_all([_column(last + j) for j in kinds]),
             read="".join(f"_shoal_f8(slab[row, at + _shoal_u8({j} * width)]), " for j in blocks),
             write="".join(
                 f"\n        slab[row, at + _shoal_u8({j} * width)] = _shoal_f4(state[{j - 1}])" for j in blocks
@@ -230,6 +238,15 @@ def _column(number: int) -> str:
     return f"column[i + _shoal_u8({number} * _shoal_k.BLOCK)]"
 
 
+def _kind(number: int) -> str:
+    """Where, in a row of gradients, the numbers of this kind stand."""
+    return "c" if number == 0 else f"c + _shoal_u8({number} * width)"
+
+
+def _one_or_all(numbers: list[str]) -> str:
+    return numbers[0] if len(numbers) == 1 else f"({', '.join(numbers)})"
+
+
 @lru_cache
 def _hash_of(file: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
@@ -237,12 +254,13 @@ def _hash_of(file: str) -> str:
 
 def _try(rule: Rule) -> None:
     """Run the function once as it stands: what it returns must be a weight and as many states as it declares."""
+    gradient = 1.0 if rule.pushed == 1 else (1.0,) * rule.pushed
     try:
-        answer = rule.function(1.0, (0.0,) * rule.state, 1.0, rule.settings({}))
+        answer = rule.function(1.0, (0.0,) * rule.state, gradient, rule.settings({}))
     except (ArithmeticError, ValueError):
         return  # 1 / 0 or sqrt(-1) here need not be so with other numbers; compiled, they give infinity or NaN
     except (Exception, SystemExit) as error:
-        raise Invalid(f"update {rule.name!r} failed on weight 1, state 0, gradient 1: {error!r}") from error
+        raise Invalid(f"update {rule.name!r} failed on weight 1, state 0, gradient {gradient}: {error!r}") from error
     match answer:
         case (int() | float(), tuple() as state) if len(state) == rule.state:
             return

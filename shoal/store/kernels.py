@@ -178,6 +178,30 @@ def count_missing(index, slots, used, keys):
     return missing
 
 
+@compiled(int64(index_in, slots_in, int64, keys_in, rows_out))
+def find_rows(index, slots, used, keys, found):
+    """found[i] = the row of keys[i]; returns how many there are up to the first key that has none."""
+    size = min(len(keys), BLOCK)
+    hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        count = min(BLOCK, len(keys) - start)
+        find_block(index, slots, used, keys, start, count, hashes, rows)
+        for i in range(count):
+            if rows[i] < 0:
+                return start + i
+            found[start + i] = rows[i]
+    return len(keys)
+
+
+@compiled(uint64(keys_in))
+def hash_keys(keys):
+    """Sum of mix(keys[i] + (i + 1) * GOLDEN): of a list, its order included."""
+    total = NONE
+    for i in range(uint64(len(keys))):
+        total += mix(keys[i] + (uint64(i) + ONE) * GOLDEN)
+    return mix(total ^ uint64(len(keys)))
+
+
 @compiled(int64(keys_out, slots_out, slab_out, uint64, uint64, int64, int64, *initial))
 def insert(index, slots, slab, key, hashed, row, width, kind, first, second, seed):
     """Give a key the given row, the next free one, or find that it has one by now; the row it has is returned."""

@@ -105,6 +105,24 @@ def proximal_adagrad(weight: float, state: State, gradient: float, settings: Any
     return _shrink(weight - step * gradient, step * settings.l1) / (1.0 + step * settings.l2), (squares,)
 
 
+SMALLEST = 1.1754943508222875e-38  # of normal float32 numbers: what is smaller would be rounded, perhaps to -0
+CURVATURE = 1e-12  # at least, so that a weight of which nothing is known stays where it is
+
+
+def block_proximal(weight: float, state: State, gradient: tuple[float, float], settings: Any) -> Moved:
+    """The step of delayed block proximal gradient (Li et al., NIPS 2014): in the norm of the curvature of each weight.
+
+    ``gradient`` is the sum over all rows and a bound on their curvature. A weight of 0 whose gradient says that it stays 0 is written
+    as -0: whoever reads that may leave the key out; a 0 that says nothing of the sort is +0.
+    """
+    slope = gradient[0] + settings.l2 * weight
+    if settings.kkt > 0.0 and weight == 0.0 and abs(slope) <= settings.kkt:
+        return -0.0, state
+    by = settings.step / max(gradient[1] + settings.l2, CURVATURE)
+    moved = _shrink(weight - by * slope, by * settings.l1)
+    return (moved if abs(moved) >= SMALLEST else 0.0), state
+
+
 def ftrl(weight: float, state: State, gradient: float, settings: Any) -> Moved:
     z, squares = state[0], state[1] + gradient * gradient
     root = math.sqrt(squares)

@@ -84,6 +84,12 @@ class Layout:
                 shares += self._cut_up(server, segments, begins, ends, FRAME_BYTES // row_bytes)
         return shares
 
+    def rows_of(self, share: Share, keys: Keys | KeyRange) -> list[tuple[int, int]]:
+        """Which of these keys belong to the segments that a share is for, as slices."""
+        cuts, segments = self._cuts(keys), self._of[share.server]
+        segments = segments[(segments >= share.first) & (segments < share.last)]
+        return _merged(cuts[segments], cuts[segments + 1])
+
     def check_all_held(self) -> None:
         if self._lost is not None:
             raise SegmentsLost(self.name, self._placed.places[self._lost].last or "a server")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shoal import tables
 from shoal.errors import BadKeys, BadValues
 from shoal.keys import KeyRange, Keys, Values
+from shoal.store.places import Places
 from shoal.store.slab import DenseRows, SparseRows
 
 T = TypeVar("T", bound=np.generic)
@@ -26,9 +27,10 @@ class Table:
 
     def __init__(self, spec: tables.Table, segments: Sequence[KeyRange]) -> None:
         self.spec, self.segments = tables.checked(spec), _checked(spec, segments)
-        self.width = spec.width
+        self.width, self.push_width = spec.width, spec.push_width
         sort = DenseRows if isinstance(spec, tables.Dense) else SparseRows
         self._part: DenseRows | SparseRows = sort(spec, self.segments)
+        self.known = Places(self._part)  # lists of keys that come again, and where their rows are
 
     @property
     def rows(self) -> int:
@@ -68,8 +70,13 @@ class Table:
             return None
         if keys.dtype != np.uint64 or keys.ndim != 1:
             return f"keys are {keys.dtype} of shape {keys.shape}: a list of uint64 is needed"
-        keys = _aligned(keys)
-        return self._wrong(keys, *self._part.kernels.check_keys(keys, self._part.starts, self._part.stops))
+        if self.known.are_checked(keys):
+            return None
+        aligned = _aligned(keys)
+        wrong = self._wrong(aligned, *self._part.kernels.check_keys(aligned, self._part.starts, self._part.stops))
+        if wrong is None:
+            self.known.were_checked(keys)
+        return wrong
 
     def check_values(self, keys: Keys | KeyRange, values: Values) -> str | None:
         """Why these values cannot be pushed under keys that are fine, or None."""
@@ -78,7 +85,7 @@ class Table:
         if (reason := self._misshapen(keys, values)) is not None:
             return reason
         bad = self._part.kernels.first_not_finite(_aligned(values).reshape(-1).view(np.uint32))
-        return None if bad < 0 else f"values of row {bad // self.width} are not finite (NaN or infinite)"
+        return None if bad < 0 else f"values of row {bad // self.push_width} are not finite (NaN or infinite)"
 
     def push(self, keys: Keys | KeyRange, values: Values) -> None:
         """Run the update on every row, new ones being born. The caller has asked ``check``."""
@@ -87,9 +94,11 @@ class Table:
             raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
         if (reason := self._misshapen(keys, values)) is not None:
             raise BadValues(reason)
-        gradients = _aligned(values).reshape(-1, self.width)
+        gradients = _aligned(values).reshape(-1, self.push_width)
         if isinstance(keys, KeyRange):
             self._part.push_range(keys, gradients)
+        elif (rows := self.known.rows(keys)) is not None:
+            self._part.push_rows(rows, gradients)
         elif (wrong := self._part.push(_aligned(keys), gradients)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
 
@@ -98,7 +107,9 @@ class Table:
         if isinstance(keys, KeyRange):
             return self._part.pull_range(keys)
         out = np.empty((len(keys), self.width), np.float32)
-        if (wrong := self._part.pull(_aligned(keys), out)) is not None:
+        if (rows := self.known.rows(keys)) is not None:
+            self._part.pull_rows(rows, out)
+        elif (wrong := self._part.pull(_aligned(keys), out)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
         return out
 
@@ -118,11 +129,11 @@ class Table:
 
     def _misshapen(self, keys: Keys | KeyRange, values: Values) -> str | None:
         low, high = self._part.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))
-        rows = high - low
+        rows, width = high - low, self.push_width
         if values.dtype != np.float32:
             return f"values are {values.dtype}: float32 is needed"
-        if values.size != rows * self.width or (values.ndim != 1 and values.shape != (rows, self.width)):
-            return f"values have shape {values.shape}: {rows} rows of width {self.width} are needed"
+        if values.size != rows * width or (values.ndim != 1 and values.shape != (rows, width)):
+            return f"values have shape {values.shape}: {rows} rows of width {width} are needed"
         return None
 
     def _wrong(self, keys: Keys, code: int, position: int) -> str | None:

@@ -9,6 +9,10 @@ settings a named tuple of floats. ``generate`` inlines the function into a compi
 float64, between float32 rows read before and written after, so a plain Python call gives the same bits. A rule must be
 a function of its arguments alone: backups run it again.
 
+A rule may take several numbers for each weight, ``pushed`` of them: gradient is a tuple of so many floats then, and a row of a push is
+all weights' first numbers, then all weights' second ones. ``additive=False`` says that what is pushed is no gradient of which half may
+come now and half later (assign): filters that send the rest of a value later are refused for it.
+
 Only a rule's name and settings travel, never code. A user's own rule, in a module that the servers are started with:
 
     @shoal.update(state=1, step=0.1, decay=0.9)
@@ -37,11 +41,13 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from shoal import tables
 from shoal.errors import Invalid
+from shoal.limits import PUSHED
 from shoal.store import rules
 from shoal.tables import Update
 
-Function = Callable[[float, tuple[float, ...], float, Any], tuple[float, tuple[float, ...]]]
+Function = Callable[[float, tuple[float, ...], Any, Any], tuple[float, tuple[float, ...]]]
 
 _named_tuple: Any = namedtuple  # type checkers want its fields written out
 STATES = 16  # floats a rule may keep per weight: more is a mistake
@@ -58,6 +64,8 @@ class Rule:
     above_zero: tuple[str, ...] = ()  # settings that divide
     from_zero: tuple[str, ...] = ()  # settings that would turn the rule round if they were negative
     below_one: tuple[str, ...] = ()  # shares of what was before: from 1 on it would never be forgotten
+    pushed: int = 1  # numbers that a push brings for each weight
+    additive: bool = True  # what is pushed may come in parts, one after another
 
     def settings(self, given: Mapping[str, float]) -> tuple[float, ...]:
         """The named tuple that the function takes: the defaults, with what was given in their place."""
@@ -87,17 +95,22 @@ class Constructor:
         return Update(self.rule.name, {name: float(value) for name, value in settings.items()})
 
 
-def update(*, state: int = 0, **settings: float) -> Callable[[Function], Constructor]:
+def update(
+    *, state: int = 0, pushed: int = 1, additive: bool = True, **settings: float
+) -> Callable[[Function], Constructor]:
     """Register a function as an update rule under its own name."""
     if not 0 <= state <= STATES:
         raise Invalid(f"state={state}: a rule keeps 0 to {STATES} floats per weight")
+    if not isinstance(pushed, int) or not 1 <= pushed <= PUSHED:
+        raise Invalid(f"pushed={pushed!r}: a rule is given 1 to {PUSHED} numbers for each weight")
     for name, value in settings.items():
         _check_number(f"{name}={value!r}", value)
         if name.startswith("_"):
             raise Invalid(f"setting {name!r}: a name that does not begin with an underscore is needed")
 
     def register(function: Function) -> Constructor:
-        rule = Rule(_checked_name(function), function, state, {name: float(value) for name, value in settings.items()})
+        plain = {name: float(value) for name, value in settings.items()}
+        rule = Rule(_checked_name(function), function, state, plain, pushed=pushed, additive=bool(additive))
         _rules[rule.name] = rule
         return Constructor(rule)
 
@@ -112,6 +125,21 @@ def rule_named(name: str) -> Rule:
             f"it was started with, so name yours: shoal.local(..., modules=['my_module'])"
         )
     return _rules[name]
+
+
+def known_rule(name: str) -> Rule | None:
+    """The rule of that name, if this process knows it."""
+    return _rules.get(name)
+
+
+def check_pushed(spec: tables.Table) -> None:
+    """Refuse a table whose pushes are not what its rule takes; a rule that is not known here is for the servers to judge."""
+    rule = _rules.get(spec.update.name)
+    if rule is not None and rule.pushed != spec.pushed:
+        raise Invalid(
+            f"update {rule.name!r} takes {rule.pushed} numbers for each weight and the table's pushes bring {spec.pushed}: "
+            f"describe the table with pushed={rule.pushed}"
+        )
 
 
 def Sum() -> Update:
@@ -192,25 +220,35 @@ def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0
     return Constructor(_rules["ftrl"])(alpha=alpha, beta=beta, l1=l1, l2=l2)
 
 
+def BlockProximal(step: float = 1.0, l1: float = 1.0, l2: float = 0.0, kkt: float = 0.0) -> Update:
+    """shrink(weight - step * gradient / curvature, step * l1 / curvature): for tables with pushed=2, gradient and curvature.
+
+    With ``kkt`` a weight of 0 whose gradient is not larger than that is written as -0, which says that it can be left out.
+    """
+    return Constructor(_rules["block_proximal"])(step=step, l1=l1, l2=l2, kkt=kkt)
+
+
 _PENALTY = {"l1": 0.0, "l2": 0.0}
+_BLOCK = {"step": 1.0, "l1": 1.0, "l2": 0.0, "kkt": 0.0}
 _ADAGRAD = {"step": 0.1, "epsilon": 1e-8}
 _MOMENTUM = {"step": 0.01, "momentum": 0.9, "decay": 0.0}
 _RMSPROP = {"step": 0.01, "alpha": 0.99, "epsilon": 1e-8, "decay": 0.0}
 _ADAM = {"step": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "decay": 0.0}
-_BETAS = {"from_zero": ("step", "beta1", "beta2", "decay"), "below_one": ("beta1", "beta2")}
-_MOVING = {"from_zero": ("step", "momentum", "decay"), "below_one": ("momentum",)}
-_SMOOTH = {"from_zero": ("step", "alpha", "momentum", "decay"), "below_one": ("alpha", "momentum")}
+_BETAS: dict[str, Any] = {"from_zero": ("step", "beta1", "beta2", "decay"), "below_one": ("beta1", "beta2")}
+_MOVING: dict[str, Any] = {"from_zero": ("step", "momentum", "decay"), "below_one": ("momentum",)}
+_SMOOTH: dict[str, Any] = {"from_zero": ("step", "alpha", "momentum", "decay"), "below_one": ("alpha", "momentum")}
 _NEEDS = ("epsilon",)
 _builtin = {
     rule.name: rule
     for rule in (
         Rule("sum", rules.add, 0),
-        Rule("assign", rules.assign, 0),
+        Rule("assign", rules.assign, 0, additive=False),
         Rule("sgd", rules.sgd, 0, {"step": 0.1}, (), ("step",)),
         Rule("adagrad", rules.adagrad, 1, _ADAGRAD, (), ("step", "epsilon")),
         Rule("proximal_sgd", rules.proximal_sgd, 0, {"step": 0.1, **_PENALTY}, (), ("step", "l1", "l2")),
         Rule("proximal_adagrad", rules.proximal_adagrad, 1, _ADAGRAD | _PENALTY, _NEEDS, ("step", "l1", "l2")),
         Rule("ftrl", rules.ftrl, 2, {"alpha": 0.1, "beta": 1.0, **_PENALTY}, ("alpha", "beta"), ("l1", "l2")),
+        Rule("block_proximal", rules.block_proximal, 0, _BLOCK, (), tuple(_BLOCK), pushed=2, additive=False),
         # Not "momentum": that is what many a user calls a rule of his own.
         Rule("sgd_decay", rules.sgd_decay, 0, {"step": 0.01, "decay": 0.0}, (), ("step", "decay")),
         Rule("sgd_momentum", rules.sgd_momentum, 1, _MOMENTUM, **_MOVING),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved, Voided, Warned
-from shoal.views import charts, compare, explain, timeline, words
+from shoal.views import charts, compare, explain, figures, timeline, words
 from shoal.views.account import OF_WORKERS, Happened, seconds_of
 from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
@@ -24,7 +24,7 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     """Of one run, or of several beside each other."""
     seen, *of_each = _seen(runs)
     made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
-    made += [_staleness(runs), _bytes(runs), _cost(runs)]
+    made += [_staleness(runs), _bytes(runs), figures.section(runs), _cost(runs)]
     for about in (_members, _faults, _delay):
         made += [about(one, runs) for one in runs]
     made += [_trained(runs), _machine(runs)]
@@ -97,7 +97,7 @@ def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     row += [f"{one.speed:,.0f}" if one.speed else "-"]
     row += [words.loss(run.best.test_loss if run.best else None), words.loss(last)]
     found = _metrics(one)
-    row += [f"{found[name]:.4f}" if name in found else "-" for name in names]
+    row += [words.metric(name, found.get(name)) for name in names]
     if common is not None:
         there = run.reached(common)
         row += [_seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
@@ -177,7 +177,7 @@ def _evaluations(one: Told) -> Table:
             f"{event.examples:,}",
             words.loss(event.train_loss),
             words.loss(event.test_loss),
-            *(words.loss(event.metrics.get(name)) for name in metrics),
+            *(words.metric(name, event.metrics.get(name)) for name in metrics),
             str(event.workers),
         ]
         for event in shown

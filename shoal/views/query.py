@@ -139,6 +139,8 @@ def _figures(seen: Look) -> list[Text]:
     second = Text()
     for name in ("l1", "l2", "largest"):
         second.append(f"{name} ", "dim").append(f"{_figure(told[name])}   ", "")
+    if minus := told["histogram"]["minus zero"]:
+        second.append("minus zero ", "dim").append(f"{minus:,}   ", "")
     if strange := told["histogram"]["not finite"]:
         second.append(f"{words.many(strange, 'weight')} infinite or no number", "bold red")
     return [first, second]

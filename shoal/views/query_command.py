@@ -27,8 +27,21 @@ _LOOKS_LOST = 3  # in a row: then whoever was watched is gone
 @click.option("--top", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Show so many weights.")
 @click.option("--watch", is_flag=True, help="Look again and again, until the run has ended.")
 @click.option("--every", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
+@click.option("--ask", metavar="QUESTION", help="Ask this one instead: norms, ..., or a function of your own.")
+@click.option("--set", "settings", metavar="A=B", multiple=True, help="A setting of that question; may be repeated.")
+@click.option("--module", "modules", multiple=True, help="Where it is.  [default: the modules of the run's job]")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON; with --watch, one line for each look.")
-def query(where: str, table: str | None, top: int, watch: bool, every: float, as_json: bool) -> None:
+def query(
+    where: str,
+    table: str | None,
+    top: int,
+    watch: bool,
+    every: float,
+    ask: str | None,
+    settings: tuple[str, ...],
+    modules: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """How a model is: non-zeros, norms, how large its weights are, the largest ones.
 
     RUN is the folder of a run that goes on, whose servers are asked without being disturbed, or of one that has ended, whose
@@ -37,13 +50,22 @@ def query(where: str, table: str | None, top: int, watch: bool, every: float, as
     \b
     shoal query runs/clicks-logistic-async-1
     shoal query runs/clicks-logistic-async-1 --watch --top 5
+    shoal query runs/clicks-logistic-async-1 --ask norms
+    shoal query runs/clicks-logistic-async-1 --ask heavy --module my_questions --set above=2
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
     from shoal.launch.querying import opened
 
+    if ask is None and (settings or modules):
+        raise click.UsageError("--set and --module are for --ask, which is not there")
+    if ask is not None and watch:
+        raise click.UsageError("--ask asks once: leave --watch away")
     try:
+        given = _given(settings)
         with contextlib.closing(opened(where, table)) as asked:
-            if watch and asked.live:
+            if ask is not None:
+                _answer(asked, where, ask, given, modules, as_json)
+            elif watch and asked.live:
                 end_when_told()
                 _watch(asked, where, top, every, as_json)
             else:
@@ -57,6 +79,43 @@ def query(where: str, table: str | None, top: int, watch: bool, every: float, as
         raise click.ClickException(why) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _given(settings: tuple[str, ...]) -> dict[str, float]:
+    from shoal.errors import Invalid
+
+    given = {}
+    for one in settings:
+        name, _, value = one.partition("=")
+        try:
+            given[name] = float(value)
+        except ValueError:
+            raise Invalid(f"--set {one}: needs a name and a number, such as --set k=5") from None
+    return given
+
+
+def _answer(
+    asked: Asked, where: str, ask: str, given: dict[str, float], modules: tuple[str, ...], as_json: bool
+) -> None:
+    """One question, its answer as it is."""
+    import msgspec
+
+    from shoal.launch.child import prepare
+    from shoal.launch.querying import modules_of
+    from shoal.store.question import Found
+
+    prepare(modules or modules_of(where))
+    found = asked.ask(ask, slice(None), servers=None, **given)
+    if isinstance(found, Found):
+        found = {"numbers": found.numbers.tolist(), "keys": found.keys.tolist(), "values": found.values.tolist()}
+    told = msgspec.json.encode(found, enc_hook=str)
+    if as_json:
+        click.echo(msgspec.json.format(told))
+        return
+    plain = msgspec.json.decode(told)
+    rows = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else [("", plain)]
+    for name, value in rows:
+        click.echo(f"{name}  {value}" if name != "" else value)
 
 
 def _look(asked: Asked, where: str, top: int) -> Look:

@@ -85,6 +85,12 @@ def test_a_model_file_is_asked_as_servers_are(tmp_path: Path) -> None:
         (["kept", "--table", "w"], 2, "only the model is left"),
         (["kept", "--top", "-1"], 2, "--top"),
         (["kept", "--every", "0"], 2, "--every"),
+        (["kept", "--ask", "norm"], 2, "did you mean 'norms'"),
+        (["kept", "--ask", "top", "--set", "k=x"], 2, "needs a name and a number"),
+        (["kept", "--ask", "top", "--set", "n=3"], 2, "has no setting 'n'"),
+        (["kept", "--ask", "top", "--module", "no_such_module"], 2, "cannot import 'no_such_module'"),
+        (["kept", "--set", "k=3"], 2, "--set and --module are for --ask"),
+        (["kept", "--ask", "top", "--watch"], 2, "--ask asks once"),
         (["ended"], 1, "has ended and left no model"),
         (["damaged"], 2, "cannot be read as a model"),
         (["alone"], 1, "a run by serial has no coordinator"),
@@ -102,6 +108,31 @@ def test_where_there_is_nothing_to_ask_that_is_said(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["query", *arguments])
     assert (done.exit_code, said in done.output) == (code, True), done.output
+
+
+def test_one_question_is_asked_by_its_name_a_users_own_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(tmp_path)
+    lines = CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "norms"]).output.splitlines()
+    assert lines == ["l1  4.0", f"l2  {6.5**0.5}", "largest  2.0"]
+    assert CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "count"]).output == "5\n"
+    told = CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "top", "--set", "k=1", "--json"]).output
+    assert json.loads(told) == [[2, 0, -2.0]]
+    (tmp_path / "questions_of_a_job.py").write_text(
+        "import shoal\n@shoal.question(above=0.0)\ndef some(keys, weights, settings):\n"
+        "    return (weights > settings.above).sum(), keys[:1], weights[:1]\n"
+    )
+    (tmp_path / "job.toml").write_text('data = "clicks"\nlaunch = {modules = ["questions_of_a_job"]}\n')
+    monkeypatch.syspath_prepend(str(tmp_path))  # where the job's modules are found, is known from the job
+    done = CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "some", "--set", "above=1", "--json"])
+    assert json.loads(done.output) == {"numbers": [1.0], "keys": [0], "values": [[0.5]]}
+
+
+def test_a_run_that_is_over_is_asked_like_its_folder(tmp_path: Path) -> None:
+    run = shoal.train("rcv1-like", strategy="serial", epochs=1, settings={"data.rows": 300, "data.features": 1_000})
+    assert shoal.query(run, "count") == 1_001
+    run.model = None
+    with pytest.raises(shoal.ShoalError, match="has no model that could be asked"):
+        shoal.query(run, "count")
 
 
 def test_a_run_that_was_killed_may_be_taken_up(tmp_path: Path) -> None:

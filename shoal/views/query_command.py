@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.doors import Wrong, end_when_told
+from shoal.limits import COORDINATOR
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,7 +74,8 @@ def query(
     except Invalid as error:
         raise Wrong(str(error)) from None
     except Unanswered as error:
-        why = f"nobody answers: {error}; it has ended, or is just being started again; look again in a moment"
+        who = f"nobody answers at {where}" if error.node == COORDINATOR else f"{error.node} does not answer"
+        why = f"{who}: it has ended, or is just being started again; look again in a moment"
         if "://" not in where:
             why += f"; if it was killed, go on with it: shoal train --resume {where}"
         raise click.ClickException(why) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,3 +205,10 @@ def test_a_server_that_is_killed_while_it_is_asked_costs_nothing(
     ask.join(60)
     visit.close()
     assert [one.numbers.tolist() for one in found] == [[900]]  # every row once: those of the dead by who took over
+
+
+def test_the_example_of_the_docs_runs() -> None:
+    example = Path(__file__).parents[2] / "examples" / "own_question.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "norms: {'l1': 1500." in done.stdout and "+1.0000" in done.stdout

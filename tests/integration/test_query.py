@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +143,35 @@ def test_a_run_that_was_killed_may_be_taken_up(tmp_path: Path) -> None:
     (tmp_path / "address").write_text("ipc:///nowhere/at-all")
     done = CliRunner().invoke(main, ["query", str(tmp_path)])
     assert done.exit_code == 1 and "shoal train --resume" in done.output
+
+
+def test_who_watches_at_a_terminal_sees_it_drawn_and_gets_the_cursor_back() -> None:
+    with shoal.local(servers=1, processes=True) as cluster:
+        cluster.client().create("w", shoal.Dense(rows=50, initial=shoal.Normal(1.0)))
+        command = [sys.executable, "-m", "shoal", "query", cluster.address, "--watch", "--every", "0.1"]
+        ours, theirs = os.openpty()
+        child = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "50"},
+        )
+        os.close(theirs)
+        seen = b""
+        try:
+            while seen.count(b"largest weights") < 3 or "█".encode() not in seen:  # drawn again and again
+                seen += os.read(ours, 65_536)
+            child.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # all is read
+                while more := os.read(ours, 65_536):
+                    seen += more
+            assert child.wait(30) == 130
+        finally:
+            child.kill()
+            child.wait()
+            os.close(ours)
+    assert b"interrupted" in seen and b"\x1b[?25h" in seen[seen.rindex(b"\x1b[?25l") :]
 
 
 def test_a_cluster_of_one_table_needs_no_name_and_one_of_several_does() -> None:

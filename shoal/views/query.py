@@ -143,6 +143,7 @@ def _figures(seen: Look) -> list[Text]:
         second.append("minus zero ", "dim").append(f"{minus:,}   ", "")
     if strange := told["histogram"]["not finite"]:
         second.append(f"{words.many(strange, 'weight')} infinite or no number", "bold red")
+    second.rstrip()
     return [first, second]
 
 

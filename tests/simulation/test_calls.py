@@ -22,7 +22,7 @@ from shoal.wire.effects import Ended
 from shoal.wire.messages import Call
 
 ROWS, CALLS = 24, 12
-SEEDS = 12
+SEEDS = 8
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
+from shoal.views.query_command import query
 
 if TYPE_CHECKING:
     from shoal.folder import Folder
@@ -303,6 +304,7 @@ main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
 main.add_command(launch)
+main.add_command(query)
 main.add_command(report)
 main.add_command(simulate)
 main.add_command(sweep)

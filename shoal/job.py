@@ -102,7 +102,7 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     how: Literal["processes", "threads", "mpi"] = "processes"  # mpi: by mpirun
     transport: Literal["ipc", "tcp"] = "ipc"
-    modules: list[str] = []  # with updates of your own, imported by every server
+    modules: list[str] = []  # with updates and questions of your own, imported by every server
     cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
 
     def __post_init__(self) -> None:

@@ -124,6 +124,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     emulate: Emulate = Emulate()
     trace: Trace = Trace()
     filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
+    handles: bool = True  # lists of keys that come again are sent once, and known by a number from then on
     workers: int = 2
     servers: int = 1
     copies: int = 1  # servers that hold each part of the model

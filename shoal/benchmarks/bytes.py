@@ -4,12 +4,13 @@
     block-proximal    solved to the end: nothing that is pushed may come later, and the KKT filter leaves keys out
 
 Bytes are those of keys and values as workers count them, without headers; plain ones are 8-byte keys and 4-byte values. To servers go
-the keys of pulls and of pushes, and gradients; to workers go weights, which our messages bring without their keys. Whoever sends keys
-with weights, as the baseline of Li et al. (OSDI 2014) may, would send three times as much: that is in the last column of ratios.
+the keys of pulls and of pushes, and gradients; to workers go weights, 4 bytes each: an answer never brings keys. (Where it does, as key-value
+messages may, plain ones are three times as many, and so are the ratios.)
 How many times fewer is against the plain bytes of the run without filters, so what a run does more often is counted.
 
 The objective is of the training rows and the final weights, exactly: the mean loss + L1, for FTRL with the weight that its updates give it (l1
-over the number of pushes, whose gradients are means). An async run is never the same twice: none is run again, to say by how much.
+over the number of pushes, whose gradients are means): both solvers have the same one. An async run is never the same twice: several are
+made, and by how much they differ is said.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from shoal.models.optimum import judge
 from shoal.run import Run, execute
 
 FTRL, BLOCKS = "ftrl", "block-proximal"
-NONE, AGAIN, HANDLES, KKT, ALL = "none", "none, again", "handles", "kkt", "all together"
+NONE, HANDLES, KKT, ALL = "none", "handles", "kkt", "all together"
 Named = str | dict[str, str | float]
 _COUNTED: list[Named] = ["as_is"]
 
@@ -51,12 +52,15 @@ class Set(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     data: str
     rows: int | None = None  # made up: how many
+    repeat: int = 1  # runs of each way with ftrl, of which the median counts; none has two at least
     batch: int = 256
     passes: float = 5.0  # of ftrl
     step: float = 1.0
-    ftrl_l1: float = 0.02  # of ftrl, as its updates take it
-    l1: float = 1.0  # of block-proximal
+    l1: float = 1.0  # beside the sum of the losses of all rows
     blocks: int = 16
+    objective: float | None = 1e-6  # block-proximal: when it is solved
+    violation: float | None = 0.1
+    most: float = 150.0  # passes of block-proximal
 
 
 PRESSING = (Way("delta", ["delta"]), Way("lz4", ["lz4"]), Way("zstd", ["zstd"]))
@@ -72,7 +76,6 @@ SUMS = (
 WAYS = {
     FTRL: (
         Way(NONE),
-        Way(AGAIN),
         Way(HANDLES, handles=True),
         *PRESSING,
         *SUMS,
@@ -103,17 +106,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     workers: int = 2
     servers: int = 2
     how: str = "processes"
-    objective: float = 1e-6  # block-proximal: when it is solved
-    violation: float = 0.1
     seed: int = 0
 
 
 FULL = Settings()
-QUICK = Settings(sets=(Set(data="clicks", rows=10_000, passes=2.0, blocks=4),), how="threads", objective=1e-3, violation=1.0)
+QUICK = Settings(
+    sets=(Set(data="clicks", rows=10_000, passes=2.0, blocks=4, objective=1e-3, violation=None),), how="threads"
+)
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One run."""
+    """One way, by the run whose objective is the median."""
 
     data: str
     solver: str
@@ -131,6 +134,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     loss: float  # on held-out rows
     skipped: list[float]  # share of keys that are left out, at each evaluation (block-proximal)
     stopped: str
+    spread: float = 0.0  # of the objectives of several runs: half of the range, relative
 
     @property
     def key(self) -> tuple[str, str]:
@@ -165,6 +169,18 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return case.objective / none.objective - 1
 
 
+def chosen(
+    settings: Settings, rows: int | None, data: tuple[str, ...], solver: str | None, only: tuple[str, ...]
+) -> Settings:
+    """With fewer sets, solvers and ways, and with so many rows of clicks."""
+    sets = tuple(one for one in settings.sets if not data or one.data in data)
+    if not sets:
+        raise Invalid(f"no set {', '.join(data)}: there are {', '.join(one.data for one in settings.sets)}")
+    if rows is not None:
+        sets = tuple(one if one.rows is None else msgspec.structs.replace(one, rows=rows) for one in sets)
+    return msgspec.structs.replace(settings, sets=sets, only=only, solvers=(solver,) if solver else settings.solvers)
+
+
 def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
     """Run it all. ``progress`` is told what is going on, one line at a time."""
     for solver in settings.solvers:
@@ -174,7 +190,11 @@ def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
     if (strange := [name for name in settings.only if name not in known]) != []:
         raise Invalid(f"no way {strange[0]!r}: there are {', '.join(sorted(known))}")
     began = time.perf_counter()
-    missing = [one.data for one in settings.sets if one.data in NAMED and NAMED[one.data].train and not os.environ.get(VARIABLE)]
+    missing = [
+        one.data
+        for one in settings.sets
+        if one.data in NAMED and NAMED[one.data].train and not os.environ.get(VARIABLE)
+    ]
     for name in missing:
         progress(f"{name} is left out: set {VARIABLE} to the folder that has it")
     cases: list[Case] = []
@@ -191,7 +211,14 @@ def _runs(settings: Settings, one: Set, solver: str) -> Iterator[Case]:
     for way in WAYS[solver]:
         if not settings.only or way.name in (NONE, *settings.only):
             job = job_of(settings, one, solver, way)
-            yield _case(one.data, solver, way, execute(job))
+            times = (
+                1 if solver == BLOCKS else max(one.repeat, 2 if way.name == NONE else 1)
+            )  # block by block it is always the same
+            cases = sorted(
+                (_case(one.data, solver, way, execute(job)) for _ in range(times)), key=lambda case: case.objective
+            )
+            spread = (cases[-1].objective - cases[0].objective) / 2 / cases[0].objective
+            yield msgspec.structs.replace(cases[(times - 1) // 2], spread=spread)
 
 
 def job_of(settings: Settings, one: Set, solver: str, way: Way) -> Job:
@@ -212,7 +239,7 @@ def job_of(settings: Settings, one: Set, solver: str, way: Way) -> Job:
     if solver == FTRL:
         tree |= {
             "strategy": "async",
-            "update": {"rule": "ftrl", "step": one.step, "l1": one.ftrl_l1},
+            "update": {"rule": "ftrl", "step": one.step, "l1": one.l1 * one.passes / one.batch},
             "stop": {"epochs": one.passes},
             "evaluate": {"every": math.inf},
         }
@@ -220,7 +247,8 @@ def job_of(settings: Settings, one: Set, solver: str, way: Way) -> Job:
         tree |= {
             "strategy": {"name": BLOCKS, "blocks": one.blocks, "kkt": "nips" if way.kkt else "off"},
             "update": {"l1": one.l1},
-            "stop": {"objective": settings.objective, "violation": settings.violation},
+            "stop": {"epochs": one.most}
+            | {name: at for name in ("objective", "violation") if (at := getattr(one, name)) is not None},
         }
     return Job.of(tree)
 
@@ -246,7 +274,9 @@ def _case(data: str, solver: str, way: Way, run: Run) -> Case:
         objective=found["objective"] / train.rows,
         nonzero=int(found["nonzero"]),
         loss=told["test_loss"],
-        skipped=[event.metrics.get("skipped") or 0.0 for event in run.events if isinstance(event, Evaluated)] if solver == BLOCKS else [],
+        skipped=[event.metrics.get("skipped") or 0.0 for event in run.events if isinstance(event, Evaluated)]
+        if solver == BLOCKS
+        else [],
         stopped=told["stopped_because"],
     )
 

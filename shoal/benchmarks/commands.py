@@ -49,6 +49,52 @@ def bench_filters(quick: bool, slots: int | None, json_file: Path | None) -> Non
     _bench("filters", quick, json_file, slots=slots)
 
 
+@bench.command("bytes")
+@click.option("--quick", is_flag=True, help="10,000 made-up rows: seconds, and no figures to quote.")
+@click.option("--rows", type=click.IntRange(1_000), help="Of clicks.  [default: 2,000,000]")
+@click.option("--data", metavar="A,B", help="These sets of rcv1, criteo_tb and clicks.  [default: all that are here]")
+@click.option("--solver", type=click.Choice(["ftrl", "block-proximal"]), help="Only this one.  [default: both]")
+@click.option("--only", metavar="A,B", help="These ways, such as int8,kkt; none is always among them.  [default: all]")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
+@click.option(
+    "--from",
+    "earlier",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show and draw what --json wrote, of several put together, and measure nothing.",
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_bytes(
+    quick: bool,
+    rows: int | None,
+    data: str | None,
+    solver: str | None,
+    only: str | None,
+    picture: Path | None,
+    earlier: tuple[Path, ...],
+    json_file: Path | None,
+) -> None:
+    """Training with each filter alone and with all together: bytes both ways, and what that does to the objective."""
+    from shoal.benchmarks import bytes as what
+    from shoal.benchmarks import bytes_show
+
+    with _in_words():
+        if earlier:
+            results = bytes_show.together([bytes_show.load(path) for path in earlier])
+        else:
+            settings = what.chosen(what.QUICK if quick else what.FULL, rows, _names(data), solver, _names(only))
+            results = what.measure(settings, _progress)
+    _show_bench(bytes_show.table(results), results, json_file)
+    if picture is not None:
+        with _in_words():
+            bytes_show.draw(results, picture)
+        click.echo(f"the picture: {picture}")
+
+
+def _names(given: str | None) -> tuple[str, ...]:
+    return () if given is None else tuple(one.strip() for one in given.split(","))
+
+
 @bench.command("handles")
 @click.option("--quick", is_flag=True, help="One run of each, fewer rounds.")
 @click.option("--data", help="A set of sparse rows (shoal data list).  [default: rcv1]")

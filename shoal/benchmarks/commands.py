@@ -59,6 +59,16 @@ def bench_handles(quick: bool, data: str | None, repeat: int | None, json_file: 
     _bench("handles", quick, json_file, data=data, repeat=repeat)
 
 
+@bench.command("keys")
+@click.option("--quick", is_flag=True, help="A tenth of everything.")
+@click.option("--keys", type=click.IntRange(1_000), help="How many in one table.  [default: 50,000,000]")
+@click.option("--rows", type=click.IntRange(0), help="Of clicks; 0 leaves them out.  [default: 2,000,000]")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_keys(quick: bool, keys: int | None, rows: int | None, json_file: Path | None) -> None:
+    """Very many keys in one table against dictionaries and sorted arrays; and a click log without its rare features."""
+    _bench("keys", quick, json_file, keys=keys, rows=rows)
+
+
 @bench.command("training")
 @click.option("--quick", is_flag=True, help="A tenth of the rows.")
 @click.option("--rows", type=click.IntRange(10_000), help="How many.  [default: 1,000,000]")

@@ -64,6 +64,14 @@ def test_the_weights_are_those_of_the_serial_run_bit_for_bit(
     assert (ship.slots_done(), ship.dealing.examples) == (8 * 6 * 4, 8 * 400)
 
 
+def test_a_sparse_table_gives_the_same_bits(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = serial(job_of(), rows)
+    monkeypatch.setattr("shoal.strategies.parameter_server._DENSE_ROWS", 0)
+    ship = ship_of(rows, workers=2).home()
+    np.testing.assert_array_equal(ship.weights, expected)
+    assert np.array_equal(np.signbit(ship.weights), np.signbit(expected))
+
+
 def test_squared_losses_are_solved_too(rows: Dataset) -> None:
     ship = ship_of(rows, workers=2, model="squared").home()
     np.testing.assert_array_equal(ship.weights, serial(ship.job, rows))

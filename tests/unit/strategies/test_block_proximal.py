@@ -144,6 +144,7 @@ def test_the_rule_and_when_it_is_solved_need_not_be_said() -> None:
     job = Job.of({"data": "rcv1", "strategy": "block-proximal"})
     assert (job.update.rule, job.update.l1, job.update.update().name) == ("block_proximal", 1.0, "block_proximal")
     assert {name: getattr(job.stop, name) for name in SOLVED} == SOLVED
+    assert job.evaluate.every == 5
     assert Job.of({"data": "rcv1", "strategy": "block-proximal", "stop": {"epochs": 3}}).stop.objective is None
 
 

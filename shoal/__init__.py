@@ -23,6 +23,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shoal.errors import ShoalError as ShoalError
+    from shoal.filters import LZ4 as LZ4
+    from shoal.filters import BFloat16 as BFloat16
+    from shoal.filters import DeltaKeys as DeltaKeys
+    from shoal.filters import Float16 as Float16
+    from shoal.filters import Int8 as Int8
+    from shoal.filters import OneBit as OneBit
+    from shoal.filters import Significant as Significant
+    from shoal.filters import Skip as Skip
+    from shoal.filters import TopK as TopK
+    from shoal.filters import Zstd as Zstd
+    from shoal.filters import filter as filter
     from shoal.job import Job as Job
     from shoal.keys import KeyList as KeyList
     from shoal.keys import KeyRange as KeyRange
@@ -61,6 +72,19 @@ if TYPE_CHECKING:
 _WHERE = {
     "shoal.errors": ["ShoalError"],
     "shoal.keys": ["KeyList", "KeyRange", "KeyValues"],
+    "shoal.filters": [
+        "BFloat16",
+        "DeltaKeys",
+        "Float16",
+        "Int8",
+        "LZ4",
+        "OneBit",
+        "Significant",
+        "Skip",
+        "TopK",
+        "Zstd",
+        "filter",
+    ],
     "shoal.job": ["Job"],
     "shoal.launch.local": ["Cluster", "connect", "local"],
     "shoal.launch.querying": ["query"],

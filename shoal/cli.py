@@ -19,6 +19,7 @@ from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
+from shoal.views.query_command import query
 
 if TYPE_CHECKING:
     from shoal.folder import Folder
@@ -228,7 +229,7 @@ def _show_run(run: Run, as_json: bool) -> None:
         f"{'' if seconds < 1.1 * facts['computing_seconds'] else f', judged after {seconds:.1f} s'}, "
         f"{facts['steps']:,} steps"
         + (f"; {facts['cpu_seconds']:,.1f} CPU seconds" if facts.get("cpu_seconds") is not None else "")
-        + (f"; {moved / 1e6:,.0f} MB moved" if moved else "")
+        + (f"; {moved / 1e6:,.0f} MB moved{figures.saved(facts)}" if moved else "")
         + (f"; staleness {stale['mean']:g} on average, {stale['max']} at most" if late else "")
         + (f"; {lost}" if lost else "")
         + (f"; {facts['emulated']}" if facts.get("emulated") else "")
@@ -303,6 +304,7 @@ main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
 main.add_command(launch)
+main.add_command(query)
 main.add_command(report)
 main.add_command(simulate)
 main.add_command(sweep)

@@ -30,19 +30,17 @@ from shoal.data.datasets import Source
 from shoal.data.slots import Slots
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
-from shoal.filters import are_known, described
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
-from shoal.store.filtering import checked_chain
+from shoal.store.filtering import check_named
 from shoal.strategies.averaging import AllReduce, Averaging, Over
 from shoal.strategies.block_proximal import BlockProximal, go_together
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
 from shoal.strategies.serial import Serial
 from shoal.strategies.turns import Turns
-from shoal.tables import Dense
 
 STRATEGIES = {
     "sync": Sync,
@@ -56,28 +54,14 @@ STRATEGIES = {
 }
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
-MAY_CHANGE = (
-    "workers",
-    "servers",
-    "copies",
-    "stop",
-    "evaluate",
-    "checkpoint",
-    "launch",
-    "emulate",
-    "trace",
-    "verbosity",
-)  # from one life of a run to the next
+MAY_CHANGE = (  # from one life of a run to the next
+    "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "trace", "verbosity",
+)  # fmt: skip
 SOLVED = {"objective": 1e-6, "violation": 0.1}  # when block-proximal is done, if nobody says when
 _KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-    "array": 'a list, such as [0, 1] or ["mine"]',
-    "object": "its settings one by one, by their names",
-    "null": "none",
-}
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "none",
+    "array": 'a list, such as [0, 1] or ["mine"]', "object": "its settings one by one, by their names",
+}  # fmt: skip
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,7 +102,7 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     how: Literal["processes", "threads", "mpi"] = "processes"  # mpi: by mpirun
     transport: Literal["ipc", "tcp"] = "ipc"
-    modules: list[str] = []  # with updates of your own, imported by every server
+    modules: list[str] = []  # with updates and questions of your own, imported by every server
     cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
 
     def __post_init__(self) -> None:
@@ -140,6 +124,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     emulate: Emulate = Emulate()
     trace: Trace = Trace()
     filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
+    handles: bool = True  # lists of keys that come again are sent once, and known by a number from then on
     workers: int = 2
     servers: int = 1
     copies: int = 1  # servers that hold each part of the model
@@ -162,6 +147,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
         if not 0 <= self.verbosity <= 3:
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
+        rare = [name for name in ("admit", "evict") if getattr(self.strategy, name, False)]
+        if rare and not isinstance(self.model, Linear):
+            raise Invalid(
+                f"strategy.{rare[0]}={getattr(self.strategy, rare[0])!r} is for linear models, whose weights have keys: a module has "
+                f"all its parameters from the start; leave it out"
+            )
         self.emulate.check(self.workers if self.has_workers else 1)
         self.update.check(self.launch.modules, isinstance(self.strategy, OnServers))
         self._check_filters()
@@ -174,17 +165,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             ) from None
 
     def _check_filters(self) -> None:
-        if not self.filters:
-            return
-        if not isinstance(self.strategy, OnServers):
+        if self.filters and not isinstance(self.strategy, OnServers):
             raise Invalid(
                 f"filters={self.filters}: strategy {self.strategy.name!r} pushes no gradients to servers: leave filters out, or "
                 f"choose sync, bounded or async"
             )
-        filters = described(self.filters)
-        if are_known(filters) or not self.launch.modules:  # those of a module are known where it is imported
-            wire = self.model.wire if isinstance(self.model, Module) else "float32"
-            checked_chain(Dense(rows=1, update=self.update.update(), wire=wire, filters=filters))
+        wire = self.model.wire if isinstance(self.model, Module) else "float32"
+        check_named(self.filters, self.update.update(), wire, bool(self.launch.modules))
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
@@ -253,6 +240,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         tree["update"] = self.update.identity
         if not self.filters:
             del tree["filters"]  # it came later
+        for name in ("admit", "evict"):  # they came later: where they are not set it is the run it was
+            if not tree["strategy"].get(name, True):
+                del tree["strategy"][name]
         if isinstance(self.model, Linear):
             del tree["model"]["kind"]  # it came later
         else:

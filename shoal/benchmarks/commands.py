@@ -40,6 +40,35 @@ def bench_wire(quick: bool, json_file: Path | None) -> None:
     _bench("forms", quick, json_file)
 
 
+@bench.command("filters")
+@click.option("--quick", is_flag=True, help="Fewer slots and repeats.")
+@click.option("--slots", type=click.IntRange(1), help="How many.  [default: 40]")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_filters(quick: bool, slots: int | None, json_file: Path | None) -> None:
+    """Filters on the pushes of RCV1 (from SHOAL_DATA), against numpy, lz4 and zstandard used plainly: bytes and speed."""
+    _bench("filters", quick, json_file, slots=slots)
+
+
+@bench.command("handles")
+@click.option("--quick", is_flag=True, help="One run of each, fewer rounds.")
+@click.option("--data", help="A set of sparse rows (shoal data list).  [default: rcv1]")
+@click.option("--repeat", type=click.IntRange(1), help="Runs of each case.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_handles(quick: bool, data: str | None, repeat: int | None, json_file: Path | None) -> None:
+    """Lists of keys that servers know by a number, against sending them: bytes of whole runs, and a server's time."""
+    _bench("handles", quick, json_file, data=data, repeat=repeat)
+
+
+@bench.command("keys")
+@click.option("--quick", is_flag=True, help="A tenth of everything.")
+@click.option("--keys", type=click.IntRange(1_000), help="How many in one table.  [default: 50,000,000]")
+@click.option("--rows", type=click.IntRange(0), help="Of clicks; 0 leaves them out.  [default: 2,000,000]")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_keys(quick: bool, keys: int | None, rows: int | None, json_file: Path | None) -> None:
+    """Very many keys in one table against dictionaries and sorted arrays; and a click log without its rare features."""
+    _bench("keys", quick, json_file, keys=keys, rows=rows)
+
+
 @bench.command("training")
 @click.option("--quick", is_flag=True, help="A tenth of the rows.")
 @click.option("--rows", type=click.IntRange(10_000), help="How many.  [default: 1,000,000]")

@@ -235,10 +235,29 @@ def are_known(filters: Sequence[Filter]) -> bool:
     return all(one.name in _known or one.name in _own() for one in filters)
 
 
+def acts(name: str) -> int:
+    """Where a filter stands among others: of what sort it is. One that is not known here stands in the middle."""
+    found = _own().get(name) or _known.get(name)
+    return 1 if found is None else SORTS.index(found.kind.sort)
+
+
 def made(filters: Sequence[Filter]) -> list[tuple[str, Base]]:
     """The filters themselves, each by its name, in the order in which they act; or Invalid with what is wrong."""
     found = [(one.name, known(one.name).made(one.settings)) for one in filters]
     return sorted(found, key=lambda one: SORTS.index(one[1].sort))  # stable: of one sort, as they were named
+
+
+def taken(values: Values, mask: Mask) -> Values:
+    """Some rows, in an array of their own: numpy takes its time with masks of arrays of one column."""
+    if values.shape[1] == 1:
+        return values.reshape(-1)[mask].reshape(-1, 1)
+    return np.take(values, np.flatnonzero(mask), axis=0)
+
+
+def nonzero(values: Values) -> Mask:
+    """Rows that have any value but 0."""
+    flat: Mask = values != 0
+    return flat.reshape(-1) if values.shape[1] == 1 else np.asarray(flat.any(axis=1))
 
 
 def _own() -> Mapping[str, Known]:

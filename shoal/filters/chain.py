@@ -12,13 +12,13 @@ is believed: what cannot be undone is ``BadValues``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
 
 from shoal.errors import BadValues, Invalid
-from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made
+from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made, taken
 from shoal.keys import Values
 from shoal.tables import Filter, Wire
 from shoal.wire.base import Array, Arrays
@@ -41,6 +41,14 @@ class Flow:
         found = self.by.setdefault(name, [0, 0, 0, 0])
         found[way] += before
         found[way + 1] += after
+
+    @staticmethod
+    def summed(flows: Iterable[Flow]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for flow in flows:
+            for name, counts in flow.by.items():
+                found[name] = [a + b for a, b in zip(counts, found.get(name, [0, 0, 0, 0]), strict=True)]
+        return found
 
     def went(self, way: int, plain: int, sent: int) -> None:
         self.add("all", way, plain, sent)
@@ -91,7 +99,7 @@ class Chain:
         mask: Mask | None = None
         key = 8 if listed else 0
         for name, one in self.choosing:
-            left = values if mask is None else values[mask]
+            left = values if mask is None else taken(values, mask)
             found = np.asarray(one.choose(left, seed), np.bool_)
             if found.shape != (len(left),):
                 raise Invalid(

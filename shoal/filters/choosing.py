@@ -39,7 +39,7 @@ class Skip(Choosing):
 
 
 class Top(Choosing):
-    """The rows with the largest values: so many, or a share of all. Of equal ones the first go."""
+    """The rows with the largest values: so many, or a share of all."""
 
     bounds = {"k": (0.0, 1e12), "share": (0.0, 1.0)}
     whole = ("k",)
@@ -53,11 +53,8 @@ class Top(Choosing):
         most = int(self.settings.k) or math.ceil(self.settings.share * rows)
         if most >= rows:
             return np.ones(rows, np.bool_)
-        sizes = _largest(values)
-        least = np.partition(sizes, rows - most)[rows - most]
-        chosen: Mask = sizes > least
-        level = np.flatnonzero(sizes == least)
-        chosen[level[: most - int(np.count_nonzero(chosen))]] = True
+        chosen = np.zeros(rows, np.bool_)
+        chosen[np.argpartition(_largest(values), rows - most)[rows - most :]] = True
         return chosen
 
 

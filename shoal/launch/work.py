@@ -55,6 +55,7 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
     slots = job.slots(data.rows)
     worker = Worker(name, "worker", token)
     worker.clock = time.monotonic_ns
+    worker.client.names.most *= job.handles
     pace = job.emulate.pace(number_of(name), job.seed)
     shelf: Shelf
     if isinstance(slots, Turns):

@@ -57,7 +57,7 @@ class Traffic:
         """A worker died, and what filters had left for later died with it: the size of that."""
         left, lost = self.left.get(who, (0.0, 0.0))
         if left:
-            self.left[who] = (0.0, math.hypot(left, lost))
+            self.left[who] = (0.0, left + lost)
         return left
 
     def through(self) -> dict[str, list[int]]:
@@ -69,15 +69,13 @@ class Traffic:
         return found
 
     def remainder(self) -> tuple[float, float]:
-        """The size of all that filters left for later, and of what was lost."""
-        return math.hypot(*(left for left, _ in self.left.values())), math.hypot(
-            *(lost for _, lost in self.left.values())
-        )
+        """The sizes of what filters left for later, and of what was lost, added up."""
+        return sum(left for left, _ in self.left.values()), sum(lost for _, lost in self.left.values())
 
     def over(self) -> Traffic:
         """All of those whose counts these are are no more."""
         left, lost = self.remainder()
-        return Traffic({0: self.totals()}, {0: self.through()}, {0: (0.0, math.hypot(left, lost))})
+        return Traffic({0: self.totals()}, {0: self.through()}, {0: (0.0, left + lost)})
 
     def totals(self) -> tuple[int, int]:
         return sum(sent for sent, _ in self.by.values()), sum(received for _, received in self.by.values())

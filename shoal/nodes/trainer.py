@@ -223,7 +223,7 @@ class Trainer:
             await self._nap
         for task in list(self._tallies):
             await task
-        if self.leaving and not self.over and not self.strategy.in_steps:
+        if self.leaving and not self.strategy.in_steps:
             await self.worker.client.flush(TABLE)
         await self._report()
 

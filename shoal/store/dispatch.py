@@ -63,7 +63,6 @@ class Dispatch:
         self._numbers = 0  # given in this client's own stream
         self._open: dict[int, None] = {}  # those not over yet, in order
         self._bytes = 0  # in flight
-        self.flow = Flow()  # bytes into and out of filters
         self._filters: dict[int, Filtering] = {}  # by table
 
     def layout(self, table: str) -> Layout:
@@ -283,18 +282,18 @@ class Dispatch:
             return None
         found = self._filters.get(layout.number)
         if found is None:
-            found = self._filters[layout.number] = Filtering(layout.spec, self.flow)
+            found = self._filters[layout.number] = Filtering(layout.spec, Flow())
         return found
 
     def filtered(self) -> dict[str, list[int]]:
         """Bytes into and out of filters in this life, and what keys known by a number saved."""
-        found = {name: list(counts) for name, counts in self.flow.by.items()}
+        found = Flow.summed(one.flow for one in self._filters.values())
         return {**found, "handles": self.names.told()} if any(self.names.told()) else found
 
     def left(self) -> tuple[float, float]:
         """The size of what filters left for later, and of what was lost of it."""
         all_of = [one.feedback for one in self._filters.values() if one.feedback is not None]
-        return math.hypot(*(one.norm for one in all_of)), math.hypot(*(one.lost for one in all_of))
+        return math.fsum(one.norm for one in all_of), math.fsum(one.lost for one in all_of)
 
     def of_number(self, number: int) -> Layout:
         layout = self._by_number.get(number)
@@ -319,9 +318,10 @@ class Dispatch:
         self.working = False
         self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
         self.names.clear()
+        self.names.counts.clear()
         self._numbers = self._requests = 0
-        self.flow.by.clear()
         for filters in self._filters.values():
+            filters.flow.by.clear()
             if filters.feedback is not None:
                 filters.feedback.forget()
 

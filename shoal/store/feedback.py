@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.filters import nonzero, taken
 from shoal.keys import KeyRange, Keys, KeyValues, Values
 from shoal.store.split import Layout, Share
 from shoal.store.table import Table
@@ -48,8 +49,8 @@ class Feedback:
 
     @property
     def lost(self) -> float:
-        """The size of what could be counted for nobody."""
-        return math.sqrt(self._lost)
+        """The sizes of what could be counted for nobody, added up: what is missing is no more than that."""
+        return self._lost
 
     def take(self, keys: Keys | KeyRange) -> Values:
         """What is left under these keys, and no longer is."""
@@ -61,19 +62,19 @@ class Feedback:
         self._add(keys, values, self._table.pull(keys))
 
     def give_up(self, values: Values) -> None:
-        self._lost += float(np.square(values, dtype=np.float64).sum())
+        self._lost += math.sqrt(_squares(values))
 
     def take_all(self) -> KeyValues:
         """Everything that is left; nothing is, then."""
         span = KeyRange(0, self._spec.span)
         if isinstance(self._spec, Dense):
             values = self._table.pull(span)
-            some = np.flatnonzero(values.any(axis=1)).astype(np.uint64)
+            some = np.flatnonzero(nonzero(values)).astype(np.uint64)
             found = KeyValues(some, values[some.astype(np.intp)])
         else:
             keys, values, _ = self._table.pull_live(span, 1 << 62)
-            alive = values.any(axis=1)
-            found = KeyValues(keys[alive], np.ascontiguousarray(values[alive]))
+            alive = nonzero(values)
+            found = KeyValues(keys[alive], taken(values, alive))
         self._table = Table(self._spec, [span])
         self._squares = 0.0
         return found
@@ -84,12 +85,12 @@ class Feedback:
         self._squares = self._lost = 0.0  # the coordinator knows how much it was
 
     def _add(self, keys: Keys | KeyRange, values: Values, before: Values) -> None:
-        some = values.any(axis=1)
+        some = nonzero(values)
         if not some.any():
             return
         if not some.all():
             listed = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
-            keys, values, before = listed[some], np.ascontiguousarray(values[some]), before[some]
+            keys, values, before = listed[some], taken(values, some), taken(before, some)
         self._table.push(keys, values)
         self._squares += _squares(before.astype(np.float64) + values) - _squares(before)
 
@@ -120,8 +121,7 @@ class Sent:
         elif not new and not (again or self.again):
             self._put(mask, self._taken)
         else:
-            worse = max(self._taken, self._left, key=lambda values: _squares(values[mask]))
-            self._feedback.give_up(worse[mask])
+            self._feedback.give_up(max(taken(self._taken, mask), taken(self._left, mask), key=_squares))
 
     def end(self, failed: bool) -> None:
         """No more answers will come."""
@@ -134,7 +134,7 @@ class Sent:
         elif mask.any():
             keys = self._keys
             listed = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
-            self._feedback.put(listed[mask], np.ascontiguousarray(values[mask]))
+            self._feedback.put(listed[mask], taken(values, mask))
 
 
 def _squares(values: Any) -> float:

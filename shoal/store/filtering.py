@@ -6,17 +6,20 @@ are pressed, and values come shortened unless the pull is exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.errors import BadValues, Invalid
+from shoal.filters import are_known, described
+from shoal.filters import taken as taken_rows
 from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyList, KeyRange, KeyValues, Values
 from shoal.limits import FRAME_BYTES
 from shoal.store.feedback import Feedback, Sent
 from shoal.store.update import known_rule
-from shoal.tables import Table
+from shoal.tables import Dense, Table, Update, Wire
 from shoal.wire import messages as m
 
 if TYPE_CHECKING:
@@ -41,6 +44,13 @@ def checked_chain(spec: Table, flow: Flow | None = None, warm: bool = False) -> 
     return chain
 
 
+def check_named(named: Sequence[str | Mapping[str, Any]], update: Update, wire: Wire, modules: bool) -> None:
+    """Refuse the filters of a job that cannot be; with modules, unknown ones are for those to judge who import these."""
+    filters = described(named)
+    if are_known(filters) or not modules:
+        checked_chain(Dense(rows=1, update=update, wire=wire, filters=filters))
+
+
 class Filtering:
     """One table's filters at one client."""
 
@@ -51,6 +61,11 @@ class Filtering:
         adds = bool(chain.needs_sums) or (rule is not None and rule.additive)
         self.spec, self.chain, self.flow = spec, chain, flow
         self.feedback = Feedback(spec) if chain.loses and adds else None
+
+    def told(self) -> dict[str, Any]:
+        """Bytes into and out of each filter, and the size of what is left for later and of what was lost."""
+        left = (0.0, 0.0) if self.feedback is None else (self.feedback.norm, self.feedback.lost)
+        return {**self.flow.by, "left": left[0], "lost": left[1]}
 
     def check(self, values: Values) -> None:
         """Refuse, before it is a task, what would not fit; with feedback the rest of it comes later."""
@@ -81,7 +96,7 @@ class Filtering:
         seed = _seed(op.slot or (client.incarnation, op.number or 0), op.table)
         try:
             mask = self.chain.chosen(total, seed, listed) if self._may_choose(op, rows) else None
-            going = total if mask is None else np.ascontiguousarray(total[mask])
+            going = total if mask is None else taken_rows(total, mask)
             if self.feedback is not None and self.chain.pushes is not None:
                 going = self.chain.pushes[1].held(going)
             codes, op.head = self.chain.shortened(going, seed)
@@ -95,7 +110,7 @@ class Filtering:
             if mask is None:
                 left = total - arrives
             else:
-                left[mask] -= arrives
+                left[np.flatnonzero(mask)] -= arrives
             op.sent = Sent(self.feedback, keys, taken, left, slot=op.slot is not None)
         if mask is not None:
             whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys

@@ -112,7 +112,7 @@ class Names:
         self._servers, self._names, self._lists = {}, {}, {}
 
     def told(self) -> list[int]:
-        """Hits, misses, forgotten, bytes of keys saved: over all lives."""
+        """Hits, misses, forgotten, bytes of keys saved, in this life."""
         return [self.counts[what] for what in ("hits", "misses", "forgotten", "bytes saved")]
 
     def _name(self, listed: KeyList, share: Share) -> Name:

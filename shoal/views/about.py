@@ -274,13 +274,16 @@ def _bytes(runs: Sequence[Told]) -> Section | None:
             continue
         both = sent + received
         per = [f"{both / what:,.0f} B" if what else "-" for what in (examples, steps)]
-        rows.append([one.name, _mega(sent), _mega(received), *per])
+        rows.append([one.name, _mega(sent), _mega(received), *per, figures.known_keys(one.summary)])
     if not rows:
         return None
     first = 0 if len(runs) > 1 else 1
-    heads = ["run", "sent", "received", "per row", "per step"]
-    caption = "As workers counted them."
-    return Section("Bytes", [], [], [Table(heads[first:], [row[first:] for row in rows], caption)])
+    last = None if any(row[-1] != "-" for row in rows) else -1
+    heads = ["run", "sent", "received", "per row", "per step", "keys not sent again"]
+    caption = "As workers counted them." + (
+        "" if last else " A server that was sent a list of keys knows it by a number."
+    )
+    return Section("Bytes", [], [], [Table(heads[first:last], [row[first:last] for row in rows], caption)])
 
 
 def _cost(runs: Sequence[Told]) -> Section | None:

@@ -206,6 +206,7 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
         axes.set(ylim=(len(bars) - 0.5, -0.5))
         axes.margins(x=0.35)
         axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,.3g} MB")
+        axes.locator_params(axis="x", nbins=6)
         axes.tick_params(axis="y", length=0)
         tidy(axes, grid="x")
         titled(axes, f"{words.clean(name) + ', ' if len(told) > 1 else ''}{way.replace('_', ' ')}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.filters import acts
 from shoal.views import charts
 from shoal.views.drawing import pictures
 from shoal.views.sections import Picture, Section, Table
@@ -26,7 +27,7 @@ def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dic
     to_plain, to_sent, from_plain, from_sent = filtered[ALL]
     by = {
         name: {"to_servers": list(counts[:2]), "to_workers": list(counts[2:])}
-        for name, counts in filtered.items()
+        for name, counts in sorted(filtered.items(), key=lambda one: acts(one[0]))
         if name not in (ALL, HANDLES)
     }
     return {
@@ -44,6 +45,20 @@ def handles(filtered: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
     if HANDLES not in filtered:
         return None
     return dict(zip(("hits", "misses", "forgotten", "bytes_saved"), filtered[HANDLES], strict=True))
+
+
+def saved(summary: Mapping[str, Any]) -> str:
+    """The bytes of keys that were not sent again, to follow those that moved; "" if there were none."""
+    found = summary.get("handles")
+    return f", {found['bytes_saved'] / 1e6:,.0f} MB of keys not again" if found and found["bytes_saved"] >= 1e6 else ""
+
+
+def known_keys(summary: Mapping[str, Any]) -> str:
+    """How much of the keys went by a number: for a table."""
+    found = summary.get("handles")
+    if not found or not found["hits"]:
+        return "-"
+    return f"{found['bytes_saved'] / 1e6:,.2f} MB ({found['hits'] / (found['hits'] + found['misses']):.0%} of lists)"
 
 
 def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:
@@ -77,6 +92,8 @@ def section(runs: Sequence[Told]) -> Section | None:
     for one, found in told:
         name = [one.name] if len(runs) > 1 else []
         said = line(one.summary).removeprefix("filters: ")
+        saved = (one.summary.get("handles") or {}).get("bytes_saved", 0)
+        said += f"; {saved / 1e6:,.1f} MB of keys did not travel, since servers knew them by a number" if saved else ""
         words.append(f"{one.name}: {said}." if len(runs) > 1 else f"{said[:1].upper()}{said[1:]}.")
         for filter_name, ways in found["bytes"].items():
             rows.append([*name, filter_name, *_cells(ways["to_servers"]), *_cells(ways["to_workers"])])

@@ -16,6 +16,7 @@ from shoal.job import Job
 from shoal.models.optimum import judge
 from tests.convergence.test_real_data import need
 
+SOAK = pytest.mark.soak
 LIBLINEAR = {  # objective, nonzeros
     ("rcv1", 1.0): (4954.22936786, 685),
     ("rcv1", 10.0): (9645.50476205, 75),
@@ -54,23 +55,23 @@ def passes_to_solve(name: str, l1: float, most: int, every: int, **strategy: obj
     pytest.fail(f"{name}, {strategy}: gap {gap:.1e} and {found['nonzero']:.0f} nonzeros after {most} passes")
 
 
-@pytest.mark.parametrize(("delay", "blocks"), [(0, 16), (2, 48), pytest.param(8, 144, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("delay", "blocks"), [pytest.param(0, 16, marks=SOAK), (2, 48), pytest.param(8, 144, marks=SOAK)])
 def test_rcv1_is_solved_with_and_without_delay(delay: int, blocks: int) -> None:
     passes_to_solve("rcv1", 1.0, 60, 3, blocks=blocks, max_delay=delay)
 
 
-@pytest.mark.parametrize(("kkt", "delta"), [("off", None), ("osdi", 0.5)])
+@pytest.mark.parametrize(("kkt", "delta"), [pytest.param("off", None, marks=SOAK), ("osdi", 0.5)])
 def test_the_filter_leaves_keys_out_and_the_solution_alone(kkt: str, delta: float | None) -> None:
     given = {} if delta is None else {"kkt_delta": delta}
     passes_to_solve("rcv1", 1.0, 60, 4, kkt=kkt, **given)
 
 
-@pytest.mark.soak
+@SOAK
 @pytest.mark.parametrize(("delay", "blocks"), [(0, 16), (2, 48), (8, 112)])
 def test_a9a_is_solved_though_its_columns_nearly_replace_one_another(delay: int, blocks: int) -> None:
     passes_to_solve("a9a", 10.0, 1_500, 10, blocks=blocks, max_delay=delay)
 
 
-@pytest.mark.soak
+@SOAK
 def test_a_click_log_is_solved() -> None:
     passes_to_solve("criteo_tb", 10.0, 600, 20, blocks=32)

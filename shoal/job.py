@@ -36,7 +36,7 @@ from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
 from shoal.store.filtering import check_named
 from shoal.strategies.averaging import AllReduce, Averaging, Over
-from shoal.strategies.block_proximal import BlockProximal
+from shoal.strategies.block_proximal import BlockProximal, go_together
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
 from shoal.strategies.serial import Serial
@@ -54,29 +54,14 @@ STRATEGIES = {
 }
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
-MAY_CHANGE = (
-    "workers",
-    "servers",
-    "copies",
-    "stop",
-    "evaluate",
-    "checkpoint",
-    "launch",
-    "handles",
-    "emulate",
-    "trace",
-    "verbosity",
-)  # from one life of a run to the next
-SOLVED = {"objective": 1e-5, "violation": 0.01}  # when block-proximal is done, if nobody says when
+MAY_CHANGE = (  # from one life of a run to the next
+    "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "trace", "verbosity",
+)  # fmt: skip
+SOLVED = {"objective": 1e-6, "violation": 0.1}  # when block-proximal is done, if nobody says when
 _KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-    "array": 'a list, such as [0, 1] or ["mine"]',
-    "object": "its settings one by one, by their names",
-    "null": "none",
-}
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "none",
+    "array": 'a list, such as [0, 1] or ["mine"]', "object": "its settings one by one, by their names",
+}  # fmt: skip
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,7 +102,7 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     how: Literal["processes", "threads", "mpi"] = "processes"  # mpi: by mpirun
     transport: Literal["ipc", "tcp"] = "ipc"
-    modules: list[str] = []  # with updates of your own, imported by every server
+    modules: list[str] = []  # with updates and questions of your own, imported by every server
     cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
 
     def __post_init__(self) -> None:
@@ -162,10 +147,16 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
         if not 0 <= self.verbosity <= 3:
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
+        rare = [name for name in ("admit", "evict") if getattr(self.strategy, name, False)]
+        if rare and not isinstance(self.model, Linear):
+            raise Invalid(
+                f"strategy.{rare[0]}={getattr(self.strategy, rare[0])!r} is for linear models, whose weights have keys: a module has "
+                f"all its parameters from the start; leave it out"
+            )
         self.emulate.check(self.workers if self.has_workers else 1)
-        self.update.update()  # says what is wrong with it
+        self.update.check(self.launch.modules, isinstance(self.strategy, OnServers))
         self._check_filters()
-        self._check_blocks()
+        go_together(self.strategy, self.model, self.update, self.stop, self.workers)
         try:
             self.toml()
         except UnicodeEncodeError as error:
@@ -242,30 +233,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """What such a run cuts a pass over so many rows into."""
         return self.servers_strategy.slots(rows, self.data.batch, self.seed)
 
-    def _check_blocks(self) -> None:
-        """Block by block, or not at all: strategy, rule, model and stop rules go together."""
-        strategy, model, rule = self.strategy, self.model, self.update.rule
-        if not isinstance(strategy, BlockProximal):
-            if rule == "block_proximal":
-                raise Invalid(f"update.rule={rule!r} is for strategy 'block-proximal': take that, or another rule")
-            if self.stop.is_solved_by_rule:
-                raise Invalid(
-                    "stop.objective and stop.violation are for strategy 'block-proximal', which solves an objective: "
-                    "take stop.target_loss or stop.patience"
-                )
-            return
-        if rule != "block_proximal":
-            raise Invalid(f"update.rule={rule!r}: strategy 'block-proximal' needs 'block_proximal', or leave it out")
-        if not isinstance(model, Linear) or model.loss != "logistic" or model.l2_per_count:
-            what = (
-                f"loss {model.loss!r}, l2_per_count {model.l2_per_count:g}" if isinstance(model, Linear) else model.net
-            )
-            raise Invalid(
-                f"strategy 'block-proximal' solves logistic regression, and the model is another ({what}): "
-                f"take model.loss='logistic' and update.l2 for a penalty, or strategy 'async'"
-            )
-        strategy.check(self.update.l1, self.workers)
-
     @property
     def identity(self) -> str:
         """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
@@ -273,6 +240,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         tree["update"] = self.update.identity
         if not self.filters:
             del tree["filters"]  # it came later
+        for name in ("admit", "evict"):  # they came later: where they are not set it is the run it was
+            if not tree["strategy"].get(name, True):
+                del tree["strategy"][name]
         if isinstance(self.model, Linear):
             del tree["model"]["kind"]  # it came later
         else:

@@ -23,6 +23,7 @@ TABLES = 256  # tables in one cluster
 # What a table may be.
 KEY_LIMIT = 1 << 63  # keys are below this
 WIDTH = 65_536  # floats in one row
+ADMIT = 255  # pushes before a key has a row
 PUSHED = 8  # numbers that a push brings for one weight
 SLOTS_PER_STEP = 4_096
 SEGMENTS_PER_SERVER = 8
@@ -57,6 +58,11 @@ STEPS_AHEAD = 64  # steps beyond the oldest open one that may be held
 CLOCK_RANGES = 4_096  # ranges of a table that have a vector clock of their own
 CLOCKS_TOLD = 16_384  # numbers of vector clocks in one message: past that, ranges are told together
 STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
+ADMISSION_BYTES = (
+    64 * MB
+)  # in which a server counts how often keys of a table were pushed: a byte for each, or a sketch
+ADMISSION_FIRST = 2 * MB  # of a sketch, at first
+EVICT_ROWS = 1_024  # fewer are not looked through for rows that are zero again
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 
 # What a question may find.

@@ -28,7 +28,7 @@ from typing import Literal, get_args
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.limits import GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, PUSHED, SLOTS_PER_STEP, WIDTH
+from shoal.limits import ADMIT, GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, PUSHED, SLOTS_PER_STEP, WIDTH
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,6 +194,7 @@ def checked(spec: Table) -> Table:
             raise Invalid("a sparse table declares keys=N (ids below N) or hashed=True (any id): one of the two")
         if spec.keys is not None and not 1 <= spec.keys <= KEY_LIMIT:
             raise Invalid(f"keys={spec.keys}: needs 1 to 2^63")
+        _check_rare(spec)
     elif not 1 <= spec.rows <= KEY_LIMIT:
         raise Invalid(f"rows={spec.rows}: needs 1 to 2^63")
     if isinstance(spec.initial, Given):
@@ -216,6 +217,17 @@ def checked(spec: Table) -> Table:
         if spec.apply.slots_per_pass is not None and spec.apply.slots_per_pass < 1:
             raise Invalid(f"slots_per_pass={spec.apply.slots_per_pass}: needs at least 1")
     return spec
+
+
+def _check_rare(spec: Sparse) -> None:
+    """Who gets a row, and who loses it."""
+    if not 0 <= spec.admit <= ADMIT:
+        raise Invalid(f"admit={spec.admit}: a key gets a row at its n-th push, n from 0 (at once) to {ADMIT}")
+    if spec.evict and not (isinstance(spec.initial, Constant) and spec.initial.value == 0):
+        raise Invalid(
+            f"evict=True and initial={spec.initial!r}: a row that is let go reads as its initial value, so that has to be 0; "
+            f"leave evict or initial out"
+        )
 
 
 def _check_given(initial: Given) -> None:

@@ -52,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     strategies: tuple[str, ...] = ("sync", "bounded")
     workers: int = 2
     servers: int = 2
+    how: str = "processes"
     repeat: int = 3  # runs of each case
     rounds: int = 15  # of all lists, at a server
     lists: int = 40
@@ -136,6 +137,7 @@ def _job(settings: Settings, strategy: str, handles: bool) -> Job:
             "workers": settings.workers,
             "servers": settings.servers,
             "handles": handles,
+            "launch": {"how": settings.how},
             "stop": {"epochs": float(settings.passes)},
             "evaluate": {"every": float("inf")},
         }

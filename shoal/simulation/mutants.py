@@ -200,7 +200,7 @@ def apply_before_replicate() -> Any:
         *more: Any,
     ) -> Outcome:
         if self.log.links or self.log.entries:
-            self.write(given)
+            self.write(change, given, segments)
             real_note(self, change, segments, segments is self.extent.whole)
             made.add((id(self.log), self.log.seq + 1))
         return real_make(self, now, change, given, asker, segments, *more)

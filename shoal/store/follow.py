@@ -106,13 +106,13 @@ class Follow:
                 self.have = change.seq
                 one = Kept(change, given, covers)
                 self.kept.append(one)
-                outcome += self._make(one, self.segments)
+                outcome += self._make(one, self.segments, outcome)
                 if self.awaited and self._is_awaited(one):
                     self._waiting.append(one)
         return outcome
 
-    def _make(self, one: Kept, among: Sequence[int]) -> Outcome:
-        """Make a change, in those of these segments that it is for and that do not have it."""
+    def _make(self, one: Kept, among: Sequence[int], before: Outcome) -> Outcome:
+        """Make a change, in those of these segments that it is for and that do not have it; after what came ``before``."""
         part, change = self.part, one.change
         if part is None:
             return Outcome()
@@ -132,10 +132,10 @@ class Follow:
             part.note(change, mask, everywhere, one.given)
             return Outcome()
 
-        if given is None or part.extent.work(given.keys) <= self.inline:
-            part.write(given)
+        if not before.works and part.work(change, given, mask) <= self.inline:
+            part.write(change, given, mask)
             return note(0)
-        return Outcome(works=[Work(lambda: part.write(given), note, None)])
+        return Outcome(works=[Work(lambda: part.write(change, given, mask), note, None)])
 
     # ------------------------------------------------------------ filling
 
@@ -185,7 +185,7 @@ class Follow:
             self._after[segment] = seq
         waiting, outcome = self._waiting, Outcome()
         for one in waiting:
-            outcome += self._make(one, list(new))
+            outcome += self._make(one, list(new), outcome)
         self._waiting = [one for one in waiting if self._is_awaited(one)]
         return outcome
 
@@ -271,7 +271,7 @@ class Follow:
             new = [number for number in change.only if self._after.get(number, change.seq) < change.seq]
             if new:
                 self.kept.append(one)
-                outcome += self._make(one, new)
+                outcome += self._make(one, new, outcome)
                 self._after.update(dict.fromkeys(new, change.seq))
         return outcome
 

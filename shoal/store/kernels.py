@@ -27,6 +27,7 @@ from shoal.compiled import compiled, mix
 KEY_WORDS = 2  # float32 words that the key takes at the start of a sparse row
 BLOCK = 512  # keys in one run of the phases: their slots and rows stay in the second-level cache
 LINE = 8  # slots in one cache line
+FAR = 1 << 20  # words of a slab beyond which its rows are seldom in a cache
 ROW_LINES = 4  # of a row, how much is asked for ahead: longer ones the machine follows by itself
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2  # kinds of initial values
@@ -276,8 +277,16 @@ def gather_keys(index, slots, slab, used, keys, out, kind, first, second, seed):
 def gather_rows(slab, rows, word, out):
     """out[i] = the weights of row rows[i]."""
     if out.shape[1] == 1:
-        for i in range(len(rows)):
-            out[i, 0] = slab[uint64(rows[i]), uint64(word)]  # unsigned: no look whether it counts from the end
+        flat, words = slab.reshape(-1), slab.shape[1]
+        for start in range(0, len(rows), BLOCK):
+            some = rows[start : start + BLOCK]
+            if len(flat) > FAR:
+                for i in range(len(some)):
+                    prefetch(flat, some[i] * words)
+            for i in range(len(some)):
+                out[start + i, 0] = slab[
+                    uint64(some[i]), uint64(word)
+                ]  # unsigned: no look whether it counts from the end
         return
     for i in range(len(rows)):
         for c in range(out.shape[1]):

@@ -15,6 +15,7 @@ import numpy as np
 from shoal.keys import KeyRange, KeyValues
 from shoal.limits import CLOCKS_TOLD
 from shoal.store.clock import Clocks
+from shoal.store.eviction import swept_by
 from shoal.store.extent import Extent
 from shoal.store.image import Image
 from shoal.store.ledger import Marks, Mask, Numbers
@@ -36,6 +37,7 @@ class Part:
         self.version: Numbers = np.zeros(len(held), np.int64)
         self.ledger = Marks(len(held))
         self.clocks = Clocks(len(held), spec.max_delay)
+        self.evicted = 0  # rows that were zero again and are gone
         self.events = RangeClocks(spec.span)  # vector clocks: returned by pulls and shown, they decide nothing
 
     def load(self, images: Sequence[Image]) -> None:
@@ -93,10 +95,20 @@ class Part:
                 self.events.retire(node)
         return self.clocks.live(workers)
 
-    def write(self, given: KeyValues | None) -> None:
+    def work(self, change: m.Change, given: KeyValues | None, segments: Mask) -> int:
+        """How long the rows of a change keep a thread busy, in elements; 0: it has none, and lets none go."""
+        pushed = 0 if given is None or not len(given.values) else max(1, self.extent.work(given.keys))
+        return pushed if self._swept(change, segments) is None else pushed + self.table.rows
+
+    def write(self, change: m.Change, given: KeyValues | None, segments: Mask) -> None:
         """The rows of a change; its books follow with ``note``."""
         if given is not None and len(given.values):
             self.table.push(given.keys, given.values)
+        if (swept := self._swept(change, segments)) is not None:
+            self.evicted += self.table.evict(swept)
+
+    def _swept(self, change: m.Change, segments: Mask) -> Mask | None:
+        return swept_by(self.spec, change.kind, self.version, segments)
 
     def note(self, change: m.Change, segments: Mask, everywhere: bool = False, given: KeyValues | None = None) -> None:
         """Enter a change, whose rows are written, into the books of these segments (``everywhere``: they are all)."""

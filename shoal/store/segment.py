@@ -25,14 +25,14 @@ from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.ledger import Mask
 from shoal.store.outcome import Asker, Later, Outcome, Work
 from shoal.store.replicate import Entry, Log
-from shoal.store.waiting import Waiting
+from shoal.store.tending import Tending
 from shoal.tables import Step
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
 
-class Segments(Waiting):
+class Segments(Tending):
     """The segments of one table that one server is primary of."""
 
     def __init__(
@@ -102,10 +102,14 @@ class Segments(Waiting):
             return self._counted_before(now, asker)
         asker.part = fresh is not asker.covered and not (fresh == asker.covered).all()
         counts = self._damped(self.extent.only(given, fresh, asker.covered), push.read, fresh)
-        outcome = self._make(now, self._change(push, "push", fresh), counts, asker, fresh)
-        if asker.part:
-            outcome += self._make(now, self._change(push, "tick", asker.covered), None, None, asker.covered)
-        return outcome
+
+        def make(now: int, counts: KeyValues | None) -> Outcome:
+            outcome = self._make(now, self._change(push, "push", fresh), counts, asker, fresh)
+            if asker.part:
+                outcome += self._make(now, self._change(push, "tick", asker.covered), None, None, asker.covered)
+            return outcome
+
+        return self.admitted(now, counts, make)
 
     def _counted_before(self, now: int, asker: Asker) -> Outcome:
         """Counted for another worker, perhaps: this one has done the step all the same, and nobody may wait for it."""
@@ -170,19 +174,19 @@ class Segments(Waiting):
         return outcome
 
     def _write(self, now: int, entry: Entry, seq: int) -> Outcome:
-        given, asker, alone = entry.given, entry.asker, not entry.change.seq
-        if given is None or not len(given.values):
+        change, given, asker, alone = entry.change, entry.given, entry.asker, not entry.change.seq
+        work = self.work(change, given, entry.segments)
+        if not work:
             return self._written(now, entry, seq)
-        if self.extent.work(given.keys) > self.inline:
+        if work > self.inline:
             self._writing = True
-            full = (lambda: self._was_full(asker, given)) if alone and asker is not None else None
-            return Outcome(
-                works=[Work(lambda: self.write(given), lambda now: self._was_written(now, entry, seq), full)]
-            )
+            full = (lambda: self._was_full(asker, given)) if alone and asker is not None and given is not None else None
+            write = lambda: self.write(change, given, entry.segments)  # noqa: E731
+            return Outcome(works=[Work(write, lambda now: self._was_written(now, entry, seq), full)])
         try:
-            self.write(given)
+            self.write(change, given, entry.segments)
         except MemoryError:
-            if not alone or asker is None:  # it is promised: this server cannot go on
+            if not alone or asker is None or given is None:  # it is promised: this server cannot go on
                 raise
             return self._full(asker, given)
         return self._written(now, entry, seq)
@@ -213,6 +217,7 @@ class Segments(Waiting):
                 self._record_staleness(known, asker.ask.read, segments)
             self.counts["counted"] += 1
         self.note(change, segments, everywhere, entry.given)
+        self.swept()
         if change.incarnation and self.present is not None and change.incarnation not in self.present[1]:
             self.live(*self.present)  # it left while this was on its way to the copies: nobody may wait for it
         if change.seq:
@@ -231,6 +236,8 @@ class Segments(Waiting):
             outcome += entry.later(now)
         if change.kind == "step":
             return outcome + self._closed(now, entry)
+        if change.kind == "push" and self.sweep_due(entry.given):
+            outcome += self._make(now, m.Change(0, "evict"), None, None, self.extent.whole)
         return outcome + self._release()
 
     def _full(self, asker: Asker, given: KeyValues) -> Outcome:
@@ -294,7 +301,8 @@ class Segments(Waiting):
             total = self.extent.only(total, ready, self.extent.whole)
         ready = self.extent.whole if ready.all() else ready
         self._closing = True
-        return self._make(now, m.Change(0, "step", only=self.extent.named(ready)), total, None, ready)
+        change = m.Change(0, "step", only=self.extent.named(ready))
+        return self.admitted(now, total, lambda now, total: self._make(now, change, total, None, ready))
 
     def _closed(self, now: int, entry: Entry) -> Outcome:
         """A step is taken: answer those whose slots were in it, and go on with the next."""

@@ -144,12 +144,16 @@ class SparseRows(Part):
         from shoal.store.generate import sparse_kernels
 
         self.updates, self.word = sparse_kernels(self.rule), self.kernels.KEY_WORDS
+        if isinstance(spec, tables.Sparse) and spec.evict:
+            from shoal.store.rare_kernels import let_go
+
+            self._let_go = let_go
         self._bounds = [(segment.start, segment.stop) for segment in segments]
         self.plain = self.words  # of a row, without its key
         self.words += self.kernels.KEY_WORDS
         self.words += self.words % 2  # keys stay aligned
-        first = min(FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
-        self.slab = _slab(first, self.words)
+        self._first = min(FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
+        self.slab = _slab(self._first, self.words)
         self.slots: npt.NDArray[np.uint64] = self.slab.view(np.uint64)
         self.index = _index(2 * FIRST_ROWS)
 
@@ -225,6 +229,27 @@ class SparseRows(Part):
         self.index[:] = 0
         self.kernels.rebuild(self.index, self.slots, self.rows)
 
+    def evict(self, segments: npt.NDArray[np.bool_]) -> int:
+        """Rows of these segments whose weights are all 0 go; those that stay close up. A slab that is too large by far goes, too."""
+        starts, stops = self.starts[segments], self.stops[segments]
+        before, self.rows = self.rows, self._let_go(self.slots, self.slab, self.rows, self.width, starts, stops)
+        if self.rows == before:
+            return 0
+        self.layout += 1
+        capacity, places = _fitting(self._first, self.rows + self.rows // 2)
+        try:
+            if 2 * capacity <= len(self.slab):
+                slab = _slab(capacity, self.words)
+                slab[: self.rows] = self.slab[: self.rows]
+                self.slab, self.slots = slab, slab.view(np.uint64)
+            if places < len(self.index):
+                self.index = _index(places)
+        except MemoryError:
+            pass  # for the little that it takes: it stays as it is
+        self.index[:] = 0
+        self.kernels.rebuild(self.index, self.slots, self.rows)
+        return before - self.rows
+
     def _make_room(self, keys: Keys) -> None:
         room = min(len(self.slab), _most(self.index)) - self.rows
         if len(keys) > room:
@@ -237,11 +262,7 @@ class SparseRows(Part):
             raise MemoryError(f"{rows} rows: one server holds at most {ROWS_PER_TABLE} of a table; add servers")
         # Both arrays are taken before anything is changed. Fresh ones cost no memory until they are written to, so the
         # old index is gone before the new one is filled.
-        capacity, places = len(self.slab), len(self.index)
-        while capacity < rows:
-            capacity += capacity // 2  # always the same steps, however large the pushes: the peak is known
-        while places * 3 // 4 < rows:
-            places *= 2
+        capacity, places = _fitting(self._first, rows)
         slab = _slab(capacity, self.words) if capacity > len(self.slab) else None
         index = _index(places) if places > len(self.index) else None
         if slab is not None:
@@ -251,6 +272,16 @@ class SparseRows(Part):
         if index is not None:
             self.index = index
             self.kernels.rebuild(self.index, self.slots, self.rows)
+
+
+def _fitting(capacity: int, rows: int) -> tuple[int, int]:
+    """Rows that a slab has, and places that an index has, for so many: always the same steps, so the peak is known."""
+    places = 2 * FIRST_ROWS
+    while capacity < rows:
+        capacity += capacity // 2
+    while places * 3 // 4 < rows:
+        places *= 2
+    return capacity, places
 
 
 def _most(index: Keys) -> int:

@@ -29,7 +29,7 @@ class Table:
         self.spec, self.segments = tables.checked(spec), _checked(spec, segments)
         self.width, self.push_width = spec.width, spec.push_width
         sort = DenseRows if isinstance(spec, tables.Dense) else SparseRows
-        self._part: DenseRows | SparseRows = sort(spec, self.segments)
+        self.part = self._part = sort(spec, self.segments)
         self.known = Places(self._part)  # lists of keys that come again, and where their rows are
 
     @property
@@ -118,6 +118,11 @@ class Table:
         if isinstance(self._part, DenseRows):
             raise BadKeys("all rows of a dense table are alive: pull the range")
         return self._part.pull_live(keys, max(1, most_rows))
+
+    def evict(self, segments: npt.NDArray[np.bool_]) -> int:
+        """Let go of rows of these segments whose weights are all 0, and of their state; how many they were."""
+        assert isinstance(self._part, SparseRows)
+        return self._part.evict(segments)
 
     def image(self, segment: int, copy: bool = True) -> tuple[Values, Keys | None]:
         """The rows of the n-th segment, weights and state; and their keys, if not all are there."""

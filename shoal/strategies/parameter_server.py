@@ -19,7 +19,7 @@ import msgspec
 
 from shoal.data.slots import Slots
 from shoal.errors import BadValues, Invalid
-from shoal.limits import SLOTS_PER_STEP
+from shoal.limits import ADMIT, SLOTS_PER_STEP
 from shoal.store.client import Client
 from shoal.store.task import Task
 from shoal.strategies import TABLE, Lane, Rows, Slot
@@ -77,15 +77,28 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
 
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, and of the slots in a step (S0-03)
     prefetch: int = 1  # slots whose weights are asked for ahead
+    admit: int = (
+        0  # of a linear model: a feature has no weight before its key was pushed so often (in sync: in so many steps)
+    )
+    evict: bool = False  # weights that are 0 again, as l1 makes them, are let go, with what the rule keeps of them
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 64:
             raise Invalid(f"strategy.prefetch={self.prefetch}: needs 0 to 64")
+        if not 0 <= self.admit <= ADMIT:
+            raise Invalid(f"strategy.admit={self.admit}: needs 0 (every feature has a weight at once) to {ADMIT}")
         bounds = (("max_delay", 0, MAX_DELAY), ("slots_per_step", 1, SLOTS_PER_STEP), ("damp_above", 1, MAX_DELAY))
         for name, least, most in bounds:
             value = getattr(self, name, None)
             if value not in (None, "auto") and not least <= value <= most:
                 raise Invalid(f"strategy.{name}={value}: needs {least} to {most:,}")
+
+    def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
+        """The table that holds the weights of a linear model."""
+        if self.admit < 2 and not self.evict:
+            return OnServers.table(self, rows, update, slots_per_pass)
+        apply, max_delay = self.consistency(slots_per_pass)
+        return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay, admit=self.admit, evict=self.evict)
 
     async def run(self, lane: Lane) -> None:
         """Slot after slot, until it is over."""

@@ -21,7 +21,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     """One thing that happened to the segments of a server, in the order of its log: what a backup does after it."""
 
     seq: Count
-    kind: str  # push, step, tick, enter, park
+    kind: str  # push, step, tick, enter, park, evict
     count: Count = 0  # rows, of those that ride behind the message
     start: int = -1  # they are a range, not a list of keys
     stop: int = -1

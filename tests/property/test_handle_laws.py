@@ -25,6 +25,8 @@ from shoal.simulation.deals import Deals
 from shoal.simulation.faults import Plan
 from shoal.simulation.workload import Dealer, Scribe
 from shoal.simulation.world import World
+from shoal.store import tending
+from shoal.store.segment import Segments
 from shoal.store.update import AdaGrad, Sum
 from shoal.tables import Dense, Sparse, Table, Uniform
 
@@ -38,6 +40,7 @@ SPECS = st.sampled_from(
         Dense(rows=SPAN, width=3, update=AdaGrad()),
         Sparse(keys=SPAN, update=Sum()),
         Sparse(keys=SPAN, update=Sum(), evict=True),
+        Sparse(keys=SPAN, update=Sum(), evict=True, admit=2),
         Sparse(keys=SPAN, width=2, update=AdaGrad(), initial=Uniform(seed=3)),
         Sparse(hashed=True, update=Sum()),
         Sparse(keys=SPAN, update=Sum(), wire="bfloat16"),
@@ -48,7 +51,7 @@ SEEDS = st.integers(0, 1 << 20)
 DEEDS = st.one_of(
     st.tuples(st.sampled_from(["push", "push back", "pull", "push_pull"]), LIST, SEEDS),
     st.tuples(st.sampled_from(["push", "pull"]), LIST, SEEDS),  # most of all these
-    st.tuples(st.just("ahead"), LIST, SEEDS),
+    st.tuples(st.sampled_from(["ahead", "push back"]), LIST, SEEDS),
     st.tuples(st.sampled_from(["another list", "grow", "forget", "scramble", "crash", "silence"]), LIST, SEEDS),
 )
 
@@ -80,6 +83,10 @@ class Twins:
         self.world.poke("ann")
         assert self.world.run(lambda: task.done, 900 * SECOND, 2_000_000), "it hangs"
         task.result()
+
+    def parts(self) -> list[Segments]:
+        held = [holding.own for server in self.cluster.servers.values() for holding in server.tables.values()]
+        return [own for own in held if own is not None]
 
     async def _all(self, deeds: list[tuple[str, int, int]]) -> None:
         client = self.worker.client
@@ -161,7 +168,7 @@ class Twins:
 
 @contextmanager
 def room(kept: int) -> Iterator[None]:
-    with mock.patch.object(limits, "HANDLE_BYTES", kept):
+    with mock.patch.object(limits, "HANDLE_BYTES", kept), mock.patch.object(tending, "EVICT_ROWS", 16):
         yield
 
 
@@ -183,13 +190,14 @@ def test_lists_by_number_do_what_their_keys_would_do(
 
 
 def test_what_the_law_is_about_does_happen() -> None:
-    chance, calls = np.random.default_rng(5), ["push", "pull", "push_pull", "ahead", "push", "pull"]
+    chance, calls = np.random.default_rng(5), ["push", "pull", "push_pull", "ahead", "push back", "pull"]
     deeds = [(calls[n % 6], int(chance.integers(LISTS)), n) for n in range(60)]
     for number, deed in enumerate(("silence", "another list", "grow", "forget", "scramble", "crash")):
         deeds.insert(9 * number + 9, (deed, number % LISTS, number))
-    twins = Twins(1, Sparse(keys=SPAN, update=Sum()), servers=2, copies=2, storm=True)
-    twins.do(deeds)
+    twins = Twins(1, Sparse(keys=SPAN, update=Sum(), evict=True), servers=2, copies=2, storm=True)
+    with room(8_000):
+        twins.do(deeds)
     counts = twins.worker.client.names.counts
     assert counts["hits"] > 20 and counts["misses"] > 10 and counts["forgotten"] > 1 and counts["bytes saved"] > 0
-    assert twins.world.counts["repeated"] > 0
+    assert twins.world.counts["repeated"] > 0 and any(own.counts["evicted"] for own in twins.parts())
     assert twins.worker.client.view.number > 4  # segments changed hands, and back

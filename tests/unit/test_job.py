@@ -137,6 +137,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"strategy": "sync", "strategy.damp_above": 2}, "strategy 'sync' has no setting 'damp_above', only bounded, async"),
         ({"strategy.damp_above": 0}, "strategy.damp_above=0: needs 1 to"),
         ({"strategy.damp_above": math.nan}, "strategy.damp_above: Expected `int | null`, got `float`: give a whole number or none"),
+        ({"strategy.admit": 256}, "strategy.admit=256: needs 0 (every feature has a weight at once) to 255"),
+        ({"strategy": "serial", "strategy.evict": True}, "strategy 'serial' has no setting 'evict', only sync, bounded, async"),
+        ({"model.net": "cnn", "strategy.admit": 2}, "strategy.admit=2 is for linear models"),
         ({"emulate.slow": [99], "workers": 4}, "emulate.slow=[99]: there is no worker 99, only 0 to 3: name those, or take more workers"),
         ({"emulate.slow": [0, 1], "strategy": "serial"}, "emulate.slow=[0, 1]: there is no worker 1, only worker 0"),
         ({"emulate.slow": 3}, "emulate.slow: Expected `array`, got `int`: give a list, such as [0, 1]"),
@@ -335,3 +338,4 @@ def test_settings_that_came_later_leave_the_identity_of_older_runs_alone() -> No
     lines = "".join(toml_lines(Rule("sgd", l1=0.5).identity))
     assert lines == 'rule = "sgd"\n# step = (not set)\nl1 = 0.5\nl2 = 0.0\n'
     assert Job(update=Rule("adam", decay=0.1)).identity != Job(update=Rule("adam")).identity
+    assert len({Job(strategy=Async(**more)).identity for more in ({}, {"admit": 2}, {"evict": True})}) == 3

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, KeyValues
 from shoal.limits import COORDINATOR
+from shoal.store.follow import Follow
 from shoal.store.holding import FromServer, Holding
 from shoal.store.outcome import Outcome
-from shoal.store.update import Sum
-from shoal.tables import Dense, Each, Step, Wire
+from shoal.store.part import Part
+from shoal.store.replicate import packed
+from shoal.store.update import Assign, Sum
+from shoal.tables import Dense, Each, Sparse, Step, Wire
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 from shoal.wire.forms import shortened
@@ -203,3 +206,21 @@ def test_the_coordinator_hears_of_a_copy_when_it_has_all_that_was_counted() -> N
     assert not town.told
     town.deliver()
     assert [type(one) for one in town.told] == [m.Full]
+
+
+def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_first_takes_long() -> None:
+    """What takes long is done elsewhere: what follows must not be made before it."""
+    spec = Sparse(keys=100, update=Assign())
+    follow = Follow(1, spec, "server-0", 1, lambda segment: KeyRange(0, 100), inline=4)
+    follow.begin(Part(1, spec, [(0, KeyRange(0, 100))]))
+    many, one = np.arange(20, dtype=np.uint64), np.array([3], np.uint64)
+    given = [KeyValues(many, np.ones((20, 1), np.float32)), KeyValues(one, np.full((1, 1), 2, np.float32))]
+    changes, arrays = packed(
+        [(m.Change(seq + 1, "push", stream=-ANN, number=seq), rows) for seq, rows in enumerate(given)]
+    )
+    outcome = follow.append("server-0", m.Append(1, 1, 1, 1, [0], 0, 0, changes), tuple(arrays))
+    for work in outcome.works:
+        work.function()
+        work.then(0)
+    assert follow.part is not None and follow.part.table.pull(one).item() == 2
+    assert follow.part.version.tolist() == [2]

@@ -1,0 +1,73 @@
+"""Which rows a sparse table has: keys that are let in when they came often enough, rows that are let go when they are zero again.
+
+Both are the primary's to decide. Who gets in is decided before a change is made (``admission``), so copies only hear of those. Rows are
+let go by a change of its log, kind ``evict``, which says when and not which: a copy that has made all changes before it has the very same
+zeros. In a table that is updated in steps there is no such change: rows go together with steps that are known beforehand (the last of a
+pass, and steps 1, 2, 4, 8, ...), so the model is the same for any number of servers.
+
+Elsewhere a sweep is due when rows have doubled since the last one, or when four times as many keys were pushed as there are rows: it costs
+less than the pushes did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shoal.keys import KeyRange, KeyValues
+from shoal.limits import EVICT_ROWS
+from shoal.store.admission import Admission
+from shoal.store.outcome import Outcome, Work
+from shoal.store.replicate import Log
+from shoal.store.slab import SparseRows
+from shoal.store.waiting import Waiting
+from shoal.tables import Each, Sparse
+from shoal.tables import Table as Spec
+
+Then = Callable[[int, KeyValues | None], Outcome]
+
+
+class Tending(Waiting):
+    """The segments that a server is primary of, and who gets into them."""
+
+    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int, log: Log) -> None:
+        super().__init__(number, spec, held, inline, log)
+        rows = self.table.part
+        counts = isinstance(spec, Sparse) and spec.admit > 1 and isinstance(rows, SparseRows)
+        self._admission = Admission(rows, spec.admit) if counts else None  # type: ignore[arg-type, union-attr]
+        self._by_rows = isinstance(spec, Sparse) and spec.evict and isinstance(spec.apply, Each)
+        self._after_sweep: int | None = None  # rows there were then
+        self._since = 0  # keys pushed since
+
+    def admitted(self, now: int, given: KeyValues | None, then: Then) -> Outcome:
+        """Go on with what gets in of a push; counting may take long, and is then done elsewhere."""
+        if self._admission is None or given is None:
+            return then(now, given)
+        if self.extent.work(given.keys) <= self.inline:
+            return then(now, self._admit(given))
+        found: list[KeyValues | None] = []
+        return Outcome(works=[Work(lambda: found.append(self._admit(given)), lambda now: then(now, found[0]), None)])
+
+    def _admit(self, given: KeyValues) -> KeyValues | None:
+        assert self._admission is not None
+        found = self._admission.admit(given)
+        self.counts["not admitted"] += len(given) - (0 if found is None else len(found))
+        return found
+
+    def sweep_due(self, given: KeyValues | None) -> bool:
+        """A push was made: is it time to let rows go?"""
+        if not self._by_rows or given is None:
+            return False
+        rows = self.table.rows
+        if self._after_sweep is None:  # those we began with may have been swept just before
+            self._after_sweep = max(0, rows - len(given))
+        self._since += len(given)
+        if rows < EVICT_ROWS or (rows < 2 * self._after_sweep and self._since < 4 * rows):
+            return False
+        self._after_sweep, self._since = rows, 0
+        return True
+
+    def swept(self) -> None:
+        """A change was made: if rows went with it, they are told of."""
+        if self.evicted:
+            self.counts["evicted"] += self.evicted
+            self.evicted, self._after_sweep = 0, self.table.rows

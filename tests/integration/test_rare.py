@@ -1,0 +1,111 @@
+"""Admission and eviction in clusters and runs: what is read, what is told, what copies hold, and how a run goes on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.events import Evaluated, RunEvent
+from shoal.models.trained import Trained
+from shoal.run import Run, train
+
+PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+_names = (f"table {number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module", params=["threads", "ipc"])
+def kv(request: pytest.FixtureRequest) -> Iterator[shoal.KV]:
+    with shoal.local(servers=3, copies=2, processes=request.param == "ipc") as cluster:
+        yield cluster.client()
+
+
+@pytest.mark.parametrize("spec", [shoal.Sparse(keys=5_000, admit=3), shoal.Sparse(hashed=True, admit=3)])
+def test_a_key_that_came_too_seldom_reads_as_its_initial_value(kv: shoal.KV, spec: shoal.Sparse) -> None:
+    name, keys = next(_names), np.arange(0, 5_000, 7)
+    kv.create(name, spec)
+    ones = np.ones(len(keys))
+    for _ in range(2):
+        kv.push(name, keys, ones).result(PATIENCE)
+    assert not kv.pull(name, keys).result(PATIENCE).any() and len(kv.pull(name, slice(None)).result(PATIENCE).keys) == 0
+    told = kv.stats(name)
+    assert told["not admitted"] == 2 * len(keys) and told["rows"] == 0 and told["counted"] > 0
+    assert kv.push_pull(name, keys[:100], ones[:100]).result(PATIENCE).tolist() == [1.0] * 100
+    assert kv.pull(name, keys).result(PATIENCE).sum() == 100 and kv.stats(name)["rows"] == 100
+
+
+def test_rows_that_are_zero_again_are_let_go_on_all_copies(kv: shoal.KV) -> None:
+    name, keys = next(_names), np.arange(5_000)
+    kv.create(name, shoal.Sparse(keys=1 << 40, evict=True))
+    ones = np.ones(len(keys))
+    kv.push(name, keys, ones).result(PATIENCE)
+    kv.push(name, keys[50:], -ones[50:]).result(PATIENCE)
+    kv.push(name, keys + 5_000, ones).result(PATIENCE)  # twice as many rows: time for a sweep, which follows
+    kv.push(name, [0], [0.0]).result(PATIENCE)
+    told = kv.stats(name)
+    assert (told["rows"], told["evicted"], told["copied rows"]) == (5_050, 4_950, 5_050)
+    found = kv.pull(name, keys).result(PATIENCE)
+    assert found[:50].tolist() == [1.0] * 50 and not found[50:].any()
+    assert kv.pull(name, keys + 5_000).result(PATIENCE).tolist() == [1.0] * 5_000
+
+
+# ---------------------------------------------------------------- runs
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packed_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The rows are packed into a folder of this test's own."""
+    before = os.environ.get("SHOAL_CACHE")
+    os.environ["SHOAL_CACHE"] = before or str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["SHOAL_CACHE"]
+
+
+def weights(of: Run) -> Any:
+    assert isinstance(of.model, Trained)
+    return of.model.weights
+
+
+def run(out: Path | None = None, on_event: Any = None, **settings: Any) -> Run:
+    given: dict[str, Any] = {
+        "launch.how": "threads",
+        "stop.epochs": 3,
+        "workers": 2,
+        "data.batch": 20,
+        "data.rows": 600,
+    }
+    given |= {"data.features": 1_000, "update.rule": "sgd", "update.step": 0.5, "update.l1": 0.001}
+    return train("rcv1-like", out=out, on_event=on_event, settings=given | settings)
+
+
+def test_a_sync_run_that_lets_keys_in_and_go_is_the_same_for_any_number_of_servers() -> None:
+    rare = {"strategy": "sync", "strategy.admit": 3, "strategy.evict": True}
+    one = run(**rare, workers=1)
+    other = run(**rare, servers=3, copies=2)
+    assert weights(one).tobytes() == weights(other).tobytes()
+    plain = run(strategy="sync")
+    assert 0 < np.count_nonzero(weights(one)) < np.count_nonzero(weights(plain))
+    assert abs(one.summary["test_loss"] - plain.summary["test_loss"]) < 0.1
+
+
+def test_a_run_that_lets_keys_in_and_go_is_taken_up_again(tmp_path: Path) -> None:
+    """Interrupted, it makes a checkpoint; rows go on from it, and counting begins anew."""
+    rare = {"strategy": "sync", "strategy.admit": 2, "strategy.evict": True}
+
+    def interrupt(event: RunEvent) -> None:
+        if isinstance(event, Evaluated) and event.number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", interrupt, **rare, **{"stop.epochs": 1_000})
+    again = train(resume=tmp_path / "run", settings={"stop.epochs": 1})
+    assert again.summary["resumed"] == 1 and not again.summary["failed"]
+    assert again.summary["test_loss"] < 0.69 and 0 < np.count_nonzero(weights(again)) < 1_000

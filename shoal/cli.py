@@ -19,6 +19,7 @@ from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
+from shoal.views.query_command import query
 
 if TYPE_CHECKING:
     from shoal.folder import Folder
@@ -65,7 +66,7 @@ def main() -> None:
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net.")
-@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; or serial.")
+@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; block-proximal; or serial.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
 @click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
@@ -113,6 +114,7 @@ def train(
     \b
     shoal train clicks --workers 4 --servers 2
     shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
+    shoal train rcv1 --strategy block-proximal --set update.l1=1.0 --set strategy.max_delay=2
     shoal train mnist --model cnn --workers 4 --set data.batch=64
     shoal train --resume runs/clicks-logistic-async-1 --workers 8
     torchrun --nproc-per-node 5 -m shoal train clicks --servers 2
@@ -302,6 +304,7 @@ main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
 main.add_command(launch)
+main.add_command(query)
 main.add_command(report)
 main.add_command(simulate)
 main.add_command(sweep)

@@ -131,6 +131,18 @@ def is_sorted(keys: Keys) -> bool:
     return len(keys) < 2 or bool((keys[1:] > keys[:-1]).all())
 
 
+def distinct(keys: Keys) -> Keys:
+    """The same keys in order, each once. (numpy's own ``unique`` goes through a hash table from 2.3 on: five to fifteen times as long.)"""
+    ordered = np.sort(keys)
+    if len(ordered) < 2:
+        return ordered
+    first = np.empty(len(ordered), np.bool_)
+    first[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    found: Keys = ordered[first]
+    return found
+
+
 def tidy(keys: Keys) -> tuple[Keys, npt.NDArray[np.intp] | None]:
     """Sorted keys without repeats, and for each given key its place among them (None if nothing had to change)."""
     if is_sorted(keys):

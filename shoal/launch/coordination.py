@@ -131,7 +131,7 @@ def dealing_of(facts: Facts) -> Dealing:
         rows=facts.rows,
         test_rows=facts.test_rows,
         features=facts.features,
-        batch=job.data.batch,
+        batch=slots.batch,
         slots=slots.per_pass,
         emulated=job.emulate.words(),
     )

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal import limits
-from shoal.errors import BadKeys, ClusterError, Invalid
+from shoal.errors import BadKeys, ClusterError, Invalid, Unanswered
 from shoal.job import Job
 from shoal.keys import KeyRange, Keys, Values, as_range
 from shoal.launch.looking import ADDRESS, address_of, transport_to
@@ -59,8 +59,14 @@ class Asked(Protocol):
     def close(self) -> None: ...
 
 
+class HasModel(Protocol):
+    """A run that is over."""
+
+    model: Any
+
+
 def query(
-    where: str | os.PathLike[str] | Trained | TrainedModule,
+    where: str | os.PathLike[str] | Trained | TrainedModule | HasModel,
     question: Question | str = "overview",
     *,
     table: str | None = None,
@@ -68,36 +74,49 @@ def query(
     servers: str | Sequence[str] | None = None,
     **settings: Any,
 ) -> Any:
-    """Ask a question of a model: ``where`` is a run's folder (one that goes on, or has ended), the address of a coordinator, or a
-    trained model. Questions are "overview", "count", "norms", "nonzeros", "top", "histogram", and functions of your own under
+    """Ask a question of a model: ``where`` is a run's folder (one that goes on, or has ended), the address of a coordinator, a
+    ``Run``, or a trained model. Questions are "overview", "count", "norms", "nonzeros", "top", "histogram", and functions of your own under
     ``@shoal.question()``. ``servers``: only of what these hold. Nothing changes by being asked.
     """
     asked = opened(where, table)
     try:
         return asked.ask(question, keys, servers=servers, **settings)
+    except Unanswered:
+        if not asked.live or not is_over(asked.where):
+            raise
     finally:
         asked.close()
+    return opened(where, table).ask(question, keys, servers=servers, **settings)
 
 
-def opened(where: str | os.PathLike[str] | Trained | TrainedModule, table: str | None = None) -> Asked:
+def opened(where: str | os.PathLike[str] | Trained | TrainedModule | HasModel, table: str | None = None) -> Asked:
     """The model there; whoever opens it closes it."""
-    if isinstance(where, Trained | TrainedModule):
-        return Kept(where, repr(where), table)
+    model = getattr(where, "model", None) if not isinstance(where, Trained | TrainedModule) else where
+    if isinstance(model, Trained | TrainedModule):
+        return Kept(model, repr(model), table)
+    if not isinstance(where, str | os.PathLike):
+        raise Invalid(f"{where!r} has no model that could be asked: give a run, its folder, an address or a model")
     place = os.fspath(where)
     if "://" in place:
         return Live(place, place, table)
     folder = Path(place)
     file = folder if folder.is_file() else folder / MODEL
     if file.is_file() and not (folder / ADDRESS).exists():
-        from shoal.models.learning import trained
-
-        return Kept(trained(file), place, table)
+        return Kept(_trained(file), place, table)
     try:
         return Live(address_of(place), place, table)
-    except ClusterError:
+    except (ClusterError, Unanswered):
+        if file.is_file() and not (folder / ADDRESS).exists():  # it has ended at this very moment
+            return Kept(_trained(file), place, table)
         if (folder / "summary.json").exists():
             raise ClusterError(f"the run in {place} has ended and left no model ({MODEL}): train again") from None
         raise
+
+
+def is_over(where: str) -> bool:
+    """The run in this folder has ended, and has left what it has to leave."""
+    folder = Path(where)
+    return "://" not in where and (folder / "summary.json").exists() and not (folder / ADDRESS).exists()
 
 
 class Live:
@@ -205,9 +224,25 @@ class Kept:
         return
 
 
+def _trained(file: Path) -> Any:
+    from shoal.models.learning import trained
+
+    return trained(file)
+
+
+def modules_of(where: str) -> tuple[str, ...]:
+    """Those that the servers of this run have imported, as far as its folder says."""
+    job = _job(Path(where))
+    return () if job is None else tuple(job.launch.modules)
+
+
 def _model_of(folder: Path) -> Any:
-    """What is trained in this folder; None if it does not say."""
+    job = _job(folder)
+    return None if job is None else job.model
+
+
+def _job(folder: Path) -> Job | None:
     try:
-        return Job.load(folder / "job.toml").model
+        return Job.load(folder / "job.toml")
     except Invalid:
         return None

@@ -78,13 +78,13 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
 
 def parts_of(job: Job, learner: Learner, turns: Turns) -> Shelf:
     """The rows of a run that goes block by block."""
-    from shoal.models.columns_stub import Blocks
+    from shoal.models.columns import Blocks
     from shoal.nodes.parts import Parts
 
     assert isinstance(learner, LinearLearner) and isinstance(job.strategy, BlockProximal)
     data, bias = learner.train, learner.model.bias
     blocks = Blocks.cut(job.strategy.by, job.strategy.blocks, data.counts, bias, data.rows)
-    return Parts(data, turns, blocks, bias)
+    return Parts(data, turns, blocks, bias, learner.model.loss)
 
 
 def number_of(worker: str) -> int:

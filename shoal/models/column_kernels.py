@@ -7,6 +7,8 @@ anywhere. Sums are in double precision, in the order of the rows. Nothing here c
 
 from __future__ import annotations
 
+import math
+
 from numba import boolean, float32, float64, int64, uint32, uint64
 from numba.core import types
 
@@ -18,11 +20,11 @@ from shoal.models.kernels import (
     floats_in,
     floats_out,
     indptr_in,
-    loss_at,
     sigmoid,
 )
 
 SLOPE, CURVE, REACH, ALL = 0, 1, 2, 3
+TOGETHER = 512  # factors of a product that is not below 2^-512
 STEEPEST = 0.25  # no curvature of a logistic loss is larger
 
 places_in = types.Array(int64, 1, "C", readonly=True)
@@ -69,11 +71,35 @@ def look(kind, margin, label, state, i):
         state[i, CURVE] = float32(1.0)
 
 
-@compiled(types.void(int64, doubles_out, floats_in, state_out, doubles_out))
-def look_at_all(kind, margins, labels, state, losses):
+@compiled(types.void(int64, doubles_out, floats_in, state_out))
+def look_at_all(kind, margins, labels, state):
     for i in range(len(margins)):
         look(kind, margins[i], float64(labels[i]), state, i)
-        losses[i] = loss_at(kind, margins[i], float64(labels[i]))
+
+
+@compiled(float64(int64, doubles_out, floats_in, state_out))
+def total_loss(kind, margins, labels, state):
+    """The sum of the losses of all rows.
+
+    With p = |slope|, log(1 + exp(-ym)) is -log(1 - p), or -ym - log(p) where that is the larger: factors of 1/2 to 1 are
+    multiplied, and one logarithm is taken for so many that the product stays a number.
+    """
+    total, product = 0.0, 1.0
+    for i in range(len(margins)):
+        slope = float64(state[i, SLOPE])
+        if kind != LOGISTIC:
+            total += 0.5 * slope * slope
+            continue
+        towards = float64(labels[i]) * margins[i]
+        if towards < 0.0:
+            total -= towards
+            product *= abs(slope)
+        else:
+            product *= 1.0 - abs(slope)
+        if i % TOGETHER == TOGETHER - 1:
+            total -= math.log(product)
+            product = 1.0
+    return total - math.log(product)
 
 
 @compiled(types.void(indptr_in, columns_in, floats_in, floats_in, doubles_out))
@@ -99,8 +125,8 @@ def count(indptr, at, values, places, share, state, column):
                 state[at[j], column] += share
 
 
-@compiled(int64(int64, floats_in, doubles_out, state_out, doubles_out, doubles_out, rows_out, int64))
-def settle(kind, labels, margins, state, losses, change, touched, found):
+@compiled(int64(int64, floats_in, doubles_out, state_out, doubles_out, rows_out, int64))
+def settle(kind, labels, margins, state, change, touched, found):
     """Put the changes of the touched rows into their margins, and look at these rows again."""
     for f in range(found):
         i = touched[f]
@@ -108,17 +134,16 @@ def settle(kind, labels, margins, state, losses, change, touched, found):
             margins[i] += change[i]
             change[i] = 0.0
             look(kind, margins[i], float64(labels[i]), state, i)
-            losses[i] = loss_at(kind, margins[i], float64(labels[i]))
     return 0
 
 
 @compiled(
     float64(
         int64, indptr_in, columns_in, floats_in, places_in, floats_in, floats_out, floats_in, doubles_out, state_out,
-        doubles_out, doubles_out, rows_out,
+        doubles_out, rows_out,
     )
 )  # fmt: skip
-def take(kind, indptr, at, values, places, new, weights, labels, margins, state, losses, change, touched):
+def take(kind, indptr, at, values, places, new, weights, labels, margins, state, change, touched):
     """margins[i] += sum of x_ik * (new weight - old weight); the largest change of a margin.
 
     ``change`` is zero before and after. What hangs on a margin is computed again only where it has changed.
@@ -134,16 +159,16 @@ def take(kind, indptr, at, values, places, new, weights, labels, margins, state,
             i = at[j]
             if (
                 change[i] == 0.0
-            ):  # a row whose changes add up to exactly 0 on the way is named twice, which does no harm
+            ):  # a row whose changes cancel on the way is named twice: there must be room, and no more
                 if found == len(touched):
-                    found = settle(kind, labels, margins, state, losses, change, touched, found)
+                    found = settle(kind, labels, margins, state, change, touched, found)
                 touched[found] = i
                 found += 1
             change[i] += by * float64(values[j]) if len(values) else by
     most = 0.0
     for f in range(found):
         most = max(most, abs(change[touched[f]]))
-    settle(kind, labels, margins, state, losses, change, touched, found)
+    settle(kind, labels, margins, state, change, touched, found)
     return most
 
 

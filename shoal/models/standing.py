@@ -14,7 +14,7 @@ again its share is small: the others hardly slow down for it, and should it move
 
 Curvatures are those of the present margins, as much larger as a step like the last one of this block could make them, and
 never above the largest that there is. With delay, steps of other blocks are on their way that the margins do not have yet:
-``between`` of what a row has in other blocks is added to its reach (decision 0030).
+``between`` of what a row has in other blocks is added to its reach (decision 0030 has the reasons, and what was tried).
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from shoal.models.linear import Floats
 
 Numbers = npt.NDArray[np.int64]
 
-RELAX = (
-    1.8  # of 2: an over-relaxed step ends long slides along keys that nearly replace one another in half as many passes
-)
+RELAX = 1.8  # of 2: over-relaxed steps end long slides along keys that nearly replace one another sooner
 AGAIN = np.float32(0.125)  # the share of a key that was left out and is looked at again
 LEAST = 0.05  # a change of margins that is always allowed for
 
@@ -46,12 +44,11 @@ class Standing:
         self._kernels, self.columns, self.delay = kernels, columns, delay
         self.margins = np.zeros(columns.rows)
         self.all_weights: Floats = np.zeros(len(columns.keys), np.float32)
-        self._losses = np.zeros(columns.rows)
         self._state = np.zeros((columns.rows, 4), np.float32)
         self._change = np.zeros(columns.rows)
         self._touched = np.empty(columns.rows, np.uint32)
-        # Of the steps that are under way while a block has its turn, how many are another given block's: on average over orders.
-        self._between = 2.0 * delay / (columns.blocks - 1) if columns.blocks > 1 else 0.0
+        # How many steps of another given block are under way when a block has its turn, on average over orders.
+        self._between = delay / (columns.blocks - 1) if columns.blocks > 1 else 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -59,7 +56,7 @@ class Standing:
         self._moved = np.full(
             columns.blocks, math.inf
         )  # by the last step of each block: the largest change of a margin
-        self._kernels.look_at_all(columns.kind, self.margins, columns.labels, self._state, self._losses)
+        self._kernels.look_at_all(columns.kind, self.margins, columns.labels, self._state)
         self._state[:, self._kernels.ALL] = 0.0
         if self.delay:
             self._count(np.flatnonzero(~_left_out(self.all_weights)), 1.0, self._kernels.ALL)
@@ -91,7 +88,7 @@ class Standing:
             self._count(among[after & ~before], -1.0, self._kernels.ALL)
         moved = self._kernels.take(
             columns.kind, columns.indptr, columns.at, columns.values, among, new, self.all_weights, columns.labels,
-            self.margins, self._state, self._losses, self._change, self._touched,
+            self.margins, self._state, self._change, self._touched,
         )  # fmt: skip
         known = self._moved[block]
         self._moved[block] = moved if known == math.inf else max(moved, known / 2)
@@ -123,7 +120,8 @@ class Standing:
             columns.indptr, columns.at, columns.values, among, shares, grow / RELAX, steepest / RELAX, self._between,
             self._state, out,
         )  # fmt: skip
-        return float(self._losses.sum()), places, out
+        loss: float = kernels.total_loss(columns.kind, self.margins, columns.labels, self._state)
+        return loss, places, out
 
     def _count(self, places: Numbers, share: float, column: int) -> None:
         columns = self.columns

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.data.packed import Packed
-from shoal.models.columns_stub import Blocks, Columns
+from shoal.models.columns import Blocks, Columns
+from shoal.models.linear import Loss
 from shoal.strategies.turns import Turns
 
 _UNUSED = 2  # passes that a part is kept without being asked for
@@ -19,8 +20,8 @@ _UNUSED = 2  # passes that a part is kept without being asked for
 class Parts:
     """What one worker has made ready."""
 
-    def __init__(self, data: Packed, turns: Turns, blocks: Blocks, bias: bool) -> None:
-        self._data, self._turns, self._blocks, self._bias = data, turns, blocks, bias
+    def __init__(self, data: Packed, turns: Turns, blocks: Blocks, bias: bool, loss: Loss) -> None:
+        self._data, self._turns, self._blocks, self._bias, self._loss = data, turns, blocks, bias, loss
         self._kept: dict[int, Columns] = {}  # by part
         self._used: dict[int, int] = {}  # the pass in which it was asked for last
 
@@ -44,7 +45,7 @@ class Parts:
         found = self._kept.get(part)
         if found is None:
             rows = self._data.slice(*self._turns.part_rows(part))
-            found = self._kept[part] = Columns(rows, self._blocks, self._bias, self._data.features)
+            found = self._kept[part] = Columns(rows, self._blocks, self._bias, self._data.features, self._loss)
         return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.keys import KeyRange, Keys, KeyValues, Values, distinct
 from shoal.store.ledger import Mask
 
 
@@ -75,7 +75,7 @@ def _add_rows(rows: list[Values], divisor: int) -> Values:
 
 
 def _add_by_key(lists: list[Keys], rows: list[Values], divisor: int) -> KeyValues:
-    keys = np.unique(np.concatenate(lists))
+    keys = distinct(np.concatenate(lists))
     total = np.zeros((len(keys), rows[0].shape[1]), np.float64)
     for mine, values in zip(lists, rows, strict=True):
         total[np.searchsorted(keys, mine)] += values  # no key is twice in one list

@@ -29,7 +29,7 @@ from shoal.wire.effects import Effect, Received, Send
 if TYPE_CHECKING:
     from shoal.store.dispatch import Dispatch
 
-_KIND = "question"  # of a refusal
+_REASON = 2_000  # characters of a refusal: a name may be as long as a message
 
 
 class Calling(Asking):
@@ -151,9 +151,9 @@ class Calls:
             settings = question.settings(call.settings)
             keys = KeyRange(call.start, call.stop)
         except BadKeys as error:
-            return Outcome([Send(sender, m.No(call.request, "keys", str(error)))])
+            return Outcome([_no(sender, call, "keys", error)])
         except Invalid as error:
-            return Outcome([Send(sender, m.No(call.request, "setting", str(error)))])
+            return Outcome([_no(sender, call, "setting", error)])
         found: list[Effect] = []
 
         def ask() -> None:
@@ -192,6 +192,10 @@ def _answer(sender: str, call: m.Call, question: Question, settings: Any, part: 
     try:
         found = question.ask(pieces(part.table, keys, limits.CALL_PIECE, question.keys), settings)
     except Invalid as error:
-        return Send(sender, m.No(call.request, _KIND, str(error)))
+        return _no(sender, call, "question", error)
     arrays = (found.keys, found.values.reshape(-1)) if len(found.keys) else ()
     return Send(sender, m.Called(call.request, found.numbers.tolist()), arrays)
+
+
+def _no(sender: str, call: m.Call, kind: str, error: Invalid) -> Effect:
+    return Send(sender, m.No(call.request, kind, str(error)[:_REASON]))

@@ -6,18 +6,20 @@ are pressed, and values come shortened unless the pull is exact.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.errors import BadValues, Invalid
+from shoal.filters import are_known, described
 from shoal.filters import taken as taken_rows
 from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyList, KeyRange, KeyValues, Values
 from shoal.limits import FRAME_BYTES
 from shoal.store.feedback import Feedback, Sent
 from shoal.store.update import known_rule
-from shoal.tables import Table
+from shoal.tables import Dense, Table, Update, Wire
 from shoal.wire import messages as m
 
 if TYPE_CHECKING:
@@ -40,6 +42,13 @@ def checked_chain(spec: Table, flow: Flow | None = None, warm: bool = False) -> 
             f"out (float16, bfloat16, delta, lz4 and zstd are fine there)"
         )
     return chain
+
+
+def check_named(named: Sequence[str | Mapping[str, Any]], update: Update, wire: Wire, modules: bool) -> None:
+    """Refuse the filters of a job that cannot be; with modules, unknown ones are for those to judge who import these."""
+    filters = described(named)
+    if are_known(filters) or not modules:
+        checked_chain(Dense(rows=1, update=update, wire=wire, filters=filters))
 
 
 class Filtering:

@@ -26,10 +26,14 @@ from typing import Any, Literal, Protocol
 import msgspec
 import numpy as np
 
+from shoal.cluster.stopping import Stop
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyList
 from shoal.limits import SLOTS_PER_STEP
-from shoal.models.columns_stub import Columns, Standing
+from shoal.models.columns import SOLVED, Columns
+from shoal.models.linear import Linear
+from shoal.models.standing import Standing
+from shoal.store.chosen import Rule
 from shoal.store.task import Task
 from shoal.strategies import TABLE, Lane, Slot
 from shoal.strategies.parameter_server import OnServers, is_newer
@@ -63,7 +67,7 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
     max_delay: int = 0  # iterations that the weights of a slot may be behind
     kkt: Literal["nips", "osdi", "off"] = "nips"  # leave a zero out if |g| <= l1 - kkt_delta, or |g| <= kkt_delta
     kkt_delta: float | None = None  # nips: l1 / 10, osdi: l1 / 2
-    recheck: int = 5  # passes from one in which every key is looked at to the next
+    recheck: int = 10  # passes from one in which every key is looked at to the next
 
     def __post_init__(self) -> None:
         bounds = (
@@ -99,7 +103,7 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
 
     def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
         l1 = update.settings.get("l1", 0.0)
-        update = Update(update.name, {**update.settings, "kkt": self.threshold(l1)})
+        update = Update(update.name, {"l1": 0.0, "l2": 0.0, **update.settings, "kkt": self.threshold(l1)})
         return msgspec.structs.replace(super().table(rows, update, slots_per_pass), pushed=2)
 
     def threshold(self, l1: float) -> float:
@@ -198,6 +202,33 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
             pull = lane.client.pull(TABLE, listed, clock=s + 1 + self.max_delay)
             one.coming[s] = Coming(block, places, pull)
         return one
+
+
+def go_together(strategy: object, model: object, rule: Rule, stop: Stop, workers: int) -> None:
+    """Block by block, or not at all: strategy, model, update rule and stop rules."""
+    if not isinstance(strategy, BlockProximal):
+        if rule.rule == "block_proximal":
+            raise Invalid(f"update.rule={rule.rule!r} is for strategy 'block-proximal': take that, or another rule")
+        if stop.is_solved_by_rule:
+            raise Invalid(
+                "stop.objective and stop.violation are for strategy 'block-proximal', which solves an objective: "
+                "take stop.target_loss or stop.patience"
+            )
+        return
+    if rule.rule != "block_proximal" and not rule.is_own:
+        raise Invalid(
+            f"update.rule={rule.rule!r}: strategy 'block-proximal' needs 'block_proximal' (leave it out), or your own of "
+            f"gradient and curvature, with settings step, l1, l2 and kkt"
+        )
+    if not isinstance(model, Linear) or model.loss not in SOLVED or model.l2_per_count:
+        what = "a module"
+        if isinstance(model, Linear):
+            what = f"loss {model.loss!r}" + (f" with l2_per_count {model.l2_per_count:g}" if model.l2_per_count else "")
+        raise Invalid(
+            f"strategy 'block-proximal' solves linear models with loss {' or '.join(SOLVED)}, and this is {what}: "
+            f"take model.loss={SOLVED[0]!r}, and update.l2 for a penalty; or strategy 'async'"
+        )
+    strategy.check(rule.l1, workers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

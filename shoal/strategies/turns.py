@@ -29,7 +29,7 @@ class Turns:
         if not 1 <= gap <= blocks:
             raise Invalid(f"{blocks} blocks, none of which comes again within {gap} iterations: take more blocks")
         self.total, self.parts, self.blocks, self.seed = rows, parts, blocks, seed
-        self.per_pass = parts * blocks
+        self.per_pass, self.batch = parts * blocks, -(-rows // parts)  # rows that a slot computes with, at most
         self.turns = parts  # slot j is for the worker whose turn j modulo this is: a part stays with its worker
         windows = -(-blocks // (blocks - gap + 1))
         self._windows = [blocks * i // windows for i in range(windows + 1)]

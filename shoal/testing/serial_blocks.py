@@ -15,7 +15,8 @@ from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
 from shoal.job import Job
 from shoal.keys import KeyRange
-from shoal.models.columns_stub import Blocks, Columns, Standing
+from shoal.models.columns import Blocks, Columns
+from shoal.models.standing import Standing
 from shoal.store.table import Table
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.strategies.turns import Turns
@@ -30,12 +31,9 @@ def serial_blocks(job: Job, dataset: Dataset, iterations: int) -> Floats:
     rows = job.linear.keys(dataset.features)
     table = Table(strategy.table(rows, job.update.update(), turns.per_pass), [KeyRange(0, rows)])
     blocks = Blocks.cut(strategy.by, strategy.blocks, data.counts, job.linear.bias, data.rows)
-    parts = [
-        Standing(
-            Columns(data.slice(*turns.part_rows(part)), blocks, job.linear.bias, data.features), strategy.max_delay
-        )
-        for part in range(turns.parts)
-    ]
+    model, stretches = job.linear, [data.slice(*turns.part_rows(part)) for part in range(turns.parts)]
+    columns = [Columns(one, blocks, model.bias, data.features, model.loss) for one in stretches]
+    parts = [Standing(one, strategy.max_delay) for one in columns]
     coming: dict[int, list[tuple[int, Any, Floats]]] = {}  # by iteration: what its parts were answered
     for t in range(iterations):
         for part, news in zip(parts, coming.pop(t - strategy.max_delay - 1, []), strict=False):

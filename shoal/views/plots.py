@@ -281,7 +281,7 @@ def _draw_solved(axes: Axes, solved: dict[str, Series], scale: float) -> None:
         x, y = _over([series.x[place] for place in at], scale), [values[place] for place in at]
         axes.plot(x, y, color=color, linewidth=1.2, marker=".", label=label)
     axes.set_yscale("log")
-    axes.legend(frameon=False, loc="upper right", fontsize=8)
+    axes.legend(frameon=False, loc="lower left", fontsize=8)  # both fall, if all is well
 
 
 def _draw_moves(axes: Axes, moves: Sequence[Joined | Gone], scale: float) -> None:

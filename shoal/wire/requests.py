@@ -195,5 +195,5 @@ class No(Message, frozen=True):
     """Anyone: "no, and this is why; nothing was changed"."""
 
     request: int
-    kind: str  # keys, values, table, setting, version, full
+    kind: str  # keys, values, table, setting, question, version, full
     reason: str

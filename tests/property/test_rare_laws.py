@@ -48,20 +48,22 @@ class Town:
     servers: Sequence[str]
     inline: int
     view: int = 1
+    since: int = 1  # the view in which the primary last changed
+    filling: str = ""
     requests: int = 0
     holdings: dict[str, Holding] = field(default_factory=dict)
     post: deque[tuple[str, Send]] = field(default_factory=deque)
     answers: list[m.Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name in self.servers:
+        for name in SERVERS:
             holding = self.holdings[name] = Holding(name, SERVERS[name], self._placed(), self.inline)
             holding.set_up(SERVERS, None)
             self.carry_out(name, holding.take(0, self._placed(), SERVERS, 1))
             holding.live({}, {ANN: "ann"})
 
     def _placed(self) -> m.Placed:
-        places = [m.Place(self.view, list(self.servers), since=self.view) for _ in range(3)]
+        places = [m.Place(self.view, list(self.servers), filling=self.filling, since=self.since) for _ in range(3)]
         return m.Placed(1, "w", self.spec, [0, 5, 16], places)
 
     def push(self, number: int, values: dict[int, float]) -> None:
@@ -93,22 +95,30 @@ class Town:
                 self.answers.append(effect.message)
             elif effect.to != COORDINATOR:
                 self.post.append((sender, effect))
+            elif isinstance(effect.message, m.Full) and self.filling:
+                self.become([*self.servers, self.filling])
 
     def deliver(self, most: int = 1 << 30) -> None:
         while self.post and most > 0:
             most -= 1
             sender, send = self.post.popleft()
             assert isinstance(send.message, FromServer)
-            if send.to in self.servers and sender in self.servers:
+            alive = (*self.servers, self.filling)
+            if send.to in alive and sender in alive:
                 outcome = self.holdings[send.to].heard(0, sender, send.message, tuple(send.arrays))
                 self.carry_out(send.to, outcome)
 
-    def lose_the_first(self) -> None:
+    def become(self, servers: Sequence[str], filling: str = "") -> None:
+        """The next view: these hold all segments, the first as primary, and one is being filled."""
         self.view += 1
-        self.servers = self.servers[1:]
-        members = {name: SERVERS[name] for name in self.servers}
-        for name in self.servers:
+        self.since = self.view if servers[0] != self.servers[0] else self.since
+        self.servers, self.filling = servers, filling
+        members = {name: SERVERS[name] for name in ("server-0", "server-1", "server-2") if name >= servers[0]}
+        for name in members:
             self.carry_out(name, self.holdings[name].take(0, self._placed(), members, self.view))
+
+    def lose_the_first(self) -> None:
+        self.become(self.servers[1:])
         self.deliver()
 
     def digests(self) -> list[dict[int, str]]:
@@ -207,21 +217,27 @@ def _has_row(town: Town, key: int) -> bool:
     st.integers(0, 3),
     st.sampled_from([1, 1 << 20]),
     st.integers(0, 40),
+    st.integers(-1, 30),
 )
-def test_copies_agree_whoever_dies(
+def test_copies_agree_whoever_dies_and_whoever_is_filled(
     pushes: list[tuple[dict[int, float], int]],
     update: tables.Update,
     apply: Each | Step,
     admit: int,
     inline: int,
     dies: int,
+    filled: int,
 ) -> None:
-    """Messages between servers are late, and the primary dies after some push: those not answered come again, once is counted."""
+    """Messages between servers are late, a third copy is filled, or there from the start, and the primary dies after some push: pushes
+    come again, and are counted once."""
     spec = Sparse(keys=SPAN, update=update, apply=apply, max_delay=0 if apply != Each() else None)
-    town = Town(tables.checked(_with(spec, admit)), list(SERVERS), inline)  # type: ignore[arg-type]
+    servers = list(SERVERS)[: 3 if filled < 0 else 2]
+    town = Town(tables.checked(_with(spec, admit)), servers, inline)  # type: ignore[arg-type]
     for number, (values, delivered) in enumerate(pushes):
         town.push(number, values)
         town.deliver(delivered)
+        if number == filled:
+            town.become(town.servers, filling="server-2")
         if number == dies:
             town.lose_the_first()
             for earlier, (again, _) in enumerate(pushes[: number + 1]):

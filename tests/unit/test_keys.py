@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyRange, KeyValues, add_up, as_keys, as_range, as_values, is_sorted, tidy
+from shoal.keys import KeyRange, KeyValues, add_up, as_keys, as_range, as_values, distinct, is_sorted, tidy
 from shoal.limits import KEY_LIMIT
 
 
@@ -165,3 +165,10 @@ def test_rows_under_the_same_key_are_added_in_the_order_given() -> None:
 def test_keys_and_values_count_their_keys() -> None:
     assert len(KeyValues(KeyRange(2, 5), np.zeros((3, 1), np.float32))) == 3
     assert len(KeyValues(np.array([7], np.uint64), np.zeros((1, 2), np.float32))) == 1
+
+
+def test_distinct_keys_are_those_that_numpy_finds() -> None:
+    draw = np.random.default_rng(0)
+    for size in (0, 1, 2, 50, 1_000):
+        keys = draw.integers(0, 200, size=size, dtype=np.uint64)
+        assert distinct(keys).tolist() == np.unique(keys).tolist() and distinct(keys).dtype == np.uint64

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid
-from shoal.events import Gone, Stopped
+from shoal.events import Evaluated, Gone, Stopped
 from shoal.job import SOLVED, Job
+from shoal.models import optimum
+from shoal.models.linear import Linear
 from shoal.settings import changed
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.tables import Update
@@ -21,7 +27,8 @@ from shoal.testing.ship import JOB, Ship
 BLOCKS: dict[str, Any] = {
     "strategy": "block-proximal", "strategy.blocks": 6, "strategy.recheck": 2, "update.l1": 0.3, "stop.epochs": 8,
 }  # fmt: skip
-NEAR = 1e-4  # of the largest weight: margins that are made anew are rounded otherwise
+NEAR = 1e-4  # of the objective, when it is solved
+ABOUT = 0.03  # on the way there
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +46,8 @@ def job_of(**settings: Any) -> Job:
     return Job.of(changed(JOB, {**BLOCKS, **{name.replace("__", "."): value for name, value in settings.items()}}))
 
 
-def is_near(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32], near: float = NEAR) -> bool:
-    return float(np.abs(found - expected).max()) <= near * float(np.abs(expected).max())
+def objective(weights: npt.NDArray[np.float32], rows: Dataset, l1: float = BLOCKS["update.l1"]) -> float:
+    return optimum.judge(sparse(rows.train), Linear(), weights, l1)["objective"]
 
 
 # ---------------------------------------------------------------- the same run, whoever computes
@@ -57,10 +64,29 @@ def test_the_weights_are_those_of_the_serial_run_bit_for_bit(
     assert (ship.slots_done(), ship.dealing.examples) == (8 * 6 * 4, 8 * 400)
 
 
-def test_without_the_filter_every_key_is_pushed_and_the_weights_come_near(rows: Dataset) -> None:
-    filtered, plain = (serial(job_of(strategy__kkt=kkt, stop__epochs=40), rows) for kkt in ("nips", "off"))
-    assert np.signbit(filtered[filtered == 0]).any() and not np.signbit(plain[plain == 0]).any()
-    assert is_near(filtered, plain, 0.02)
+def test_a_sparse_table_gives_the_same_bits(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = serial(job_of(), rows)
+    monkeypatch.setattr("shoal.strategies.parameter_server._DENSE_ROWS", 0)
+    ship = ship_of(rows, workers=2).home()
+    np.testing.assert_array_equal(ship.weights, expected)
+    assert np.array_equal(np.signbit(ship.weights), np.signbit(expected))
+
+
+def test_squared_losses_are_solved_too(rows: Dataset) -> None:
+    ship = ship_of(rows, workers=2, model="squared").home()
+    np.testing.assert_array_equal(ship.weights, serial(ship.job, rows))
+    found = [event.metrics["mse"] or 0.0 for event in ship.all(Evaluated)]
+    assert found[-1] < 0.9 * found[0]
+
+
+def test_with_the_filter_and_without_it_the_solution_is_the_same(rows: Dataset) -> None:
+    settings = {"stop__epochs": 150, "update__l1": 1.0}
+    plain, *filtered = (serial(job_of(strategy__kkt=kkt, **settings), rows) for kkt in ("off", "nips", "osdi"))
+    assert not np.signbit(plain[plain == 0]).any()
+    for weights in filtered:
+        assert np.signbit(weights[weights == 0]).mean() > 0.5
+        assert objective(weights, rows, 1.0) == pytest.approx(objective(plain, rows, 1.0), rel=NEAR)
+        assert np.count_nonzero(weights) == pytest.approx(np.count_nonzero(plain), rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -71,7 +97,7 @@ def test_a_run_goes_on_the_same_when_its_coordinator_is_killed(rows: Dataset, se
         ship.restart_coordinator()
     ship.home()
     assert ship.slots_done() == 8 * 6 * 4
-    assert is_near(ship.weights, serial(ship.job, rows), 0.05 if seed % 2 else NEAR)
+    assert objective(ship.weights, rows) == pytest.approx(objective(serial(ship.job, rows), rows), rel=ABOUT)
 
 
 @pytest.mark.parametrize("delay", [0, 2])
@@ -89,8 +115,9 @@ def test_parts_of_workers_that_are_gone_are_taken_over(rows: Dataset, delay: int
     ship.home()
     assert [event.name for event in ship.all(Gone)] == ["worker-1", "worker-0"]
     assert ship.slots_done() == 8 * 6 * 4 and not ship.dealing.workload.voids
-    # With a delay who takes over may read what is newer than it need be: no longer the same run, and no worse.
-    assert is_near(ship.weights, serial(ship.job, rows), 0.2 if delay else NEAR)
+    # Who takes a part over does not know how far its margins moved last, and with a delay reads weights that may be newer than
+    # they need be: no longer the same run, and no worse.
+    assert objective(ship.weights, rows) == pytest.approx(objective(serial(ship.job, rows), rows), rel=ABOUT)
 
 
 def test_a_part_whose_gradient_is_no_number_is_void_and_the_others_go_on(
@@ -146,8 +173,10 @@ def test_the_threshold_of_the_filter_is_a_setting_of_the_servers_rule() -> None:
         ({"strategy__kkt": "none"}, "there are nips, osdi, off"),
         ({"workers": 5}, "5 workers and 4 parts of the rows.*--set strategy.parts=5"),
         ({"update__rule": "adagrad"}, "needs 'block_proximal'"),
-        ({"model__loss": "hinge"}, "solves logistic regression"),
-        ({"model__l2_per_count": 0.1}, "solves logistic regression"),
+        ({"update__rule": "block_proximl"}, "did you mean 'block_proximal'"),
+        ({"update__rule": "mine"}, "launch.modules names where your own are"),
+        ({"model__loss": "hinge"}, "linear models with loss logistic or squared"),
+        ({"model__l2_per_count": 0.1}, "update.l2 for a penalty"),
         ({"strategy__prefetch": 2}, "has no setting 'prefetch', only sync"),
     ],
 )
@@ -167,3 +196,23 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], said: st
 def test_other_strategies_refuse_what_is_only_for_this_one(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(Invalid, match=said):
         Job.of(changed({"data": "rcv1", "strategy": "async"}, settings))
+
+
+def test_a_rule_of_ones_own_needs_servers_that_import_it() -> None:
+    settings = {"update.rule": "mine", "launch.modules": ["somewhere"], "update.l1": 0.5}
+    job = Job.of(changed({"data": "rcv1", "strategy": "async"}, settings))
+    assert job.update.update() == Update("mine", {"l1": 0.5})
+    with pytest.raises(Invalid, match="your own need a strategy with servers"):
+        Job.of(changed({"data": "rcv1", "strategy": "serial"}, settings))
+
+
+def test_the_example_of_the_docs_gives_the_same_bits(rows: Dataset) -> None:
+    """examples/proximal_step.py: the step as a user would write it, by its name (S1-28)."""
+    path = Path(__file__).parents[3] / "examples"
+    sys.path.insert(0, str(path))
+    try:
+        importlib.import_module("proximal_step")
+        own = ship_of(rows, workers=2, update__rule="proximal_step", launch__modules=["proximal_step"]).home()
+    finally:
+        sys.path.remove(str(path))
+    np.testing.assert_array_equal(own.weights, serial(job_of(), rows))

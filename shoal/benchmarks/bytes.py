@@ -30,6 +30,7 @@ from shoal.errors import Invalid
 from shoal.events import Evaluated
 from shoal.job import Job
 from shoal.models.optimum import judge
+from shoal.models.trained import Trained
 from shoal.run import Run, execute
 
 FTRL, BLOCKS = "ftrl", "block-proximal"
@@ -256,9 +257,9 @@ def job_of(settings: Settings, one: Set, solver: str, way: Way) -> Job:
 def _case(data: str, solver: str, way: Way, run: Run) -> Case:
     told, counted = run.summary, run.summary["filters"]
     train = sparse(load(run.job.data, run.job.seed).train)
-    weights = run.model.weights  # type: ignore[union-attr]
+    assert isinstance(run.model, Trained)
     l1 = run.job.update.l1 * (train.rows / told["steps"] if solver == FTRL else 1.0)
-    found = judge(train, run.job.linear, weights, l1)
+    found = judge(train, run.job.linear, run.model.table, l1)
     return Case(
         data=data,
         solver=solver,

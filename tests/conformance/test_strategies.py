@@ -36,7 +36,7 @@ HOGWILD = [
     Candidate("hogwild", "processes", settings=(*EXAMPLE, *SLOWLY), tolerance=0.04, sends=False),
 ]
 # A penalty so small that few rows are soon fitted too well; KKT's filter at work.
-BLOCKS = (("update.l1", 0.02), ("strategy.recheck", 2))
+BLOCKS = (("update.l1", 0.02), ("strategy.recheck", 2), ("evaluate.every", 1.0))
 BLOCK_PROXIMAL = [
     Candidate("block-proximal", settings=BLOCKS, exact=True),
     Candidate("block-proximal", settings=(*BLOCKS, ("strategy.max_delay", 2)), exact=True),

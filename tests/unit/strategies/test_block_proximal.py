@@ -26,6 +26,7 @@ from shoal.testing.ship import JOB, Ship
 
 BLOCKS: dict[str, Any] = {
     "strategy": "block-proximal", "strategy.blocks": 6, "strategy.recheck": 2, "update.l1": 0.3, "stop.epochs": 8,
+    "evaluate.every": 1.0,
 }  # fmt: skip
 NEAR = 1e-4  # of the objective, when it is solved
 ABOUT = 0.03  # on the way there
@@ -144,6 +145,7 @@ def test_the_rule_and_when_it_is_solved_need_not_be_said() -> None:
     job = Job.of({"data": "rcv1", "strategy": "block-proximal"})
     assert (job.update.rule, job.update.l1, job.update.update().name) == ("block_proximal", 1.0, "block_proximal")
     assert {name: getattr(job.stop, name) for name in SOLVED} == SOLVED
+    assert job.evaluate.every == 5
     assert Job.of({"data": "rcv1", "strategy": "block-proximal", "stop": {"epochs": 3}}).stop.objective is None
 
 

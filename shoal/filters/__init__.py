@@ -301,14 +301,17 @@ def BFloat16(pushes: bool = True, pulls: bool = True) -> Filter:
     return _named("bfloat16", pushes=pushes, pulls=pulls)
 
 
-def Int8(pushes: bool = True, pulls: bool = True) -> Filter:
-    """One byte a value: 255 steps between the largest of a column and its negative. Pushes are rounded by chance."""
-    return _named("int8", pushes=pushes, pulls=pulls)
+def Int8(pushes: bool = True, pulls: bool = True, chance: bool = True, steps: int = 127) -> Filter:
+    """One byte a value: the largest of a column is so many ``steps`` from zero. Pushes are rounded by chance, or to the nearest.
+
+    With fewer steps Zstd makes the bytes fewer, too.
+    """
+    return _named("int8", pushes=pushes, pulls=pulls, chance=chance, steps=steps)
 
 
-def OneBit() -> Filter:
-    """One bit a value, of pushes only: the mean of what is below zero in its column, or of what is above, by chance."""
-    return _named("one_bit")
+def OneBit(chance: bool = True) -> Filter:
+    """One bit a value, of pushes only: the mean of what is below zero in its column, or of what is above, by chance or the nearer."""
+    return _named("one_bit", chance=chance)
 
 
 def DeltaKeys() -> Filter:

@@ -143,12 +143,15 @@ def means(values, low, high):
         high[j] = float32(above / positive) if positive else float32(0.0)
 
 
-@compiled(types.void(rows_in, column_in, column_in, uint64, bits_out))
-def to_bits(values, low, high, seed, out):
-    """out[i, j] = 1 with the chance that makes the mean of low and high the value, where it lies between them."""
+@compiled(types.void(rows_in, column_in, column_in, uint64, boolean, bits_out))
+def to_bits(values, low, high, seed, chance, out):
+    """out[i, j] = 1 with the chance that makes the mean of low and high the value; without chance, if it is nearer to high."""
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
             wide = float64(high[j]) - float64(low[j])
-            drawn = mix(uint64(seed + GOLDEN * uint64(i * values.shape[1] + j + 1)))
-            upper = float64(drawn >> uint64(40)) * FRACTION * wide < float64(values[i, j]) - float64(low[j])
+            share = 0.5
+            if chance:
+                drawn = mix(uint64(seed + GOLDEN * uint64(i * values.shape[1] + j + 1)))
+                share = float64(drawn >> uint64(40)) * FRACTION
+            upper = share * wide < float64(values[i, j]) - float64(low[j])
             out[i, j] = uint8(1) if upper else uint8(0)

@@ -1,9 +1,12 @@
 """Fewer bits for each value: sixteen, eight or one.
 
     float16, bfloat16    to the nearest; for any table
-    int8                 each column of a push (or of an answer) has one scale: its largest value is 127 steps. Pushes are rounded by chance,
-                         so that small values count as often as they should; code -128 is the zero below zero, which pulls must not lose
+    int8                 each column of a push (or of an answer) has one scale: its largest value is 127 steps, or fewer, which zstd makes shorter. Pushes
+                         are rounded by chance, so that small values count as often as they should; code -128 is the zero below zero, which pulls must not lose
     one_bit              each column of a push has two values, the mean of what is below zero in it and of what is above
+
+Without chance (``chance=0``) pushes are rounded to the nearest: what is too small waits until it is large enough. Rules that keep the squares of
+gradients (AdaGrad, Adam) learn better so, since chance makes them larger than they are.
 
 What pushes lose stays with the client and is added to a later push; so all but the 16 bits are for tables that add up what is pushed.
 """
@@ -19,6 +22,7 @@ from shoal.wire.base import Array
 from shoal.wire.forms import restored, shortened
 
 _BOTH = {"pushes": (0.0, 1.0), "pulls": (0.0, 1.0)}
+_CHANCE = {"chance": (0.0, 1.0)}
 _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
@@ -64,8 +68,8 @@ class Int8(Shortening):
     """One byte a value, and a scale for each column."""
 
     compiled = True
-    bounds = _BOTH
-    whole = ("pushes", "pulls")
+    bounds = _BOTH | _CHANCE | {"steps": (1.0, 127.0)}
+    whole = ("pushes", "pulls", "chance", "steps")
 
     def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes]:
         from shoal.filters import kernels
@@ -74,9 +78,9 @@ class Int8(Shortening):
         scales = np.empty(values.shape[1], np.float32)
         kernels.largest(values, scales)
         some = scales > 0
-        scales = np.where(some, np.maximum(scales / np.float32(127), np.float32(1e-45)), np.float32(1))
+        scales = np.where(some, np.maximum(scales / np.float32(self.settings.steps), np.float32(1e-45)), np.float32(1))
         codes = np.empty(values.shape, np.int8)
-        kernels.to_int8(values, scales, np.uint64(seed or 0), seed is not None, codes)
+        kernels.to_int8(values, scales, np.uint64(seed or 0), seed is not None and bool(self.settings.chance), codes)
         return codes, scales.view(np.uint8)
 
     def size(self, rows: int, width: int) -> int:
@@ -96,6 +100,8 @@ class OneBit(Shortening):
 
     compiled = True
     directions = ("pushes",)
+    bounds = _CHANCE
+    whole = ("chance",)
 
     def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes]:
         from shoal.filters import kernels
@@ -104,7 +110,7 @@ class OneBit(Shortening):
         means = np.empty((2, values.shape[1]), np.float32)
         kernels.means(values, means[0], means[1])
         bits = np.empty(values.shape, np.uint8)
-        kernels.to_bits(values, means[0], means[1], np.uint64(seed or 0), bits)
+        kernels.to_bits(values, means[0], means[1], np.uint64(seed or 0), bool(self.settings.chance), bits)
         return bits, means.reshape(-1).view(np.uint8)
 
     def pack(self, codes: Array) -> Bytes:
@@ -124,6 +130,6 @@ _ON = {"pushes": 1.0, "pulls": 1.0}
 KNOWN = {
     "float16": Known("float16", Float16, _ON),
     "bfloat16": Known("bfloat16", BFloat16, _ON),
-    "int8": Known("int8", Int8, _ON),
-    "one_bit": Known("one_bit", OneBit, {}),
+    "int8": Known("int8", Int8, _ON | {"chance": 1.0, "steps": 127.0}),
+    "one_bit": Known("one_bit", OneBit, {"chance": 1.0}),
 }

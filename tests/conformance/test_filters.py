@@ -71,6 +71,7 @@ TOGETHER = [
     [shoal.Zstd(), shoal.DeltaKeys(), shoal.Int8(), shoal.Significant(0.5)],  # named in another order than they act
     [shoal.Significant(0.1), shoal.Skip(0.2), shoal.TopK(share=0.5), shoal.OneBit(), shoal.DeltaKeys(), shoal.LZ4()],
     [shoal.OneBit(), shoal.Float16(pushes=False), shoal.DeltaKeys(), shoal.Zstd(19)],
+    [shoal.OneBit(chance=False), shoal.Int8(pushes=False, steps=31), shoal.LZ4()],
     [loud(), rounded(), shoal.DeltaKeys(), halved(), shoal.LZ4(), shoal.Zstd()],
 ]
 ALL = [*EACH, *TOGETHER]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import shoal
 from shoal import filters
@@ -21,6 +22,7 @@ from shoal.store.extent import Extent
 from shoal.store.filtering import checked_chain
 from shoal.tables import Filter
 from shoal.views import figures
+from shoal.wire import coding
 from shoal.wire import messages as m
 
 BASE: dict[str, Any] = {"data": {"source": "rcv1-like"}}
@@ -39,6 +41,7 @@ BASE: dict[str, Any] = {"data": {"source": "rcv1-like"}}
         (lambda: shoal.TopK(share=2), "filter 'top', share=2: needs 0 to 1"),
         (lambda: shoal.TopK(share=0), "filter 'top' would never send anything: it needs k above 0, or a share above 0"),
         (lambda: shoal.TopK(k=2.5), "filter 'top', k=2.5: a whole number is needed"),  # type: ignore[arg-type]
+        (lambda: shoal.Int8(steps=128), "filter 'int8', steps=128: needs 1 to 127"),
         (lambda: shoal.Zstd(0), "filter 'zstd', level=0: needs 1 to 19"),
         (lambda: shoal.Zstd(20), "filter 'zstd', level=20: needs 1 to 19"),
         (lambda: shoal.Zstd("3"), "filter 'zstd', level='3': a finite number is needed"),  # type: ignore[arg-type]
@@ -104,6 +107,29 @@ def test_a_client_leaves_filters_that_it_does_not_know_to_the_servers() -> None:
     Client("me").create("t", shoal.Dense(rows=9, filters=[Filter("somebody_elses")]))
     with pytest.raises(Invalid, match="a server knows the filters of the modules it was started with"):
         Extent(shoal.Dense(rows=9, filters=[Filter("somebody_elses")]), [(0, KeyRange(0, 9))])
+
+
+def test_a_server_takes_no_filtered_message_that_its_table_has_no_filters_for_or_that_announces_too_much() -> None:
+    plain = Extent(shoal.Dense(rows=9), [(0, KeyRange(0, 9))])
+    pressed = Extent(shoal.Dense(rows=9, filters=[shoal.DeltaKeys()]), [(0, KeyRange(0, 9))])
+    pull = m.Pull(1, 0, 1, 0, 1, 0, 0, 0, 0, 9, count=1, filtered=True)
+    with pytest.raises(Invalid, match="the table has none"):
+        plain.opened(pull, [np.zeros(1, np.uint8)])
+    with pytest.raises(Invalid, match="rows in one message"):  # before memory is taken for them
+        pressed.opened(replace(pull, count=1 << 40), [np.zeros(1, np.uint8)])
+    header, (array,) = coding.encode(pull), [np.array([5, 1], np.uint8)]
+    message, arrays = coding.decode(header, [array.tobytes()])
+    assert isinstance(message, m.Pull) and arrays[0].dtype == np.uint8  # bytes, whatever keys would be
+    assert pressed.opened(message, arrays)[0].tolist() == [5]
+
+
+def test_rounding_by_chance_is_right_on_average_and_rounding_to_the_nearest_is_near() -> None:
+    values = np.full((20_000, 1), 0.3, np.float32)
+    values[0] = 127.0  # so that a step is 1
+    by_chance, nearest = (Chain([shoal.Int8(chance=chance)]) for chance in (True, False))
+    found = [chain.arrives(*chain.shortened(values, 5), 1) for chain in (by_chance, nearest)]  # type: ignore[call-arg]
+    assert found[0][1:].mean() == pytest.approx(0.3, abs=0.02) and set(np.unique(found[0][1:])) == {0.0, 1.0}
+    assert not found[1][1:].any()
 
 
 # ---------------------------------------------------------------- a filter of one's own

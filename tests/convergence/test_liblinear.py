@@ -55,7 +55,9 @@ def passes_to_solve(name: str, l1: float, most: int, every: int, **strategy: obj
     pytest.fail(f"{name}, {strategy}: gap {gap:.1e} and {found['nonzero']:.0f} nonzeros after {most} passes")
 
 
-@pytest.mark.parametrize(("delay", "blocks"), [pytest.param(0, 16, marks=SOAK), (2, 48), pytest.param(8, 144, marks=SOAK)])
+@pytest.mark.parametrize(
+    ("delay", "blocks"), [pytest.param(0, 16, marks=SOAK), (2, 48), pytest.param(8, 144, marks=SOAK)]
+)
 def test_rcv1_is_solved_with_and_without_delay(delay: int, blocks: int) -> None:
     passes_to_solve("rcv1", 1.0, 60, 3, blocks=blocks, max_delay=delay)
 

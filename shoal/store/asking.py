@@ -96,5 +96,6 @@ class Asking(Operation):
         totals["staleness"] = staleness.tolist()
         filters = client.filters_of(client.of_number(self.table))
         totals["filters"] = {} if filters is None else filters.told()
+        totals["handles"] = client.names.figures()
         totals["servers"] = {server: told.facts for server, told in sorted(self._told.items())}
         return totals

@@ -111,9 +111,12 @@ class Names:
         """Another life, or segments changed hands: lists are named anew."""
         self._servers, self._names, self._lists = {}, {}, {}
 
+    def figures(self) -> dict[str, int]:
+        """Of this life: lists that went by number, that were sent with one, that a server had forgotten; bytes of keys saved."""
+        return {what: self.counts[what] for what in ("hits", "misses", "forgotten", "bytes saved")}
+
     def told(self) -> list[int]:
-        """Hits, misses, forgotten, bytes of keys saved, in this life."""
-        return [self.counts[what] for what in ("hits", "misses", "forgotten", "bytes saved")]
+        return list(self.figures().values())
 
     def _name(self, listed: KeyList, share: Share) -> Name:
         while self._gone:

@@ -49,7 +49,7 @@ def test_the_second_push_of_a_list_brings_no_keys(kv: shoal.KV, spec: Any) -> No
         assert came(kv, "w") == 4_000 * number + 8_000
         assert np.array_equal(kv.pull("w", listed).result(PATIENCE), number * values)
     assert np.array_equal(kv.pull("w", listed.keys).result(PATIENCE), 4 * values)
-    assert kv.stats("w")["filters"]["handles"] == [14, 2, 0, 7 * 8_000]  # two servers
+    assert list(kv.stats("w")["handles"].values()) == [14, 2, 0, 7 * 8_000]  # two servers
 
 
 def test_a_table_like_another_knows_its_lists(kv: shoal.KV) -> None:
@@ -93,10 +93,10 @@ def test_a_list_is_known_again_after_its_server_was_killed() -> None:
         listed, ones = a_list(), np.ones(1_000, np.float32)
         for _ in range(3):
             kv.push("w", listed, ones).result(PATIENCE)
-        before = kv.stats("w")["filters"]["handles"]
+        before = list(kv.stats("w")["handles"].values())
         os.kill(cluster.pids["server-0"], signal.SIGKILL)
         for _ in range(3):
             kv.push("w", listed, ones).result(PATIENCE)
         assert (kv.pull("w", listed).result(PATIENCE) == 6).all()
-        after = kv.stats("w")["filters"]["handles"]
+        after = list(kv.stats("w")["handles"].values())
         assert after[0] > before[0] and after[1] > before[1]  # named anew where segments changed hands, and known again

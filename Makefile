@@ -36,6 +36,7 @@ bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover, c
 	$(BIN)/shoal bench clocks
 	$(BIN)/shoal bench torch
 	$(BIN)/shoal bench dense
+	$(BIN)/shoal bench filters
 
 soak: $(VENV)/.dev ## run the long tests, 20,000 simulated clusters, then about ten minutes of chaos (F44)
 	$(BIN)/python -m pytest -m soak
@@ -55,5 +56,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,view,torch,mpi]'
+	$(PIP) -e '.[dev,view,compress,torch,mpi]'
 	@touch $@ $(VENV)/.run

@@ -23,16 +23,31 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shoal.errors import ShoalError as ShoalError
+    from shoal.filters import LZ4 as LZ4
+    from shoal.filters import BFloat16 as BFloat16
+    from shoal.filters import DeltaKeys as DeltaKeys
+    from shoal.filters import Float16 as Float16
+    from shoal.filters import Int8 as Int8
+    from shoal.filters import OneBit as OneBit
+    from shoal.filters import Significant as Significant
+    from shoal.filters import Skip as Skip
+    from shoal.filters import TopK as TopK
+    from shoal.filters import Zstd as Zstd
+    from shoal.filters import filter as filter
     from shoal.job import Job as Job
+    from shoal.keys import KeyList as KeyList
     from shoal.keys import KeyRange as KeyRange
     from shoal.keys import KeyValues as KeyValues
     from shoal.launch.local import Cluster as Cluster
     from shoal.launch.local import connect as connect
     from shoal.launch.local import local as local
+    from shoal.launch.querying import query as query
     from shoal.models.trained import Trained as Trained
     from shoal.nodes.blocking import KV as KV
     from shoal.run import Run as Run
     from shoal.run import train as train
+    from shoal.store.question import Found as Found
+    from shoal.store.question import question as question
     from shoal.store.task import Task as Task
     from shoal.store.update import FTRL as FTRL
     from shoal.store.update import SGD as SGD
@@ -56,12 +71,27 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "shoal.errors": ["ShoalError"],
-    "shoal.keys": ["KeyRange", "KeyValues"],
+    "shoal.keys": ["KeyList", "KeyRange", "KeyValues"],
+    "shoal.filters": [
+        "BFloat16",
+        "DeltaKeys",
+        "Float16",
+        "Int8",
+        "LZ4",
+        "OneBit",
+        "Significant",
+        "Skip",
+        "TopK",
+        "Zstd",
+        "filter",
+    ],
     "shoal.job": ["Job"],
     "shoal.launch.local": ["Cluster", "connect", "local"],
+    "shoal.launch.querying": ["query"],
     "shoal.models.trained": ["Trained"],
     "shoal.nodes.blocking": ["KV"],
     "shoal.run": ["Run", "train"],
+    "shoal.store.question": ["Found", "question"],
     "shoal.store.task": ["Task"],
     "shoal.store.update": [
         "FTRL",

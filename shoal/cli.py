@@ -19,6 +19,7 @@ from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
+from shoal.views.query_command import query
 
 if TYPE_CHECKING:
     from shoal.folder import Folder
@@ -65,7 +66,7 @@ def main() -> None:
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net.")
-@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; or serial.")
+@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; block-proximal; or serial.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
 @click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
@@ -113,6 +114,7 @@ def train(
     \b
     shoal train clicks --workers 4 --servers 2
     shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
+    shoal train rcv1 --strategy block-proximal --set update.l1=1.0 --set strategy.max_delay=2
     shoal train mnist --model cnn --workers 4 --set data.batch=64
     shoal train --resume runs/clicks-logistic-async-1 --workers 8
     torchrun --nproc-per-node 5 -m shoal train clicks --servers 2
@@ -205,7 +207,7 @@ def _show_run(run: Run, as_json: bool) -> None:
     import msgspec
 
     from shoal.events import Evaluated
-    from shoal.views import words
+    from shoal.views import figures, words
     from shoal.views.told import NEVER_LATE
 
     if as_json:
@@ -215,7 +217,9 @@ def _show_run(run: Run, as_json: bool) -> None:
     if not run.job.verbosity:
         return
     facts = run.summary
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in facts["metrics"].items() if value is not None)
+    metrics = ", ".join(
+        f"{name} {words.metric(name, value)}" for name, value in facts["metrics"].items() if value is not None
+    )
     stale, seconds, moved = facts["staleness"], facts["seconds"], facts["bytes_sent"] + facts["bytes_received"]
     late = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
     lost = words.lost(facts.get("lost_updates"))
@@ -225,11 +229,13 @@ def _show_run(run: Run, as_json: bool) -> None:
         f"{'' if seconds < 1.1 * facts['computing_seconds'] else f', judged after {seconds:.1f} s'}, "
         f"{facts['steps']:,} steps"
         + (f"; {facts['cpu_seconds']:,.1f} CPU seconds" if facts.get("cpu_seconds") is not None else "")
-        + (f"; {moved / 1e6:,.0f} MB moved" if moved else "")
+        + (f"; {moved / 1e6:,.0f} MB moved{figures.saved(facts)}" if moved else "")
         + (f"; staleness {stale['mean']:g} on average, {stale['max']} at most" if late else "")
         + (f"; {lost}" if lost else "")
         + (f"; {facts['emulated']}" if facts.get("emulated") else "")
     )
+    if said := figures.line(facts):
+        click.echo(said)
     best = min((event for event in run.events if isinstance(event, Evaluated)), key=lambda event: event.test_loss)
     if best.test_loss < facts["test_loss"] - 1e-4:
         click.echo(
@@ -298,6 +304,7 @@ main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
 main.add_command(launch)
+main.add_command(query)
 main.add_command(report)
 main.add_command(simulate)
 main.add_command(sweep)

@@ -136,6 +136,7 @@ class Gone(Happening, frozen=True, kw_only=True):
     role: str
     why: str
     slots: int = 0
+    left: float = 0.0  # the size of what filters had left for later, and is lost
 
 
 class Voided(Happening, frozen=True, kw_only=True):

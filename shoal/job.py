@@ -27,16 +27,20 @@ import msgspec
 from shoal import limits
 from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
+from shoal.data.slots import Slots
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.chosen import Rule as Rule
+from shoal.store.filtering import check_named
 from shoal.strategies.averaging import AllReduce, Averaging, Over
+from shoal.strategies.block_proximal import BlockProximal, go_together
 from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.parameter_server import Async, Bounded, ParameterServer, Sync
+from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
 from shoal.strategies.serial import Serial
+from shoal.strategies.turns import Turns
 
 STRATEGIES = {
     "sync": Sync,
@@ -46,30 +50,18 @@ STRATEGIES = {
     "averaging": Averaging,
     "allreduce": AllReduce,
     "hogwild": Hogwild,
+    "block-proximal": BlockProximal,
 }
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
-MAY_CHANGE = (
-    "workers",
-    "servers",
-    "copies",
-    "stop",
-    "evaluate",
-    "checkpoint",
-    "launch",
-    "emulate",
-    "trace",
-    "verbosity",
-)  # from one life of a run to the next
+MAY_CHANGE = (  # from one life of a run to the next
+    "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "trace", "verbosity",
+)  # fmt: skip
+SOLVED = {"objective": 1e-6, "violation": 0.1}  # when block-proximal is done, if nobody says when
 _KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-    "array": 'a list, such as [0, 1] or ["mine"]',
-    "object": "its settings one by one, by their names",
-    "null": "none",
-}
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "none",
+    "array": 'a list, such as [0, 1] or ["mine"]', "object": "its settings one by one, by their names",
+}  # fmt: skip
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +102,7 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     how: Literal["processes", "threads", "mpi"] = "processes"  # mpi: by mpirun
     transport: Literal["ipc", "tcp"] = "ipc"
-    modules: list[str] = []  # with updates of your own, imported by every server
+    modules: list[str] = []  # with updates and questions of your own, imported by every server
     cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
 
     def __post_init__(self) -> None:
@@ -123,7 +115,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     data: Source = Source()
     model: Linear | Module = Linear()
-    strategy: Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild = Async()
+    strategy: Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild | BlockProximal = Async()
     update: Rule = Rule()
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
@@ -131,6 +123,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     launch: Launch = Launch()
     emulate: Emulate = Emulate()
     trace: Trace = Trace()
+    filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
+    handles: bool = True  # lists of keys that come again are sent once, and known by a number from then on
     workers: int = 2
     servers: int = 1
     copies: int = 1  # servers that hold each part of the model
@@ -153,21 +147,31 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise Invalid(f"seed={self.seed}: needs 0 to 2^63 - 1")
         if not 0 <= self.verbosity <= 3:
             raise Invalid(f"verbosity={self.verbosity}: needs 0 (errors only) to 3 (every event)")
-        if isinstance(strategy := self.strategy, ParameterServer) and not isinstance(self.model, Linear):
-            for name in ("admit", "evict"):
-                if getattr(strategy, name):
-                    raise Invalid(
-                        f"strategy.{name}={getattr(strategy, name)!r} is for linear models, whose weights have keys: a module has "
-                        f"all its parameters from the start; leave it out"
-                    )
+        rare = [name for name in ("admit", "evict") if getattr(self.strategy, name, False)]
+        if rare and not isinstance(self.model, Linear):
+            raise Invalid(
+                f"strategy.{rare[0]}={getattr(self.strategy, rare[0])!r} is for linear models, whose weights have keys: a module has "
+                f"all its parameters from the start; leave it out"
+            )
         self.emulate.check(self.workers if self.has_workers else 1)
-        self.update.update()  # says what is wrong with it
+        self.update.check(self.launch.modules, isinstance(self.strategy, OnServers))
+        self._check_filters()
+        go_together(self.strategy, self.model, self.update, self.stop, self.workers)
         try:
             self.toml()
         except UnicodeEncodeError as error:
             raise Invalid(
                 f"{error.object!a} is no UTF-8, and no job file could hold it: rename it, or choose a UTF-8 locale"
             ) from None
+
+    def _check_filters(self) -> None:
+        if self.filters and not isinstance(self.strategy, OnServers):
+            raise Invalid(
+                f"filters={self.filters}: strategy {self.strategy.name!r} pushes no gradients to servers: leave filters out, or "
+                f"choose sync, bounded or async"
+            )
+        wire = self.model.wire if isinstance(self.model, Module) else "float32"
+        check_named(self.filters, self.update.update(), wire, bool(self.launch.modules))
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
@@ -198,7 +202,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def has_servers(self) -> bool:
         """Some hold the model."""
         strategy = self.strategy
-        return isinstance(strategy, ParameterServer) or (isinstance(strategy, Averaging) and self.over == "store")
+        return isinstance(strategy, OnServers) or (isinstance(strategy, Averaging) and self.over == "store")
 
     @property
     def has_workers(self) -> bool:
@@ -220,16 +224,22 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.model
 
     @property
-    def servers_strategy(self) -> ParameterServer:
-        """The strategy, of a run that has servers."""
-        assert isinstance(self.strategy, ParameterServer)
+    def servers_strategy(self) -> OnServers:
+        """The strategy, of a run that has servers and a coordinator."""
+        assert isinstance(self.strategy, OnServers)
         return self.strategy
+
+    def slots(self, rows: int) -> Slots | Turns:
+        """What such a run cuts a pass over so many rows into."""
+        return self.servers_strategy.slots(rows, self.data.batch, self.seed)
 
     @property
     def identity(self) -> str:
         """A hash of the settings that make it this run and no other; data are known by their names, as they may be moved."""
         tree = {name: value for name, value in msgspec.to_builtins(self).items() if name not in MAY_CHANGE}
         tree["update"] = self.update.identity
+        if not self.filters:
+            del tree["filters"]  # it came later
         for name in ("admit", "evict"):  # they came later: where they are not set it is the run it was
             if not tree["strategy"].get(name, True):
                 del tree["strategy"][name]
@@ -254,6 +264,11 @@ def _decode(settings: Mapping[str, Any]) -> Job:
         model.setdefault("kind", "torch" if "net" in model else "linear")
         if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
             tree["update"] = {"rule": "adam", **tree.get("update", {})}
+    if isinstance(named := tree.get("filters"), str):  # --set filters=int8,delta
+        tree["filters"] = [one.strip() for one in named.split(",") if one.strip()]
+    if isinstance(tree.get("strategy"), dict) and tree["strategy"]["name"] == "block-proximal":
+        tree["update"] = {"rule": "block_proximal", "l1": 1.0, **tree.get("update", {})}
+        tree["stop"] = tree.get("stop") or dict(SOLVED)
     _check_names(tree)
     try:
         return msgspec.convert(tree, Job, strict=True)

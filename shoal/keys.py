@@ -7,6 +7,7 @@ keys again and again makes a ``KeyList`` of them.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from shoal.limits import KEY_LIMIT
 
 Keys = npt.NDArray[np.uint64]
 Values = npt.NDArray[np.float32]
+_lists = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,22 @@ class KeyValues:
 
 
 class KeyList:
-    """Keys that are known to be sorted and unique: made once, used for many calls, and not looked at again."""
+    """Keys that will be used again: sorted, each once, and looked at only when the list is made.
 
-    __slots__ = ("keys", "last", "shares")
+    A server that was sent such a list knows it by a number from then on, so the second push or pull of it carries no keys, and
+    the rows need not be searched for. It is known as long as this object is there, so make it once and keep it; the
+    array is not to be written to.
+    """
+
+    __slots__ = ("__weakref__", "hashed", "keys", "last", "which")
 
     def __init__(self, keys: Keys) -> None:
         if keys.dtype != np.uint64 or keys.ndim != 1 or not is_sorted(keys):
             raise BadKeys("a KeyList is made of sorted keys without repeats, as uint64")
         self.keys = keys
+        self.which = next(_lists)  # no other list of this process has it
         self.last = int(keys[-1]) if len(keys) else -1
-        self.shares: dict[object, object] = {}  # how it is split: for whoever splits it
+        self.hashed: tuple[KeyList, npt.NDArray[np.intp] | None] | None = None  # as a hashed table orders them
 
     def __len__(self) -> int:
         return len(self.keys)

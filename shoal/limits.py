@@ -63,6 +63,17 @@ ADMISSION_FIRST = 2 * MB  # of a sketch, at first
 EVICT_ROWS = 1_024  # fewer are not looked through for rows that are zero again
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 
+# What a question may find.
+CALL_PIECE = 262_144  # elements of a table that it is handed at once
+CALL_NUMBERS = 16_384  # in one answer
+CALL_KEYS = 65_536
+CALL_VALUES = 1 << 20
+
+# Lists of keys that are known by a number.
+HANDLE_KEYS = 1 << 24  # keys that one client names at one server; 0: none
+HANDLE_LEAST = 4  # keys in such a list: shorter ones are sent
+HANDLE_BYTES = 512 * MB  # that a server keeps of all clients' lists; the least recently used go
+
 # What a worker keeps.
 SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass
 

@@ -165,9 +165,9 @@ def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | Kept | None, 
     from shoal.files import Disk
     from shoal.launch import kept_slab
     from shoal.store.checkpoint import newest
-    from shoal.strategies.parameter_server import ParameterServer
+    from shoal.strategies.parameter_server import OnServers
 
-    if isinstance(was.strategy, ParameterServer):
+    if isinstance(was.strategy, OnServers):
         return newest(Disk(), root, was.identity)
     return kept_slab.newest(root, was.identity)
 

@@ -295,6 +295,8 @@ def summarise(
     job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[RunEvent], cpu: float | None = None
 ) -> dict[str, Any]:
     """The figures of a run: the same for every strategy."""
+    from shoal.views import figures
+
     judged = outcome.judged
     losses = [event.train_loss for event in events if isinstance(event, Progress | Evaluated)]
     rate = outcome.examples / outcome.computing if outcome.computing > 0 else 0.0
@@ -331,18 +333,12 @@ def summarise(
         "slots_given_up": sum(isinstance(event, Voided) for event in events),
         "second_copies": outcome.counts.get("second copies", 0),
         "second_copies_first": outcome.counts.get("second copies first", 0),
-        "lost_updates": _lost_updates(outcome),
+        "lost_updates": figures.lost_updates(outcome.counts),
+        "filters": figures.filters(outcome.filtered, outcome.left),
+        "handles": figures.handles(outcome.filtered),
         "resumed": sum(isinstance(event, Resumed) for event in events),
         "rollbacks": sum(isinstance(event, RolledBack) for event in events),
     }
-
-
-def _lost_updates(outcome: Outcome) -> dict[str, int] | None:
-    """Of those that a canary counted, where nobody asks before writing (Hogwild)."""
-    counts = outcome.counts
-    if "updates counted" not in counts:
-        return None
-    return {"counted": counts["updates counted"], "lost": counts["updates lost"]}
 
 
 def machine() -> dict[str, Any]:

@@ -115,6 +115,8 @@ def _literal(value: Any) -> str:
             return str(value)
         case int() | float():
             return repr(value)
+        case Mapping():
+            return f"{{{', '.join(f'{name} = {_literal(one)}' for name, one in value.items())}}}"
         case list() | tuple():
             return f"[{', '.join(map(_literal, value))}]"
     return msgspec.json.encode(str(value)).decode().replace("\x7f", "\\u007f")  # else a JSON string is a TOML string

@@ -40,6 +40,25 @@ def bench_wire(quick: bool, json_file: Path | None) -> None:
     _bench("forms", quick, json_file)
 
 
+@bench.command("filters")
+@click.option("--quick", is_flag=True, help="Fewer slots and repeats.")
+@click.option("--slots", type=click.IntRange(1), help="How many.  [default: 40]")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_filters(quick: bool, slots: int | None, json_file: Path | None) -> None:
+    """Filters on the pushes of RCV1 (from SHOAL_DATA), against numpy, lz4 and zstandard used plainly: bytes and speed."""
+    _bench("filters", quick, json_file, slots=slots)
+
+
+@bench.command("handles")
+@click.option("--quick", is_flag=True, help="One run of each, fewer rounds.")
+@click.option("--data", help="A set of sparse rows (shoal data list).  [default: rcv1]")
+@click.option("--repeat", type=click.IntRange(1), help="Runs of each case.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_handles(quick: bool, data: str | None, repeat: int | None, json_file: Path | None) -> None:
+    """Lists of keys that servers know by a number, against sending them: bytes of whole runs, and a server's time."""
+    _bench("handles", quick, json_file, data=data, repeat=repeat)
+
+
 @bench.command("keys")
 @click.option("--quick", is_flag=True, help="A tenth of everything.")
 @click.option("--keys", type=click.IntRange(1_000), help="How many in one table.  [default: 50,000,000]")
@@ -163,6 +182,32 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise click.BadParameter(
             f"{text!r}: give whole numbers with commas between them, such as 1,2", param_hint="--workers"
         ) from None
+
+
+@bench.command("sparse-logistic")
+@click.option("--quick", is_flag=True, help="RCV1 alone, fewer workers and delays.")
+@click.option("--data", "sets", metavar="A,B", help="Which sets.  [default: a9a,rcv1,criteo_tb, from SHOAL_DATA]")
+@click.option("--l1", type=click.FloatRange(0, min_open=True), help="The penalty.  [default: 1]")
+@click.option("--seconds", type=click.FloatRange(1), help="For each solver in one thread, at most.  [default: 120]")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_sparse_logistic(
+    quick: bool,
+    sets: str | None,
+    l1: float | None,
+    seconds: float | None,
+    picture: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Block-proximal with 1, 2, 4 workers and delays of 0, 2, 8 beside scikit-learn's liblinear and saga: seconds to the same solution."""
+    data = None if sets is None else tuple(name.strip() for name in sets.split(","))
+    results = _bench("sparse_logistic", quick, json_file, data=data, l1=l1, seconds=seconds)
+    if picture is not None:
+        from shoal.benchmarks.sparse_logistic import draw
+
+        with _in_words():
+            draw(results, picture)
+        click.echo(f"the picture: {picture}")
 
 
 @bench.command("dense")

@@ -24,7 +24,9 @@ EVALUATE_EVERY = 0.25  # passes
 @click.option(
     "--copies", type=click.IntRange(1, 3), default=2, show_default=True, help="Servers that hold each segment."
 )
-@click.option("--strategy", type=click.Choice(["sync", "bounded", "async"]), default="async", show_default=True)
+@click.option(
+    "--strategy", type=click.Choice(["sync", "bounded", "async", "block-proximal"]), default="async", show_default=True
+)
 @click.option(
     "--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of the job; may be repeated."
 )

@@ -159,19 +159,46 @@ class Roster:
         return self.tables_made
 
     def create(
-        self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", number: int | None = None
+        self,
+        name: str,
+        spec: Table,
+        starts: Sequence[int] = (),
+        origin: str = "",
+        number: int | None = None,
+        like: str = "",
     ) -> Placed:
-        """Place a table's segments on the servers there are."""
+        """Place a table's segments on the servers there are, or where those of another one are."""
         self.check_create(name, spec)
         servers = self.servers()
-        starts = list(starts) or [keys.start for keys in segments_of(spec, len(servers))]
+        model = self._like(name, spec, starts, like) if like else None
+        starts = list(starts) if model is None else model.starts
+        starts = starts or [keys.start for keys in segments_of(spec, len(servers))]
         _check_starts(starts, spec)
         number = self.number_table() if number is None else number
-        holders = placement.place(number, len(starts), servers, self.copies)
+        if model is None:
+            holders = placement.place(number, len(starts), servers, self.copies)
+        else:
+            holders = [tuple(place.servers) for place in model.places]
         places = [Place(self.number + 1, list(names), since=self.number + 1) for names in holders]
         placed = self.tables[name] = Placed(number, name, spec, starts, places, origin)
         self.changed()
         return placed
+
+    def _like(self, name: str, spec: Table, starts: Sequence[int], like: str) -> Placed:
+        """The table that this one is to be placed like, if it can be."""
+        model = self.tables.get(like)
+        if model is None:
+            raise Invalid(f"table {name!r} like {like!r}: there is no such table (tables: {', '.join(self.tables)})")
+        if starts:
+            raise Invalid(f"table {name!r} like {like!r}: it is cut where that one is, leave starts out")
+        if (spec.span, spec.hashed) != (model.spec.span, model.spec.hashed):
+            raise Invalid(
+                f"table {name!r} like {like!r}: they need the same keys, and that one has "
+                f"{'hashed ones' if model.spec.hashed else f'those below {model.spec.span}'}"
+            )
+        if not all(place.servers for place in model.places):
+            raise Invalid(f"table {name!r} like {like!r}: parts of that one are lost, and lie nowhere")
+        return model
 
     def roll_back(self, origins: dict[str, tuple[list[int], str]]) -> None:
         """Everybody begins again: tables under new numbers, from where ``origins`` says (or from their initial values).

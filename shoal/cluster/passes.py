@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+
+class Order(Protocol):
+    """Which rows a slot has: the same group of rows comes once in every pass, at another place."""
+
+    per_pass: int
+    turns: int  # step mode: slot j is meant for the worker whose turn j modulo this is
+
+    def contents(self, of_pass: int) -> npt.NDArray[np.int64]: ...
+    def content(self, of_pass: int, number: int) -> int: ...
+    def span(self, content: int) -> tuple[int, int]: ...
+    def rows_in(self, contents: npt.NDArray[np.int64]) -> int: ...
 
 
 @dataclass(slots=True)

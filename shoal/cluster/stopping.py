@@ -1,13 +1,18 @@
-"""When a run ends: passes, steps, seconds, a target loss, or patience that has run out.
+"""When a run ends: passes, steps, seconds, a target loss, patience that has run out, or an objective that is solved.
 
 Passes and steps are known beforehand and bound the work that is dealt; the others are asked as the run goes on. A loss
 counts as an improvement if it is lower than the best so far by more than ``min_delta``; ``patience`` evaluations in a row
 without one end the run, and then the best weights are kept, not the last (S4-15, S4-16).
+
+An objective (block-proximal) is solved when it changed by no more than ``objective`` of itself from one evaluation to the next, and
+when no key is further than ``violation`` * l1 from the conditions of a minimum. Where both are set both must hold: while the KKT
+filter leaves keys out the objective may stand still, and those keys know better.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +24,10 @@ ENDLESS = 1 << 60
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The stop rules of a job; whichever comes first ends it. Without any, five passes; with a loss to reach, a hundred."""
+    """The stop rules of a job; whichever comes first ends it, but for the last two, which must both hold.
+
+    Without any, five passes; with a loss to reach, a hundred; with an objective to be solved, a thousand.
+    """
 
     epochs: float | None = None  # passes over the data
     steps: int | None = None
@@ -27,9 +35,11 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target_loss: float | None = None
     patience: int | None = None  # evaluations in a row without improvement
     min_delta: float = 0.0
+    objective: float | None = None  # relative change of the objective from one evaluation to the next
+    violation: float | None = None  # of the conditions of a minimum, in units of l1
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "seconds", "patience"):
+        for name in ("epochs", "steps", "seconds", "patience", "objective", "violation"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise Invalid(f"stop.{name}={value!r}: needs a number above 0, or leave it out")
@@ -43,7 +53,14 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self.epochs
         if self.steps is not None or self.seconds is not None:
             return math.inf
+        if self.is_solved_by_rule:
+            return 1000.0
         return 5.0 if self.target_loss is None and self.patience is None else 100.0
+
+    @property
+    def is_solved_by_rule(self) -> bool:
+        """An objective is looked at."""
+        return self.objective is not None or self.violation is not None
 
     @property
     def keeps_best(self) -> bool:
@@ -56,6 +73,7 @@ class Patience(msgspec.Struct, frozen=True):
     best: float | None = None
     mark: float | None = None  # what counts as an improvement on the best
     without: int = 0
+    objective: float | None = None  # at the last evaluation
 
 
 @dataclass(slots=True)
@@ -66,8 +84,9 @@ class Stopping:
     best: float = math.inf
     _mark: float = math.inf  # what an evaluation must beat to count as an improvement
     _without: int = 0
+    _objective: float | None = None  # at the last evaluation
 
-    def judged(self, loss: float) -> tuple[bool, str]:
+    def judged(self, loss: float, metrics: Mapping[str, float | None] | None = None) -> tuple[bool, str]:
         """Is this the best loss so far; and why the run ends now, or nothing."""
         rules, best = self.rules, loss < self.best
         if best:
@@ -82,15 +101,30 @@ class Stopping:
             return best, f"the loss is {loss}: take a smaller step (--set update.step=...)"
         if rules.patience is not None and self._without >= rules.patience:
             return best, f"no improvement in {rules.patience} evaluations"
-        return best, ""
+        return best, self._solved(metrics or {})
+
+    def _solved(self, metrics: Mapping[str, float | None]) -> str:
+        """What says that the objective is solved, or nothing."""
+        rules, now, violation = self.rules, metrics.get("objective"), metrics.get("violation")
+        before, self._objective = self._objective, now
+        why: list[str] = []
+        if rules.objective is not None:
+            if now is None or before is None or abs(before - now) > rules.objective * abs(before):
+                return ""
+            why.append(f"the objective changes by no more than {rules.objective:g} of itself")
+        if rules.violation is not None:
+            if violation is None or violation > rules.violation:
+                return ""
+            why.append(f"its conditions are met to {rules.violation:g} of l1")
+        return ", and ".join(why)
 
     def state(self) -> Patience:
         best, mark = (value if math.isfinite(value) else None for value in (self.best, self._mark))
-        return Patience(best, mark, self._without)
+        return Patience(best, mark, self._without, self._objective)
 
     def restore(self, state: Patience) -> None:
         self.best, self._mark = (math.inf if value is None else value for value in (state.best, state.mark))
-        self._without = state.without
+        self._without, self._objective = state.without, state.objective
 
     def out_of_time(self, seconds: float) -> str:
         limit = self.rules.seconds

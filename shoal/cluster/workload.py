@@ -17,12 +17,10 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from shoal.cluster.passes import Pass
+from shoal.cluster.passes import Order, Pass
 from shoal.cluster.runs import Runs, runs, spread
 from shoal.tables import Step
 
@@ -32,16 +30,6 @@ REFUSALS, DEATHS = 2, 3  # after so many of them a slot is void
 AGAIN = 16  # slots that come again are dealt also to who did not ask for so many: somebody may wait for them
 CLAIMED = 1 << 16  # slots that one report may name of which nobody knows who had them
 IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
-
-
-class Order(Protocol):
-    """Which rows a slot has: the same group of rows comes once in every pass, at another place."""
-
-    per_pass: int
-
-    def contents(self, of_pass: int) -> npt.NDArray[np.int64]: ...
-    def content(self, of_pass: int, number: int) -> int: ...
-    def span(self, content: int) -> tuple[int, int]: ...
 
 
 class Workload:
@@ -98,11 +86,8 @@ class Workload:
     @property
     def rows_counted(self) -> int:
         """How many rows are in all slots that are counted, but for the void ones."""
-        (_, full), (start, total) = self.order.span(0), self.order.span(self.per_pass - 1)  # all are alike but the last
-        found = self._whole * total
-        for one in self._passes.values():
-            groups = one.group[one.counted]
-            found += len(groups) * full - (full - (total - start)) * int((groups == self.per_pass - 1).any())
+        found = self._whole * self.order.span(self.per_pass - 1)[1]
+        found += sum(self.order.rows_in(one.group[one.counted]) for one in self._passes.values())
         return found - self._rows_of(slot for slot in self.voids if self.is_counted(slot))
 
     def _rows_of(self, slots: Iterable[int]) -> int:
@@ -216,17 +201,25 @@ class Workload:
 
     def deal(self, worker: int, most: int) -> tuple[list[int], list[int]]:
         """Slots for a worker, at most so many: those that come again, and new ones."""
-        again: list[int] = []
         most = min(most, MOST)
-        while self._again and len(again) < max(most, AGAIN) and (self.barrier is None or self._again[0] < self.barrier):
-            slot = self._again.popleft()
-            if not self.is_counted(slot):
-                again.append(slot)
+        again = self._come_again(worker, max(most, AGAIN))
         if self._taken_up and self.step is not None:
             again = sorted([*again, *self._oldest(worker)])
         new = self._new(worker, most - len(again)) if most > len(again) else []
         self._out[worker].update(dict.fromkeys([*again, *new]))
         return again, new
+
+    def _come_again(self, worker: int, most: int) -> list[int]:
+        found: list[int] = []
+        others: list[int] = []  # whose rows are with somebody else
+        while self._again and len(found) < most and (self.barrier is None or self._again[0] < self.barrier):
+            slot = self._again.popleft()
+            if self.is_counted(slot):
+                continue
+            stays = self.order.turns < self.per_pass and self._in_turn_is(slot) != worker
+            (others if stays else found).append(slot)
+        self._again.extendleft(reversed(others))
+        return found
 
     def _new(self, worker: int, most: int) -> list[int]:
         end = self.limit if self.barrier is None else min(self.limit, self.barrier)
@@ -256,9 +249,13 @@ class Workload:
         """The next slot is meant for the worker whose turn it is."""
         if not self.is_counted(self.next):
             self._open(self.next // self.per_pass)
-            workers = sorted(self._names)
-            self._pending[workers[self.next % self.per_pass % len(workers)]].append(self.next)
+            self._pending[self._in_turn_is(self.next)].append(self.next)
         self.next += 1
+
+    def _in_turn_is(self, slot: int) -> int:
+        """The worker whose turn it is."""
+        workers = sorted(self._names)
+        return workers[slot % self.per_pass % self.order.turns % len(workers)]
 
     def _oldest(self, worker: int) -> list[int]:
         """Slots of the oldest step, asked for or not.

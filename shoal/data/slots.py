@@ -27,7 +27,7 @@ class Slots:
         if rows < 1 or batch < 1:
             raise Invalid(f"{rows} rows in slots of {batch}: at least one row in a set and in a slot is needed")
         self.total, self.batch, self.seed = rows, batch, operator.index(seed)
-        self.per_pass = -(-rows // batch)
+        self.per_pass = self.turns = -(-rows // batch)
         self._last: tuple[int, np.uint64] | None = None  # the pass that was asked for last, and its key
 
     def content(self, of_pass: int, number: int) -> int:

@@ -6,16 +6,20 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from shoal import limits
 from shoal.data.datasets import Dataset, check_rows
 from shoal.errors import Invalid
 from shoal.files import replace_file
+from shoal.filters import described
 from shoal.job import Job
 from shoal.launch.kept_slab import Kept
-from shoal.models.learning import Learner, learner_of
+from shoal.models.learning import Learner, LinearLearner, learner_of
 from shoal.models.linear import Linear
+from shoal.models.objective import ObjectiveLearner
 from shoal.store.checkpoint import Manifest
+from shoal.strategies.block_proximal import BlockProximal
 from shoal.tables import Dense, Given, Table
 
 START = "start.f32"
@@ -26,7 +30,8 @@ def check(job: Job, dataset: Dataset) -> Learner:
     if isinstance(job.model, Linear):
         check_rows(dataset, job.model.loss, "classes" if job.model.classes else "numbers")
     rows, batch = dataset.train.rows, job.data.batch
-    slots = -(-rows // batch)
+    blocks = job.strategy if isinstance(job.strategy, BlockProximal) else None
+    slots = -(-rows // batch) if blocks is None else job.slots(rows).per_pass
     if slots > limits.LEDGER_WINDOW:
         raise Invalid(
             f"{slots:,} slots in a pass, at most {limits.LEDGER_WINDOW:,} are possible: "
@@ -38,6 +43,11 @@ def check(job: Job, dataset: Dataset) -> Learner:
             f"take fewer (--workers {rows}), or more rows"
         )
     learner = learner_of(job.model, dataset.train, job.seed)
+    if blocks is not None:
+        if blocks.blocks > learner.keys:
+            raise Invalid(f"{blocks.blocks} blocks of {learner.keys} keys: take fewer (--set strategy.blocks=...)")
+        assert isinstance(learner, LinearLearner)
+        learner = ObjectiveLearner(learner.model, learner.train, job.update.l1, job.update.l2)
     learner.check(dataset.test)
     return learner
 
@@ -64,7 +74,7 @@ def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> T
     """The table of the weights. Those that a module begins with are put into a file in the folder, for the servers to read."""
     strategy, update, start = job.servers_strategy, job.update.update(), learner.start()
     if start is None or isinstance(job.model, Linear):
-        return strategy.table(learner.keys, update, slots_per_pass)
+        return replace(strategy.table(learner.keys, update, slots_per_pass), filters=described(job.filters))
     weights, about = start
     contents = np.ascontiguousarray(weights, "<f4").tobytes()
     path = folder.absolute() / START
@@ -78,4 +88,5 @@ def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> T
         apply=apply,
         max_delay=max_delay,
         wire=job.model.wire,
+        filters=described(job.filters),
     )

@@ -104,12 +104,11 @@ def dealing_of(facts: Facts) -> Dealing:
     from shoal.cluster.second_copies import SecondCopies
     from shoal.cluster.stopping import ENDLESS, Stopping
     from shoal.cluster.workload import Workload
-    from shoal.data.slots import Slots
     from shoal.job import Job
     from shoal.tables import Step
 
     job = Job.of(tomllib.loads(facts.job))
-    slots = Slots(facts.rows, job.data.batch, job.seed)
+    slots = job.slots(facts.rows)
     apply, _ = job.servers_strategy.consistency(slots.per_pass)
     workload = Workload(slots, ENDLESS, apply if isinstance(apply, Step) else None)
     stopping = Stopping(job.stop)
@@ -132,7 +131,7 @@ def dealing_of(facts: Facts) -> Dealing:
         rows=facts.rows,
         test_rows=facts.test_rows,
         features=facts.features,
-        batch=job.data.batch,
+        batch=slots.batch,
         slots=slots.per_pass,
         emulated=job.emulate.words(),
     )

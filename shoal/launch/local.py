@@ -53,7 +53,7 @@ def local(
     modules: Sequence[str] = (),
     folder: str | Path | None = None,
 ) -> Cluster:
-    """Start a cluster here. ``modules`` are imported by every server: name those that register updates of your own.
+    """Start a cluster here. ``modules`` are imported by every server: name those with updates and questions of your own.
 
     Every segment is held by so many servers as there are ``copies``. A process that is killed is started again: the
     coordinator always, a server where there are copies to fill it from. With ``folder`` the coordinator keeps its journal there.

@@ -19,7 +19,7 @@ import msgspec
 from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
-from shoal.strategies.parameter_server import ParameterServer
+from shoal.strategies.parameter_server import OnServers
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
@@ -237,11 +237,16 @@ def _alone(folder: Path) -> str | None:
         job = Job.load(folder / "job.toml")
     except Invalid:
         return None
-    return None if isinstance(job.strategy, ParameterServer) else job.strategy.name
+    return None if isinstance(job.strategy, OnServers) else job.strategy.name
 
 
 def look_at(address: str) -> Looking:
     """At a cluster of other processes of this machine, by the address of its coordinator."""
+    return Looking(transport_to(address))
+
+
+def transport_to(address: str) -> Callable[[str], Transport]:
+    """How somebody of whatever name reaches the coordinator at this address."""
     from shoal.wire.zmq import ZmqTransport
 
     check_address(address)
@@ -255,7 +260,7 @@ def look_at(address: str) -> Looking:
             raise
         return made
 
-    return Looking(transport)
+    return transport
 
 
 def _holds(place: m.Place, server: str) -> bool:

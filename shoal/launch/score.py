@@ -204,7 +204,7 @@ class Score:
         loss, metrics = self.learner.judge(self.dataset.test, weights) if is_finite(weights) else (math.inf, {})
         number, self._number = self._number, self._number + 1  # now: who hears of it may interrupt
         judged = Judged(number, weights, loss, metrics)
-        best, why = self._stopping.judged(loss)
+        best, why = self._stopping.judged(loss, metrics)
         self._last, self._judged_at = judged, self.done
         if best:
             self._kept = judged

@@ -20,7 +20,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ import msgspec
 
 from shoal import limits
 from shoal.data.datasets import Dataset
-from shoal.data.slots import Slots
 from shoal.errors import ClusterError, Invalid, ShoalError, StoreError
 from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
@@ -69,6 +68,8 @@ class Outcome:
     received: int
     staleness: list[int]  # how many pushes were counted that stale
     counts: dict[str, int]
+    filtered: dict[str, list[int]] = field(default_factory=dict)  # bytes into and out of each filter
+    left: tuple[float, float] = (0.0, 0.0)  # by filters, for later; and what of it was lost
 
 
 class Training:
@@ -96,7 +97,7 @@ class Training:
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
         self._broken = ""  # what went wrong outside the coordinator's sight
         self._folder = folder
-        self._per_pass = Slots(dataset.train.rows, job.data.batch, job.seed).per_pass
+        self._per_pass = job.slots(dataset.train.rows).per_pass
         self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # how far it is, as far as we know
         self._unheard = False  # the coordinator does not answer, and there is no time to ask again
         journal = Journal(folder / "coordinator.journal" if folder is not None else None)
@@ -194,6 +195,7 @@ class Training:
         if isinstance(self._cluster, ThreadCluster):
             transport = self._cluster._transport(name)
             trainer = work.trainer_of(name, secrets.token_hex(8), transport, orders)
+            trainer.learner.settle()  # or it would compute with as many threads as the evaluator has left by then
             thread = threading.Thread(target=self._in_thread, args=(name, trainer, transport), name=name, daemon=True)
             self._threads[name] = (thread, trainer)
             thread.start()
@@ -241,6 +243,8 @@ class Training:
             course.received,
             self._staleness() if ended else [],
             course.counts,
+            course.filtered,
+            course.left,
         )
 
     def interrupted(self) -> Outcome:

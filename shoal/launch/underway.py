@@ -18,7 +18,7 @@ from shoal.models.learning import Learner
 from shoal.store.checkpoint import Manifest
 from shoal.strategies.averaging import AllReduce, Averaging
 from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.parameter_server import ParameterServer
+from shoal.strategies.parameter_server import OnServers
 from shoal.wire.messages import Course
 
 
@@ -73,7 +73,7 @@ def underway(
     if job.launch.how == "mpi":
         check_mpi(job)
     begin = begin or (lambda: None)
-    if isinstance(job.strategy, ParameterServer):
+    if isinstance(job.strategy, OnServers):
         assert not isinstance(resume, Kept)
         begin()
         return Training(job, dataset, listener, folder, resume, launcher)

@@ -20,6 +20,7 @@ from shoal.errors import Closed, Invalid, TimedOut, UnknownTable
 from shoal.nodes.loop import Loop
 from shoal.nodes.worker import Worker
 from shoal.store.client import Client
+from shoal.store.question import Question
 from shoal.store.task import Task
 from shoal.tables import Table
 from shoal.wire import Transport
@@ -67,9 +68,13 @@ class KV:
         """Who is in the cluster, servers and clients, by the newest view that this one knows."""
         return [member.name for member in self._client.view.members]
 
-    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> None:
-        """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from."""
-        self._do(lambda: self._client.create(name, spec, starts, origin)).result()
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> None:
+        """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from.
+
+        ``like`` is another table with the same keys: each key lies on the same server as there, so a ``KeyList`` that was used
+        with the one is known for the other.
+        """
+        self._do(lambda: self._client.create(name, spec, starts, origin, like)).result()
 
     def drop(self, name: str) -> None:
         """Forget a table and all that is in it."""
@@ -104,6 +109,15 @@ class KV:
     def push_pull(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
         """Count these values and bring the new ones back, in one trip; settings as for push and pull."""
         return self._on_table(table, lambda: self._client.push_pull(table, keys, values, **settings))
+
+    def call(self, table: str, keys: Any, question: Question | str, **settings: Any) -> Task:
+        """Ask a question of a range of keys (``slice(None)``: all), where the rows are: "count", "norms", "nonzeros", "top",
+        "histogram", "overview", or a function of your own under ``@shoal.question()``; ``servers=[...]``, ``after=[tasks]``."""
+        return self._on_table(table, lambda: self._client.call(table, keys, question, **settings))
+
+    def flush(self, table: str, **settings: Any) -> Task:
+        """Push what the table's filters have left for later, whole; ``after=[tasks]``."""
+        return self._on_table(table, lambda: self._client.flush(table, **settings))
 
     def park(self, **settings: Any) -> Task:
         """Nothing to do: nobody waits for this worker until its next pull."""

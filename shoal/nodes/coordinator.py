@@ -346,7 +346,7 @@ class Coordinator:
         return "", 0
 
     def _create(self, create: m.Create) -> tuple[str, int]:
-        placed = self.roster.create(create.name, create.spec, create.starts, create.origin)
+        placed = self.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
         if len(coding.encode(self.roster.view())) > limits.HEADER_BYTES // 2:
             self.roster.drop(create.name)
             raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")

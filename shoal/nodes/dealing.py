@@ -65,10 +65,11 @@ class Dealing(Kept):
         slots = self.workload.leave(member.incarnation, died)
         self._seen.pop(member.incarnation, None)
         self._answers.pop(member.incarnation, None)
+        left = self.traffic.gone(member.incarnation) if died else 0.0
         self.counts["workers lost"] += died
         self.counts["slots dealt again"] += slots
         told: list[Effect] = [
-            Tell(Gone(seconds=self.seconds, name=member.name, role=member.role, why=why, slots=slots))
+            Tell(Gone(seconds=self.seconds, name=member.name, role=member.role, why=why, slots=slots, left=left))
         ]
         return [*told, *self._one_less(now, f"{member.name}: {why}")]
 
@@ -167,7 +168,7 @@ class Dealing(Kept):
             self._seen[who] = sender
             self._first_seen = self._first_seen or now
             work.enter(who, sender)
-        self.traffic.by[who] = (want.sent, want.received)
+        self.traffic.take(want)
         effects = self._tell_spans(sender, want.spans)
         self._measure(want)
         self._count(who, sender, want)
@@ -291,7 +292,7 @@ class Dealing(Kept):
         return self._journalled([*effects, Send(sender, m.Judge(ready.request, number, clock, self.ended))])
 
     def _judged(self, ready: m.Ready, slots: int, examples: int, workers: int) -> list[Effect]:
-        best, why = self.stopping.judged(ready.loss)
+        best, why = self.stopping.judged(ready.loss, ready.metrics)
         if ready.found > 0:
             self._last_loss = self._between.mean() if self._between.examples else self._last_loss
             self._between = Tally()

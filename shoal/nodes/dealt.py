@@ -44,6 +44,38 @@ class Traffic:
     """Bytes of all workers there ever were."""
 
     by: dict[int, tuple[int, int]] = field(default_factory=dict)  # incarnations; 0: all of them that are over
+    filtered: dict[int, dict[str, list[int]]] = field(default_factory=dict)  # bytes into and out of each filter
+    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # by filters, for later; and what of it was lost
+
+    def take(self, want: m.Want) -> None:
+        self.by[want.incarnation] = (want.sent, want.received)
+        if want.filtered:
+            self.filtered[want.incarnation] = want.filtered
+            self.left[want.incarnation] = want.left
+
+    def gone(self, who: int) -> float:
+        """A worker died, and what filters had left for later died with it: the size of that."""
+        left, lost = self.left.get(who, (0.0, 0.0))
+        if left:
+            self.left[who] = (0.0, left + lost)
+        return left
+
+    def through(self) -> dict[str, list[int]]:
+        """Bytes into and out of each filter, in all."""
+        found: dict[str, list[int]] = {}
+        for one in self.filtered.values():
+            for name, counts in one.items():
+                found[name] = [a + b for a, b in zip(counts, found.get(name, [0] * len(counts)), strict=True)]
+        return found
+
+    def remainder(self) -> tuple[float, float]:
+        """The sizes of what filters left for later, and of what was lost, added up."""
+        return sum(left for left, _ in self.left.values()), sum(lost for _, lost in self.left.values())
+
+    def over(self) -> Traffic:
+        """All of those whose counts these are are no more."""
+        left, lost = self.remainder()
+        return Traffic({0: self.totals()}, {0: self.through()}, {0: (0.0, left + lost)})
 
     def totals(self) -> tuple[int, int]:
         return sum(sent for sent, _ in self.by.values()), sum(received for _, received in self.by.values())
@@ -75,6 +107,8 @@ class Account(msgspec.Struct, frozen=True):
     judgements: Judgements = Judgements()
     patience: Patience = Patience()
     traffic: dict[int, tuple[int, int]] = {}  # bytes sent and received, by incarnation
+    filtered: dict[int, dict[str, list[int]]] = {}
+    left: dict[int, tuple[float, float]] = {}
     counts: dict[str, int] = {}
 
 
@@ -190,7 +224,7 @@ def to_begin_with(state: State, counted: Runs | None = None, seconds: float = 0.
     judgements = msgspec.structs.replace(
         account.judgements, asked=found, held=found, at={n: at for n, at in account.judgements.at.items() if n == found}
     )
-    traffic = Traffic(dict(account.traffic)).totals()
+    traffic = Traffic(dict(account.traffic), dict(account.filtered), dict(account.left)).over()
     account = msgspec.structs.replace(
         account,
         begun=False,
@@ -198,7 +232,9 @@ def to_begin_with(state: State, counted: Runs | None = None, seconds: float = 0.
         seconds=max(seconds, account.seconds),
         dealt=0,
         judgements=judgements,
-        traffic={0: traffic},
+        traffic=traffic.by,
+        filtered=traffic.filtered,
+        left=traffic.left,
     )
     return msgspec.structs.replace(state, counted=state.counted if counted is None else counted, account=account)
 

@@ -203,7 +203,7 @@ class Kept:
         self.generation = max(self.generation, account.generation)
         self.over, self._finished, self._computed = account.over, False, account.computing
         self.examples, self._before, self._since = account.examples, account.seconds, 0
-        self.traffic = Traffic(dict(account.traffic))
+        self.traffic = Traffic(dict(account.traffic), dict(account.filtered), dict(account.left))
         self.counts = Counter(account.counts)
         judgements = account.judgements
         self.evaluations.found, self.evaluations.at = judgements.found, dict(judgements.at)
@@ -241,6 +241,8 @@ class Kept:
             ),
             patience=self.stopping.state(),
             traffic=dict(self.traffic.by),
+            filtered=dict(self.traffic.filtered),
+            left=dict(self.traffic.left),
             counts=dict(self.counts),
         )
 

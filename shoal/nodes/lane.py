@@ -7,7 +7,7 @@ the name of the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,9 @@ class Lane:
 
     def gradient(self, local: Rows, weights: Any, mean: bool) -> Task:
         return self._trainer.gradient(local, weights, mean)
+
+    def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
+        return self._trainer.compute(function, cost, rows)
 
     def early(self, local: Rows, weights: Any, mean: bool) -> Task | None:
         beside = self._closed is None and self._trainer.computes_beside(local)

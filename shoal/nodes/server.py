@@ -18,6 +18,8 @@ from shoal import limits
 from shoal.cluster.member import Membership
 from shoal.files import Disk
 from shoal.store import checkpoint, given
+from shoal.store.calling import Calls
+from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
@@ -27,7 +29,7 @@ from shoal.tables import Given
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
 
-Request = m.Push | m.Pull | m.Park | m.Ask
+Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
 
 
@@ -48,6 +50,8 @@ class Server:
         self.tables: dict[int, Holding] = {}
         self._disk = disk or Disk()
         self._snapping = Snapping(self._disk)
+        self._calls = Calls()
+        self.handles = Handles()
         self._stores = 0
         self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
         self._later: deque[Work] = deque()  # when nothing else waits
@@ -66,7 +70,7 @@ class Server:
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
-            case Received(_, m.Push() | m.Pull() | m.Park() | m.Ask()):
+            case Received(_, m.Push() | m.Pull() | m.Call() | m.Park() | m.Ask()):
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
@@ -92,6 +96,7 @@ class Server:
             self._next_notice = now + (limits.LEVEL_AGAIN if self._copies else limits.NOTICE // 4)
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
+            effects += self._calls.notices(now)
         effects.append(Wake(min(self.member.next, self._next_notice)))
         return effects
 
@@ -105,7 +110,8 @@ class Server:
             self._backlog.clear()
             self._early.clear()
             self._later.clear()
-            self._snapping = Snapping(self._disk)
+            self._snapping, self.handles = Snapping(self._disk), Handles()
+            self._calls.clear()
             self._works.clear()
             self._view_waits = False
             self._token += 1  # what is still being computed comes back to nobody
@@ -134,6 +140,7 @@ class Server:
         self._members = {member.incarnation: member for member in view.members}
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
+        self.handles.live(everyone)
         servers = _servers(view)
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
         self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
@@ -168,6 +175,8 @@ class Server:
     def _queue(self, now: int, event: Received) -> list[Effect]:
         if not self._works:
             return self._request(now, event)
+        if isinstance(event.message, m.Call) and (self._calls.has(event) or event in self._backlog):
+            return [self._calls.held(event.sender, event.message)]  # nothing long is done twice
         if len(self._backlog) < limits.BACKLOG:
             self._backlog.append(event)
             return []
@@ -197,9 +206,12 @@ class Server:
         holding = self.tables[request.table]
         if isinstance(request, m.Ask):
             told = holding.told(request)
-            told.facts.update(self.also())
+            told.facts.update(self.also(), **self.handles.facts())
             return [Send(event.sender, told)]
         assert holding.own is not None
+        if isinstance(request, m.Call):
+            return self._carry_on(self._calls.call(now, event.sender, request, holding.own, self._inline))
+        holding.own.handles = self.handles
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
@@ -281,12 +293,12 @@ class Server:
         if not self.member.joined or request.view > self.member.shown:
             self.counts["view behind"] += 1
             return m.Busy(request.request, limits.BUSY_RETRY)
-        if not isinstance(request, m.Ask):
+        if not isinstance(request, m.Ask | m.Call):  # who only looks need not be a member
             known = self._members.get(request.incarnation)
             if known is None or known.name != sender:
                 self.counts["fenced"] += 1
                 return m.Fence(request.request, request.incarnation)
-        if isinstance(request, m.Push | m.Pull):
+        if isinstance(request, m.Push | m.Pull | m.Call):
             if request.generation != view.generation:
                 return m.Rollback(request.request, view.generation)
             if isinstance(request, m.Pull) and request.enter and known is not None and known.role != "worker":

@@ -54,4 +54,6 @@ def course(dealing: Dealing) -> m.Course:
         dealing.ended,
         dict(islice(work.voids.items(), _VOIDS)),
         dict(dealing.counts),
+        dealing.traffic.through(),
+        dealing.traffic.remainder(),
     )

@@ -26,7 +26,8 @@ from shoal.nodes.spent import Spent
 from shoal.nodes.worker import Worker
 from shoal.store.task import Task
 from shoal.strategies import TABLE, TALLY, Rows, Slot
-from shoal.strategies.parameter_server import ParameterServer
+from shoal.strategies.parameter_server import OnServers
+from shoal.strategies.turns import Turns
 from shoal.tables import Given
 from shoal.wire import messages as m
 
@@ -55,10 +56,10 @@ class Trainer:
     def __init__(
         self,
         worker: Worker,
-        strategy: ParameterServer,
+        strategy: OnServers,
         learner: Learner,
         shelf: Shelf,
-        slots: Slots,
+        slots: Slots | Turns,
         traffic: Callable[[], tuple[int, int]],
         pace: Pace | None = None,
         spans: int = 0,
@@ -118,12 +119,12 @@ class Trainer:
         return self._shelf.local(slot)
 
     def gradient(self, local: Rows, weights: Any, mean: bool) -> Task:
-        function, cost = partial(self.learner.gradient, local, weights, mean), local.nonzeros // 2
+        return self.compute(partial(self.learner.gradient, local, weights, mean), local.nonzeros // 2, len(local))
+
+    def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
         self.spent.computing()
         if self._pace is not None:
-            task = self.worker.compute(
-                partial(self._held_up, self._pace, function, len(local)), limits.INLINE_ELEMENTS + 1
-            )
+            task = self.worker.compute(partial(self._held_up, self._pace, function, rows), limits.INLINE_ELEMENTS + 1)
         else:
             task = self.worker.compute(function, cost)
         task.then(lambda _: self.spent.computed())
@@ -222,6 +223,8 @@ class Trainer:
             await self._nap
         for task in list(self._tallies):
             await task
+        if self.leaving and not self.strategy.in_steps:
+            await self.worker.client.flush(TABLE)
         await self._report()
 
     def _check_module(self) -> None:
@@ -256,13 +259,14 @@ class Trainer:
         newer, self.newer = self.newer, 0
         holds = runs(sorted(self._mine))  # now: what is counted a moment later is told with the next report
         sent, received = self._traffic()
+        filtered, left = client.filtered(), client.left()
         spent, spans = self.spent.told()
 
         def want(request: int) -> m.Message:
             return m.Want(
                 request, client.incarnation, more, counted=runs(sorted(counted)), back=runs(sorted(back)),
                 refused=refused, examples=examples, loss=loss, sent=sent, received=received, leaving=leaving,
-                holds=holds, newer=newer, spent=spent, spans=spans,
+                holds=holds, newer=newer, spent=spent, spans=spans, filtered=filtered, left=left,
             )  # fmt: skip
 
         self._take(await client.ask("ask for slots", want, m.Deal))

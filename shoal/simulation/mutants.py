@@ -20,6 +20,7 @@ from shoal.simulation.disk import CHECKPOINT_MUTANTS
 from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.clock import Clocks
 from shoal.store.follow import Follow
+from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding
 from shoal.store.ledger import Mask, Stream
 from shoal.store.outcome import Asker, Outcome
@@ -296,6 +297,21 @@ def delay_never_shrinks() -> Any:
 def delay_shrinks_while_they_wait() -> Any:
     """Where workers wait too much, the automatic delay gets shorter."""
     return mock.patch.object(AutoDelay, "_longer", lambda self: max(0, self.delay - 1))
+
+
+# ---------------------------------------------------------------- lists of keys that are known by a number
+
+
+@mutant
+def list_found_by_its_number_alone() -> Any:
+    """Whoever says a number is taken to mean the last list that came under it, anybody's."""
+    real = Handles._list
+
+    def found(self: Handles, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]) -> Any:
+        listed = self._lists.get((0, number))
+        return real(self, 0, number, known, count, crc if listed is None else listed.crc, sent)
+
+    return mock.patch.multiple(Handles, _list=found, live=lambda self, incarnations: None)
 
 
 # ---------------------------------------------------------------- checkpoints; more of them in simulation.disk

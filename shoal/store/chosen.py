@@ -10,7 +10,8 @@ What is not set is the rule's own default. A setting that the chosen rule does n
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,7 @@ _MADE_BY: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rmsprop": (update.RMSProp, ("alpha", "epsilon", "momentum", "decay")),
     "adam": (update.Adam, ("beta1", "beta2", "epsilon", "decay")),
     "adamw": (update.AdamW, ("beta1", "beta2", "epsilon", "decay")),
+    "block_proximal": (lambda step=1.0, l1=0.0, **more: update.BlockProximal(step, l1, **more), ("l1", "l2")),
 }
 _PLAIN = ("l1", "l2")  # 0 is as good as not set
 
@@ -36,8 +38,8 @@ _PLAIN = ("l1", "l2")  # 0 is as good as not set
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the servers do with a gradient."""
 
-    rule: Literal["adagrad", "sgd", "ftrl", "momentum", "nesterov", "rmsprop", "adam", "adamw"] = "adagrad"
-    step: float | None = None  # adagrad, ftrl: 0.1, sgd: 0.5, momentum, nesterov, rmsprop: 0.01, adam, adamw: 0.001
+    rule: str = "adagrad"  # sgd, ftrl, momentum, nesterov, rmsprop, adam, adamw, block_proximal; or your own, from launch.modules
+    step: float | None = None  # block_proximal: 1, sgd: 0.5, adagrad, ftrl: 0.1, adam, adamw: 0.001, others: 0.01
     l1: float = 0.0
     l2: float = 0.0
     momentum: float | None = None  # 0.9; of rmsprop 0
@@ -49,9 +51,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decay: float | None = None  # torch's weight_decay: 0, of adamw 0.01
 
     def update(self) -> Update:
-        make, has = _MADE_BY[self.rule]
         set_here = {name: getattr(self, name) for name in self.__struct_fields__[1:]}
         given = {name: value for name, value in set_here.items() if value is not None and (value or name not in _PLAIN)}
+        if self.is_own:
+            return Update(self.rule, given)  # servers know what settings it has
+        make, has = _MADE_BY[self.rule]
         for name, value in given.items():
             if name != "step" and name not in has:
                 others = [other for other, (_, its) in _MADE_BY.items() if name in its]
@@ -61,6 +65,20 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
         made: Update = make(**given)
         return made
+
+    @property
+    def is_own(self) -> bool:
+        """A user's, which servers import."""
+        return self.rule not in _MADE_BY
+
+    def check(self, modules: list[str], has_servers: bool) -> None:
+        """Says what is wrong with it; a rule that is not shoal's must come from somewhere."""
+        if self.is_own and not (modules and has_servers):
+            near = get_close_matches(self.rule, _MADE_BY, n=1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            why = "launch.modules names where your own are" if has_servers else "your own need a strategy with servers"
+            raise Invalid(f"update.rule: no rule {self.rule!r}{hint} (there are {', '.join(_MADE_BY)}; {why})")
+        self.update()
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -16,10 +16,15 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyList, KeyRange, KeyValues, add_up, as_keys, as_range, as_values, tidy
+from shoal.filters import are_known
+from shoal.keys import KeyList, KeyRange, KeyValues, Values, add_up, as_keys, as_range, as_values, tidy
+from shoal.store.asking import Admin, Asking, Parking
+from shoal.store.calling import calling
 from shoal.store.dispatch import Dispatch
-from shoal.store.hashed import mixed
-from shoal.store.operation import Admin, Asking, Parking, Pulling, Pushing
+from shoal.store.filtering import checked_chain
+from shoal.store.hashed import as_hashed, mixed
+from shoal.store.operation import Pulling, Pushing
+from shoal.store.question import Question
 from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.store.update import check_pushed
@@ -108,6 +113,7 @@ class Client(Dispatch):
         op = self._pulling(layout, keys, clock, _tasks(after))
         op.clocks = clocks
         op.form = "float32" if exact else layout.spec.wire
+        op.filters = None if exact else self.filters_of(layout)
         self._new.append(op)
         return op.task
 
@@ -120,11 +126,31 @@ class Client(Dispatch):
         self._new.append(op)
         return op.task
 
-    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "") -> Task:
-        """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``."""
+    def flush(self, table: str, *, after: Task | Sequence[Task] = ()) -> Task:
+        """Push what filters have left for later, whole. Follows all that is under way."""
+        layout = self.layout(table)
+        if isinstance(layout.spec.apply, Step):
+            raise Invalid(f"table {table!r} is updated in steps: what filters left goes with the next slots")
+        under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
+        task, width = Task(f"push what is left of {table!r}", (*under_way, *_tasks(after))), layout.spec.push_width
+        nothing = KeyValues(np.empty(0, np.uint64), np.empty((0, width), np.float32))
+        op = Pushing(task, layout.number, nothing, None, layout.spec.width, layout.spec.wire)
+        op.filters, op.exact = self.filters_of(layout), True
+        self._new.append(op)
+        return task
+
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> Task:
+        """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``.
+
+        With ``like``, the name of another table, it lies on the same servers as that one: lists of keys are known to them from there.
+        """
         plain, name = checked(spec), _name(name)
         check_pushed(plain)
-        return self._admin(f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin))
+        if are_known(plain.filters):
+            checked_chain(plain)
+        return self._admin(
+            f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin, like)
+        )
 
     def drop(self, name: str) -> Task:
         name = _name(name)
@@ -149,6 +175,21 @@ class Client(Dispatch):
 
     def stats(self, table: str) -> Task:
         op = Asking(Task(f"stats of {table!r}"), self.layout(table).number)
+        self._new.append(op)
+        return op.task
+
+    def call(
+        self,
+        table: str,
+        keys: Any,
+        question: Question | str,
+        *,
+        servers: str | Sequence[str] | None = None,
+        after: Task | Sequence[Task] = (),
+        **settings: float,
+    ) -> Task:
+        """Ask a question of a range of keys, where the rows are; ``servers``: only of what these hold. Nobody is waited for."""
+        op = calling(self.layout(table), keys, question, servers, _tasks(after), settings)
         self._new.append(op)
         return op.task
 
@@ -192,7 +233,11 @@ class Client(Dispatch):
         if (values := shortened(given.values, spec.wire)) is None:
             raise too_large(given.values, spec.wire)
         op = Pushing(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
+        op.filters = self.filters_of(layout)
+        if op.filters is not None:
+            op.filters.check(given.values)
         op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
+        op.listed = _again(layout, keys)
         if isinstance(spec.apply, Each) and self.role == "worker" and step != 0:
             op.in_step = True
             op.own_clock = pull and clock is None
@@ -200,7 +245,7 @@ class Client(Dispatch):
         if of is not None:
             op.reads = of.versions
         if isinstance(ahead, KeyList):
-            op.look_ahead(ahead.keys)
+            op.look_ahead(ahead)
         self._new.append(op)
         return task
 
@@ -212,6 +257,10 @@ class Client(Dispatch):
         if isinstance(keys, KeyList) and not spec.hashed:
             self._check_last(layout, keys.last)
             return KeyValues(keys.keys, as_values(values, len(keys), spec.push_width)), None
+        if isinstance(keys, KeyList):
+            listed, places = as_hashed(keys)
+            rows = as_values(values, len(keys), spec.push_width)
+            return KeyValues(listed.keys, rows if places is None else _laid(rows, places)), places
         span = as_range(keys, spec.span)
         if span is not None:
             if span.stop > spec.span:
@@ -233,7 +282,7 @@ class Client(Dispatch):
         return KeyValues(unique, summed), places
 
     def _listed(self, layout: Layout, keys: Any) -> Any:
-        listed = keys.keys if isinstance(keys, KeyList) else as_keys(keys)
+        listed = as_keys(keys)
         if layout.spec.hashed:
             return mixed(listed)
         if layout.spec.span < limits.KEY_LIMIT and len(listed):
@@ -251,6 +300,10 @@ class Client(Dispatch):
             task = Task(f"pull keys of {layout.name!r}", after)
             op = Pulling(task, layout.number, keys.keys, None, spec.width)
             span = None
+        elif isinstance(keys, KeyList):
+            listed, places = as_hashed(keys)
+            op = Pulling(Task(f"pull keys of {layout.name!r}", after), layout.number, listed.keys, places, spec.width)
+            span = None
         elif (span := as_range(keys, spec.span)) is not None:
             if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
                 raise BadKeys(
@@ -264,6 +317,7 @@ class Client(Dispatch):
             task = Task(f"pull {len(unique):,} keys of {layout.name!r}", after)
             op = Pulling(task, layout.number, unique, places, spec.width)
         task = op.task
+        op.listed = _again(layout, keys)
         op.clock = clock
         op.live = isinstance(spec, Sparse) and span is not None
         op.hashed = spec.hashed
@@ -294,6 +348,20 @@ class Client(Dispatch):
     def _must_be_worker(self, what: str) -> None:
         if self.role != "worker":
             raise Invalid(f"{self.name} is a {self.role}: only a worker has a clock and can {what}")
+
+
+def _again(layout: Layout, keys: Any) -> KeyList | None:
+    """The list that servers may know by a number, if it will come again."""
+    if not isinstance(keys, KeyList):
+        return None
+    return as_hashed(keys)[0] if layout.spec.hashed else keys
+
+
+def _laid(rows: Values, places: Any) -> Values:
+    """Each row in its place."""
+    laid = np.empty_like(rows)
+    laid[places] = rows
+    return laid
 
 
 def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:

@@ -7,6 +7,7 @@ view, a new incarnation ends all. Sans I/O: every method that may send returns e
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from typing import Any
 
@@ -22,8 +23,12 @@ from shoal.errors import (
     Unanswered,
     UnknownTable,
 )
+from shoal.filters.chain import Flow
+from shoal.store.asking import Admin, Asking, Parking
+from shoal.store.filtering import Filtering
 from shoal.store.flight import Flight
-from shoal.store.operation import Admin, Asking, Operation, Parking, Pulling, Pushing
+from shoal.store.names import Names
+from shoal.store.operation import Operation, Pulling, Pushing
 from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.wire import messages as m
@@ -47,6 +52,7 @@ class Dispatch:
         self.failed: list[Task] = []  # pushes that failed, in case nobody asks
         self.counts: Counter[str] = Counter()
         self.flight = Flight(seed)
+        self.names = Names()  # of lists of keys that servers know
         self._by_number: dict[int, Layout] = {}
         self._names: dict[int, str] = {}  # of all tables that there ever were, for errors
         self._new: deque[Operation] = deque()  # made ready, not started
@@ -57,6 +63,7 @@ class Dispatch:
         self._numbers = 0  # given in this client's own stream
         self._open: dict[int, None] = {}  # those not over yet, in order
         self._bytes = 0  # in flight
+        self._filters: dict[int, Filtering] = {}  # by table
 
     def layout(self, table: str) -> Layout:
         layout = self.layouts.get(table)
@@ -149,18 +156,25 @@ class Dispatch:
                 op.task.waits_for = f"{sender}: {why or 'busy'}"
                 self.counts["busy"] += 1
                 self.flight.busy(now, request, retry_after)
+            case m.Forgot():
+                letter = self.flight.letters[request]
+                if isinstance(letter.message, m.Push | m.Pull) and (
+                    whole := self.names.whole(letter.message, letter.arrays, op.pressed)
+                ):
+                    effects.append(self.flight.instead(now, letter, *whole))
             case m.Moved(_, view):
                 effects += self._moved(now, op, view)
             case m.Rollback():
                 self._end(op, error=Refused(sender, "the cluster went back to a checkpoint while this was under way"))
             case m.No(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
-            case _ if not op.accepts(request, message, arrays):
+            case _ if (found := op.opened(message, arrays)) is None or not op.accepts(request, message, found):
                 self.counts["strange answers"] += 1  # dropped: the question is asked again, or ends as unanswered
             case _:
                 letter = self.flight.letters[request]
+                self.names.heard(request)
                 self._close(op, request)
-                for to, question, data in op.answered(self, letter, message, arrays):
+                for to, question, data in op.answered(self, letter, message, found):
                     effects.append(self._send(now, op, to, question, data))
                 if not op.waiting:
                     self._finish(op)
@@ -175,6 +189,7 @@ class Dispatch:
         self._running.pop(request, None)
         self._bytes -= op.waiting.pop(request, 0)
         self.flight.done(request)
+        self.names.closed(request)
 
     def _finish(self, op: Operation) -> None:
         try:
@@ -189,6 +204,8 @@ class Dispatch:
             self._close(op, request)
         if isinstance(op, Pushing) and op.number is not None:
             self._open.pop(op.number, None)
+        if isinstance(op, Pushing) and op.sent is not None:
+            op.sent.end(error is not None)
         if error is not None and isinstance(op, Pulling) and op.enter:
             self._entered.pop(op.table, None)
         op.task.waits_for = ""
@@ -235,6 +252,8 @@ class Dispatch:
             else Layout(placed)
             for number, placed in tables.items()
         }
+        if any(number in known and known[number].since != old.since for number, old in self._by_number.items()):
+            self.names.clear()  # what was split otherwise is another list
         self._by_number = known
         self._names.update({number: placed.name for number, placed in tables.items()})
         self.layouts = {layout.name: layout for layout in known.values()}
@@ -256,6 +275,25 @@ class Dispatch:
     def _since(self) -> int:
         """When a primary of any table last changed."""
         return max((layout.since for layout in self._by_number.values()), default=0)
+
+    def filters_of(self, layout: Layout) -> Filtering | None:
+        """A table's filters, if it has any."""
+        if not layout.spec.filters:
+            return None
+        found = self._filters.get(layout.number)
+        if found is None:
+            found = self._filters[layout.number] = Filtering(layout.spec, Flow())
+        return found
+
+    def filtered(self) -> dict[str, list[int]]:
+        """Bytes into and out of filters in this life, and what keys known by a number saved."""
+        found = Flow.summed(one.flow for one in self._filters.values())
+        return {**found, "handles": self.names.told()} if any(self.names.told()) else found
+
+    def left(self) -> tuple[float, float]:
+        """The size of what filters left for later, and of what was lost of it."""
+        all_of = [one.feedback for one in self._filters.values() if one.feedback is not None]
+        return math.fsum(one.norm for one in all_of), math.fsum(one.lost for one in all_of)
 
     def of_number(self, number: int) -> Layout:
         layout = self._by_number.get(number)
@@ -279,7 +317,13 @@ class Dispatch:
         self.clock = self.floor = self.spell = 0
         self.working = False
         self._entered, self._parking, self.reads, self._open = {}, [], {}, {}
+        self.names.clear()
+        self.names.counts.clear()
         self._numbers = self._requests = 0
+        for filters in self._filters.values():
+            filters.flow.by.clear()
+            if filters.feedback is not None:
+                filters.feedback.forget()
 
     def _to(self, op: Operation) -> list[str]:
         return [self.flight.letters[request].to for request in op.waiting if request in self.flight.letters]

@@ -13,6 +13,7 @@ import numpy as np
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
+from shoal.store.filtering import checked_chain, opened_request
 from shoal.store.ledger import Mask, Numbers
 from shoal.store.table import Table
 from shoal.tables import Sparse, Step, Wire
@@ -33,6 +34,7 @@ class Extent:
         self.ids: Numbers = np.array(self.numbers, np.int64)
         self.ranges = [keys for _, keys in held]
         self.table = Table(spec, self.ranges)
+        self.chain = checked_chain(spec, warm=True)
         self.whole: Mask = np.ones(len(held), np.bool_)
         self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)
         self._stops: Keys = np.array([keys.stop for keys in self.ranges], np.uint64)
@@ -82,6 +84,13 @@ class Extent:
         if (reason := self.table.check_values(keys, values)) is not None:
             raise BadValues(reason)
         return KeyValues(keys, values)
+
+    def opened(self, ask: m.Push | m.Pull, arrays: m.Arrays) -> m.Arrays:
+        """What a message brought, before filters had it."""
+        if ask.filtered:
+            self._check_size(ask.count, self.spec.push_width if isinstance(ask, m.Push) else None)
+            self._check_size(ask.ahead if isinstance(ask, m.Push) else 0)
+        return opened_request(self.chain, ask, arrays, self.spec.push_width)
 
     def ahead(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> Keys:
         """The other keys whose rows a push asks for."""

@@ -25,6 +25,7 @@ class Letter:
     again: int  # when to send it again
     wait: int
     held: bool = False
+    sends: int = 1
 
 
 class Flight:
@@ -71,6 +72,14 @@ class Flight:
             letter.again = now + min(max(retry_after, limits.MILLISECOND), limits.RESEND_MOST)
             self._look_at(letter.again)
 
+    def instead(self, now: int, letter: Letter, message: Message, arrays: Arrays) -> Effect:
+        """The other side cannot use what it has: the same question, said otherwise."""
+        self.held_now -= letter.held
+        letter.message, letter.arrays, letter.held = message, arrays, False
+        letter.heard, letter.again = now, now + letter.wait
+        self._look_at(letter.again)
+        return Send(letter.to, message, arrays)
+
     def renew(self, now: int, letter: Letter) -> None:
         """Nothing was heard of it for too long, and it is waited for all the same."""
         letter.heard = now
@@ -90,6 +99,7 @@ class Flight:
             if now >= letter.again:
                 if self._may_resend(now):
                     effects.append(Send(letter.to, letter.message, letter.arrays))
+                    letter.sends += 1
                     letter.wait = min(2 * letter.wait, self._jitter(letter.request, limits.RESEND_MOST))
                     letter.again = now + letter.wait
                 else:

@@ -87,6 +87,7 @@ def _shoal_rows(slab, rows, count, word, gradients, start, settings, scratch):
 )
 def push_rows(slab, word, places, gradients, given):
     """Update the given rows, each named once."""
+    flat = slab.reshape(-1)
     settings = _shoal_Settings({given})
     size = min(len(places), _shoal_k.BLOCK)
     rows, scratch = _shoal_np.empty(size, _shoal_np.int64), _shoal_np.empty(({columns}, _shoal_k.BLOCK))
@@ -94,6 +95,9 @@ def push_rows(slab, word, places, gradients, given):
         count = min(_shoal_k.BLOCK, len(places) - start)
         for i in range(count):
             rows[i] = places[start + i]
+        if len(flat) > _shoal_k.FAR:
+            for i in range(count):
+                _shoal_k.prefetch(flat, rows[i] * slab.shape[1])
         _shoal_rows(slab, rows, count, word, gradients, start, settings, scratch)
 '''
 

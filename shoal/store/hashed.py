@@ -7,8 +7,9 @@ user has. Multiplying by an odd number and folding the upper half onto the lower
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from shoal.keys import Keys
+from shoal.keys import KeyList, Keys, tidy
 
 _MASK = np.uint64((1 << 63) - 1)
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
@@ -22,6 +23,14 @@ def mixed(ids: Keys) -> Keys:
         keys = (keys * np.uint64(factor)) & _MASK
         keys = keys ^ (keys >> _HALF)
     return keys
+
+
+def as_hashed(keys: KeyList) -> tuple[KeyList, npt.NDArray[np.intp] | None]:
+    """The same list as a hashed table has it, in the order that it has there, and the place of each key; made once."""
+    if keys.hashed is None:
+        listed, places = tidy(mixed(keys.keys))
+        keys.hashed = KeyList(listed), places
+    return keys.hashed
 
 
 def unmixed(keys: Keys) -> Keys:

@@ -27,6 +27,7 @@ from shoal.compiled import compiled, mix
 KEY_WORDS = 2  # float32 words that the key takes at the start of a sparse row
 BLOCK = 512  # keys in one run of the phases: their slots and rows stay in the second-level cache
 LINE = 8  # slots in one cache line
+FAR = 1 << 20  # words of a slab beyond which its rows are seldom in a cache
 ROW_LINES = 4  # of a row, how much is asked for ahead: longer ones the machine follows by itself
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2  # kinds of initial values
@@ -178,6 +179,30 @@ def count_missing(index, slots, used, keys):
     return missing
 
 
+@compiled(int64(index_in, slots_in, int64, keys_in, rows_out))
+def find_rows(index, slots, used, keys, found):
+    """found[i] = the row of keys[i]; returns how many there are up to the first key that has none."""
+    size = min(len(keys), BLOCK)
+    hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        count = min(BLOCK, len(keys) - start)
+        find_block(index, slots, used, keys, start, count, hashes, rows)
+        for i in range(count):
+            if rows[i] < 0:
+                return start + i
+            found[start + i] = rows[i]
+    return len(keys)
+
+
+@compiled(uint64(keys_in))
+def hash_keys(keys):
+    """Sum of mix(keys[i] + (i + 1) * GOLDEN): of a list, its order included."""
+    total = NONE
+    for i in range(uint64(len(keys))):
+        total += mix(keys[i] + (uint64(i) + ONE) * GOLDEN)
+    return mix(total ^ uint64(len(keys)))
+
+
 @compiled(int64(keys_out, slots_out, slab_out, uint64, uint64, int64, int64, *initial))
 def insert(index, slots, slab, key, hashed, row, width, kind, first, second, seed):
     """Give a key the given row, the next free one, or find that it has one by now; the row it has is returned."""
@@ -252,8 +277,16 @@ def gather_keys(index, slots, slab, used, keys, out, kind, first, second, seed):
 def gather_rows(slab, rows, word, out):
     """out[i] = the weights of row rows[i]."""
     if out.shape[1] == 1:
-        for i in range(len(rows)):
-            out[i, 0] = slab[uint64(rows[i]), uint64(word)]  # unsigned: no look whether it counts from the end
+        flat, words = slab.reshape(-1), slab.shape[1]
+        for start in range(0, len(rows), BLOCK):
+            some = rows[start : start + BLOCK]
+            if len(flat) > FAR:
+                for i in range(len(some)):
+                    prefetch(flat, some[i] * words)
+            for i in range(len(some)):
+                out[start + i, 0] = slab[
+                    uint64(some[i]), uint64(word)
+                ]  # unsigned: no look whether it counts from the end
         return
     for i in range(len(rows)):
         for c in range(out.shape[1]):

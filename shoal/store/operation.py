@@ -1,4 +1,4 @@
-"""The kinds of operation: what each sends, and how it is put together from the answers.
+"""Operations on rows: what each sends, and how it is put together from the answers. (``questions`` has those on anything else.)
 
 ``letters`` says what to send, by the client's present view; ``answered`` takes one answer in and may ask on; ``value`` is
 what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view.
@@ -6,16 +6,18 @@ what the caller gets when nothing is under way any more. ``restart`` forgets the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import SegmentsLost, ShoalError
-from shoal.keys import KeyRange, Keys, KeyValues, Values
+from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values
+from shoal.store.feedback import Sent
+from shoal.store.filtering import Filtering
 from shoal.store.flight import Letter
 from shoal.store.hashed import unmixed
+from shoal.store.names import NOTHING
 from shoal.store.split import Share
 from shoal.store.task import Task
 from shoal.store.vector import VectorClock
@@ -24,6 +26,7 @@ from shoal.wire import messages as m
 from shoal.wire.forms import restored
 
 if TYPE_CHECKING:
+    from shoal.filters import Bytes
     from shoal.store.dispatch import Dispatch
 
 Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
@@ -56,93 +59,18 @@ class Operation:
     def expects(self, request: int) -> int:
         return 0
 
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        """What came, before filters had it; None if that makes no sense."""
+        return arrays
+
+    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+        return keys
+
     def restart(self) -> None:
         return
 
     def lost(self, table: str, server: str) -> ShoalError:
         return SegmentsLost(table, server)
-
-
-class Admin(Operation):
-    """A question to the coordinator."""
-
-    def __init__(self, task: Task, message: Callable[[int], m.Message], kind: type[m.Message] = m.Done) -> None:
-        super().__init__(task)
-        self._message, self._kind = message, kind
-        self._answer: m.Message | None = None
-
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        return [(client.coordinator, self._message(client.request()), ())]
-
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
-        self._answer = answer
-        return []
-
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return isinstance(answer, self._kind)
-
-    def value(self, client: Dispatch) -> Any:
-        return self._answer if self._kind is not m.Done else None
-
-
-class Parking(Operation):
-    """ "Do not wait for me", to all servers."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._spell: int | None = None
-
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        if self._spell is None:
-            if not client.working:
-                return []
-            self._spell = client.spell
-            # The spell is over, however this ends: a server that heard it may have parked us.
-            client.spell += 1
-            client.working = False
-        spell = self._spell
-        return [
-            (member.name, m.Park(client.request(), client.incarnation, client.view.number, spell), ())
-            for member in client.view.members
-            if member.role == "server"
-        ]
-
-
-class Asking(Operation):
-    """How a table is doing, added up over its servers."""
-
-    def __init__(self, task: Task, table: int) -> None:
-        super().__init__(task)
-        self.table = table
-        self._told: dict[str, m.Told] = {}
-
-    def letters(self, client: Dispatch) -> list[Outgoing]:
-        layout = client.of_number(self.table)
-        layout.check_all_held()
-        return [(server, m.Ask(client.request(), self.table, client.view.number), ()) for server in layout.servers]
-
-    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
-        assert isinstance(answer, m.Told)
-        self._told[letter.to] = answer
-        return []
-
-    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        return isinstance(answer, m.Told)
-
-    def restart(self) -> None:
-        self._told.clear()
-
-    def value(self, client: Dispatch) -> dict[str, Any]:
-        longest = max((len(told.staleness) for told in self._told.values()), default=0)
-        staleness = np.zeros(longest, np.int64)
-        totals: dict[str, Any] = {}
-        for told in self._told.values():
-            staleness[: len(told.staleness)] += np.asarray(told.staleness, np.int64)
-            for fact, value in told.facts.items():
-                totals[fact] = totals.get(fact, 0) + value
-        totals["staleness"] = staleness.tolist()
-        totals["servers"] = {server: told.facts for server, told in sorted(self._told.items())}
-        return totals
 
 
 class _Rows(Operation):
@@ -153,6 +81,8 @@ class _Rows(Operation):
         self.table, self.keys, self.places, self.width = table, keys, places, width
         self.live = False  # a range of a sparse table: only the rows that are there
         self.hashed = False
+        self.filters: Filtering | None = None
+        self.listed: KeyList | None = None  # the keys, if they come again
         self._shares: dict[int, Share] = {}  # by request
         self._rows: Values | None = None
         self._found: list[tuple[Keys, Values]] = []
@@ -165,6 +95,13 @@ class _Rows(Operation):
 
     def expects(self, request: int) -> int:
         return self._shares[request].rows * self.width * 4 if request in self._shares else 0
+
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        return arrays if self.filters is None else self.filters.opened(answer, arrays)
+
+    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+        """Keys that go after all, since a server does not know them by their number."""
+        return keys if self.filters is None else self.filters.asked(0, keys)
 
     def are_rows(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         if not isinstance(answer, m.Values) or request not in self._shares:
@@ -220,23 +157,31 @@ class Pushing(_Rows):
         self.number: int | None = None  # in the client's own stream; kept over restarts, or it would count twice
         self.size = given.values.nbytes + 8 * len(given)
         self.row_bytes = max(8, 4 * width, 4 * given.values.shape[1])
-        self.ahead: Keys | None = None  # pull these, not those that are pushed
+        self.ahead: KeyList | None = None  # pull these, not those that are pushed
+        self.exact = self._ready = False  # exact: nothing of it is left for later
+        self.head: Bytes | None = None  # what its values need to be read, if they are shortened
+        self.sent: Sent | None = None  # what of it is left for later
 
-    def look_ahead(self, keys: Keys) -> None:
+    def look_ahead(self, keys: KeyList) -> None:
         """Bring back the rows of other keys than are pushed."""
-        self.ahead = self.keys = keys
+        self.ahead, self.keys = keys, keys.keys
         self.size += 12 * len(keys)
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
         layout = client.of_number(self.table)
         self._name(client)
+        if self.filters is not None and not self._ready:
+            self.filters.prepare(client, self)
+        elif self.sent is not None:
+            self.sent.again = True
+        self._ready = True
         keys, values = self.given.keys, self.given.values
         everyone = self.in_step or self.slot is not None
         shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
         if self.ahead is None:
             return [self._letter(client, share, None, keys, values) for share in shares]
         # Both are small (see ``Client.push``): one share for every server, in the same order.
-        pulls = layout.shares(self.ahead, self.row_bytes, every_server=True)
+        pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
         return [self._letter(client, *pair, keys, values) for pair in zip(shares, pulls, strict=True)]
 
     def _name(self, client: Dispatch) -> None:
@@ -255,17 +200,20 @@ class Pushing(_Rows):
     ) -> Outgoing:
         stream, number = self.slot if self.slot is not None else (-client.incarnation, self.number or 0)
         start = stop = -1
-        arrays: list[m.Array] = [share.take(values).reshape(-1)]
+        request, name, also = client.request(), NOTHING, NOTHING
+        arrays: list[m.Array] = []
         if isinstance(keys, KeyRange):
             start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
         else:
-            arrays.insert(0, share.take(keys))
             if pulled is not None and self.ahead is not None and pulled.rows:
-                arrays.insert(0, pulled.take(self.ahead))
+                also, arrays = client.names.say(request, self.ahead, pulled, self.ahead.keys)
+            name, listed = client.names.say(request, self.listed, share, keys)
+            arrays += listed
+        arrays.append(share.take(values).reshape(-1))
         ahead = -1 if pulled is None else pulled.rows
         reads = self.reads if self.reads is not None else client.reads.get(self.table, {})
         push = m.Push(
-            request=client.request(),
+            request=request,
             table=self.table,
             view=client.view.number,
             generation=client.view.generation,
@@ -287,12 +235,26 @@ class Pushing(_Rows):
             clock=m.NO_CLOCK if self.clock is None else self.clock,
             ahead=ahead,
             form=self.form,
+            filtered=self.filters is not None,
+            handle=name.number,
+            known=name.known,
+            crc=name.crc,
+            ahead_handle=also.number,
+            ahead_known=also.known,
+            ahead_crc=also.crc,
         )
         if self.pull:
             self._shares[push.request] = share if pulled is None else pulled
-        return share.server, push, arrays if share.rows or ahead > 0 else ()
+        arrays = arrays if share.rows or ahead > 0 else []
+        if self.filters is not None:
+            arrays = self.filters.pushed(self, arrays, ahead)
+            if self.sent is not None:
+                self.sent.goes(push.request, client.of_number(self.table), share)
+        return share.server, push, arrays
 
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        if self.sent is not None and isinstance(answer, m.Values | m.Counted):
+            self.sent.counted(letter.request, letter.sends > 1, answer.new, answer.part)
         if isinstance(answer, m.Values):
             self.task.versions[letter.to] = answer.versions
             self.put(letter.request, answer, arrays)
@@ -336,16 +298,16 @@ class Pulling(_Rows):
 
     def _letter(self, client: Dispatch, share: Share, resume: int = -1) -> Outgoing:
         start = stop = -1
-        arrays: list[m.Array] = []
+        request, name, arrays = client.request(), NOTHING, list[m.Array]()
         if isinstance(self.keys, KeyRange):
             start, stop = max(self.keys.start, share.span[0], resume), min(self.keys.stop, share.span[1])
         else:
-            arrays.append(share.take(self.keys))
+            name, arrays = client.names.say(request, self.listed, share, self.keys)
         at = client.floor
         if self.enter:  # a worker that has a clock keeps it; one that has none yet is given one
             at = client.clock if client.working else 0
         pull = m.Pull(
-            request=client.request(),
+            request=request,
             table=self.table,
             view=client.view.number,
             generation=client.view.generation,
@@ -361,7 +323,13 @@ class Pulling(_Rows):
             enter=self.enter,
             clocks=self.clocks,
             form=self.form,
+            filtered=self.filters is not None,
+            handle=name.number,
+            known=name.known,
+            crc=name.crc,
         )
+        if self.filters is not None:
+            arrays = self.filters.asked(0 if start >= 0 else share.rows, arrays)
         self._shares[pull.request] = share
         return share.server, pull, arrays
 

@@ -22,6 +22,8 @@ class Asker:
     keys: Keys | KeyRange
     told: int  # when it was last told anything
     covered: Mask
+    new: bool = True  # of a push: it is counted by this, not before
+    part: bool = False  # but not everywhere
 
     @property
     def id(self) -> tuple[str, int]:

@@ -66,15 +66,17 @@ class Segments(Tending):
 
     # ------------------------------------------------------------ push
 
-    def push(self, now: int, sender: str, push: m.Push, arrays: m.Arrays) -> Outcome:
+    def push(self, now: int, sender: str, push: m.Push, sent: m.Arrays) -> Outcome:
         try:
             covered = self.extent.covered(push.first, push.last)
+            if (arrays := self.handles.whole(push, self.extent.opened(push, sent), self.table)) is None:
+                return Outcome([Send(sender, m.Forgot(push.request))])
             given = self.extent.given(push, arrays, covered)
             asked = self.extent.ahead(push, arrays, covered) if push.ahead >= 0 else _asked(given)
             slot = self.extent.slot(push)
         except Invalid as error:
             return self._refuse(sender, push.request, error)
-        self.counts["bytes in"] += sum(array.nbytes for array in arrays)
+        self.counts["bytes in"] += sum(array.nbytes for array in sent)
         asker = Asker(sender, push, asked, now, covered)
         if self._promised and asker.id in self._promised:
             return self._told_promised(now, asker)
@@ -98,11 +100,12 @@ class Segments(Tending):
             fresh = fresh & ~waits if (fresh & ~waits).any() else None
         if fresh is None:
             return self._counted_before(now, asker)
+        asker.part = fresh is not asker.covered and not (fresh == asker.covered).all()
         counts = self._damped(self.extent.only(given, fresh, asker.covered), push.read, fresh)
 
         def make(now: int, counts: KeyValues | None) -> Outcome:
             outcome = self._make(now, self._change(push, "push", fresh), counts, asker, fresh)
-            if fresh is not asker.covered and not (fresh == asker.covered).all():
+            if asker.part:
                 outcome += self._make(now, self._change(push, "tick", asker.covered), None, None, asker.covered)
             return outcome
 
@@ -266,11 +269,17 @@ class Segments(Tending):
                 self.counts["void"] += 1
         else:
             self.counts["held again"] += 1
+            asker.new = self._is_its_own(asker, step, place)
         self._held[asker.id] = (step, place, asker)
         outcome = self._close_steps(now)
         if asker.id in self._held:
             outcome.effects.append(self._told_held(now, step, asker))
         return outcome
+
+    def _is_its_own(self, asker: Asker, step: int, place: int) -> bool:
+        """Whether the slot that is held already came from this very worker, perhaps by another view."""
+        held = (one for at, where, one in self._held.values() if (at, where) == (step, place))
+        return any(one.new and one.ask.incarnation == asker.ask.incarnation for one in held)
 
     def _close_steps(self, now: int) -> Outcome:
         """Take every step whose slots are all here, in order: one at a time."""
@@ -304,7 +313,7 @@ class Segments(Tending):
             self._open.pop(step, None)
         outcome = Outcome()
         for asker in self._taken(step):
-            outcome += self._answer_push(now, asker, new=True)
+            outcome += self._answer_push(now, asker, new=asker.new)
         outcome += self._release()
         if self._cut is not None and int(self.version.min()) >= self._cut[0]:
             outcome += self._cut_now(now)
@@ -341,17 +350,20 @@ class Segments(Tending):
     def _answer_push(self, now: int, asker: Asker, new: bool) -> Outcome:
         push = asker.ask
         assert isinstance(push, m.Push)
+        asker.new = new
         if push.pull:
             return self._pull(now, asker)
-        return Outcome([Send(asker.name, m.Counted(push.request, new))])
+        return Outcome([Send(asker.name, m.Counted(push.request, new, new and asker.part))])
 
     # ------------------------------------------------------------ pull
 
-    def pull(self, now: int, sender: str, pull: m.Pull, arrays: m.Arrays) -> Outcome:
+    def pull(self, now: int, sender: str, pull: m.Pull, sent: m.Arrays) -> Outcome:
         try:
             if pull.enter and isinstance(self.spec.apply, Step):
                 raise Invalid("a table that is updated in steps has no clocks to enter")
             covered = self.extent.covered(pull.first, pull.last)
+            if (arrays := self.handles.whole(pull, self.extent.opened(pull, sent), self.table)) is None:
+                return Outcome([Send(sender, m.Forgot(pull.request))])
             keys = self.extent.keys(pull, arrays[0] if arrays else None, covered)
         except Invalid as error:
             return self._refuse(sender, pull.request, error)

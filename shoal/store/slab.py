@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate, pairwise
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ class Part:
     word: int  # where weights begin in a row
     rows: int
     layout: int
+    slab: Values
+    updates: Any  # kernels of the rule
 
     def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...]) -> None:
         # Late, because numba is slow to import, and `import shoal` must not be.
@@ -50,7 +52,14 @@ class Part:
         self.width, self.words = spec.width, spec.width * (1 + rule.state)
         self.starts: Keys = np.array([segment.start for segment in segments], np.uint64)
         self.stops: Keys = np.array([segment.stop for segment in segments], np.uint64)
-        self.rows = self.layout = 0
+        self.rows = self.layout = self.word = 0
+
+    def push_rows(self, rows: Rows, gradients: Values) -> None:
+        """Update rows that were found before, each named once."""
+        self.updates.push_rows(self.slab, self.word, rows, gradients, self.given)
+
+    def pull_rows(self, rows: Rows, out: Values) -> None:
+        self.kernels.gather_rows(self.slab, rows, self.word, out)
 
 
 class DenseRows(Part):
@@ -98,6 +107,10 @@ class DenseRows(Part):
             self.updates.push_rows(self.slab, 0, rows, gradients, self.given)
         return wrong
 
+    def find(self, keys: Keys) -> Rows | None:
+        """The rows of keys that are all here."""
+        return self._find(keys)[0]
+
     def pull_range(self, keys: KeyRange) -> Values:
         low, high = self.interval(keys)
         return self.slab[low:high, : self.width].copy()  # without state: one piece of memory
@@ -130,7 +143,7 @@ class SparseRows(Part):
         super().__init__(spec, segments)
         from shoal.store.generate import sparse_kernels
 
-        self.updates = sparse_kernels(self.rule)
+        self.updates, self.word = sparse_kernels(self.rule), self.kernels.KEY_WORDS
         if isinstance(spec, tables.Sparse) and spec.evict:
             from shoal.store.rare_kernels import let_go
 
@@ -159,6 +172,12 @@ class SparseRows(Part):
         self.rows = self.updates.push_keys(
             self.index, self.slots, self.slab, self.rows, keys, gradients, self.given, *self.initial
         )
+
+    def find(self, keys: Keys) -> Rows | None:
+        """Their rows, if all of them have one."""
+        rows: Rows = np.empty(len(keys), np.int64)
+        found = self.kernels.find_rows(self.index, self.slots, self.rows, keys, rows)
+        return rows if found == len(keys) else None
 
     def pull_range(self, keys: KeyRange) -> Values:
         raise BadKeys("a range of a sparse table is read by its live keys")

@@ -84,6 +84,12 @@ class Layout:
                 shares += self._cut_up(server, segments, begins, ends, FRAME_BYTES // row_bytes)
         return shares
 
+    def rows_of(self, share: Share, keys: Keys | KeyRange) -> list[tuple[int, int]]:
+        """Which of these keys belong to the segments that a share is for, as slices."""
+        cuts, segments = self._cuts(keys), self._of[share.server]
+        segments = segments[(segments >= share.first) & (segments < share.last)]
+        return _merged(cuts[segments], cuts[segments + 1])
+
     def check_all_held(self) -> None:
         if self._lost is not None:
             raise SegmentsLost(self.name, self._placed.places[self._lost].last or "a server")
@@ -96,6 +102,11 @@ class Layout:
     def whole(self) -> list[Share]:
         """One share for every server, with no rows yet: for questions about a range of live keys."""
         return [Share(server, 0, EVERYWHERE, [], 0, (0, self.spec.span)) for server in self.servers]
+
+    def holding(self, keys: KeyRange) -> list[str]:
+        """The servers that hold keys of a range, in the order of keys."""
+        inside = (self.starts < np.uint64(keys.stop)) & (self._ends > np.uint64(keys.start))
+        return [server for server in self.servers if inside[self._of[server]].any()]
 
     def _cuts(self, keys: Keys | KeyRange) -> Cuts:
         """Where each segment's part of the rows begins, and where the last one ends."""

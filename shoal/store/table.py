@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shoal import tables
 from shoal.errors import BadKeys, BadValues
 from shoal.keys import KeyRange, Keys, Values
+from shoal.store.places import Places
 from shoal.store.slab import DenseRows, SparseRows
 
 T = TypeVar("T", bound=np.generic)
@@ -29,6 +30,7 @@ class Table:
         self.width, self.push_width = spec.width, spec.push_width
         sort = DenseRows if isinstance(spec, tables.Dense) else SparseRows
         self.part = self._part = sort(spec, self.segments)
+        self.known = Places(self._part)  # lists of keys that come again, and where their rows are
 
     @property
     def rows(self) -> int:
@@ -68,8 +70,13 @@ class Table:
             return None
         if keys.dtype != np.uint64 or keys.ndim != 1:
             return f"keys are {keys.dtype} of shape {keys.shape}: a list of uint64 is needed"
-        keys = _aligned(keys)
-        return self._wrong(keys, *self._part.kernels.check_keys(keys, self._part.starts, self._part.stops))
+        if self.known.are_checked(keys):
+            return None
+        aligned = _aligned(keys)
+        wrong = self._wrong(aligned, *self._part.kernels.check_keys(aligned, self._part.starts, self._part.stops))
+        if wrong is None:
+            self.known.were_checked(keys)
+        return wrong
 
     def check_values(self, keys: Keys | KeyRange, values: Values) -> str | None:
         """Why these values cannot be pushed under keys that are fine, or None."""
@@ -90,6 +97,8 @@ class Table:
         gradients = _aligned(values).reshape(-1, self.push_width)
         if isinstance(keys, KeyRange):
             self._part.push_range(keys, gradients)
+        elif (rows := self.known.rows(keys)) is not None:
+            self._part.push_rows(rows, gradients)
         elif (wrong := self._part.push(_aligned(keys), gradients)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
 
@@ -98,7 +107,9 @@ class Table:
         if isinstance(keys, KeyRange):
             return self._part.pull_range(keys)
         out = np.empty((len(keys), self.width), np.float32)
-        if (wrong := self._part.pull(_aligned(keys), out)) is not None:
+        if (rows := self.known.rows(keys)) is not None:
+            self._part.pull_rows(rows, out)
+        elif (wrong := self._part.pull(_aligned(keys), out)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
         return out
 

@@ -127,6 +127,11 @@ def rule_named(name: str) -> Rule:
     return _rules[name]
 
 
+def known_rule(name: str) -> Rule | None:
+    """The rule of that name, if this process knows it."""
+    return _rules.get(name)
+
+
 def check_pushed(spec: tables.Table) -> None:
     """Refuse a table whose pushes are not what its rule takes; a rule that is not known here is for the servers to judge."""
     rule = _rules.get(spec.update.name)

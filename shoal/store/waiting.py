@@ -15,6 +15,7 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.aggregate import OpenStep
+from shoal.store.handles import Handles
 from shoal.store.ledger import Mask, Numbers
 from shoal.store.outcome import Asker, Outcome, Work
 from shoal.store.part import Part
@@ -25,6 +26,8 @@ from shoal.wire import messages as m
 from shoal.wire.base import Events
 from shoal.wire.effects import Effect, Send
 
+_Found = tuple[list[m.Array], int, Wire, int]  # arrays, where the rest starts, the form of values, rows
+
 
 class Waiting(Part):
     """The askers of the segments that a server is primary of."""
@@ -34,6 +37,7 @@ class Waiting(Part):
         self.inline, self.log = inline, log
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()
+        self.handles = Handles(0)  # the server's own, by which it knows lists of keys
         self._open: dict[int, OpenStep] = {}  # by step
         self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
         self._waiting: dict[tuple[str, int], Asker] = {}  # pulls
@@ -59,19 +63,27 @@ class Waiting(Part):
     def _read(self, asker: Asker) -> Outcome:
         """Answer a pull: now if it is short, else as work of its own, before anything else touches the table."""
         if self.extent.work(asker.keys) <= self.inline:
-            return Outcome([self._values(asker, *self.extent.read(asker.keys, asker.ask.form))])
-        found: list[tuple[list[m.Array], int, Wire]] = []
+            return Outcome([self._values(asker, *self._found(asker))])
+        found: list[_Found] = []
         return Outcome(
             works=[
                 Work(
-                    lambda: found.append(self.extent.read(asker.keys, asker.ask.form)),
+                    lambda: found.append(self._found(asker)),
                     lambda now: Outcome([self._values(asker, *found[0])]),
                     lambda: Outcome([Send(asker.name, m.No(asker.ask.request, "full", "no memory for so many rows"))]),
                 )
             ]
         )
 
-    def _values(self, asker: Asker, arrays: list[m.Array], resume: int, form: Wire) -> Effect:
+    def _found(self, asker: Asker) -> _Found:
+        """The rows that were asked for, through the table's filters if they may."""
+        arrays, resume, form = self.extent.read(asker.keys, asker.ask.form)
+        count = len(arrays[-1]) // self.spec.width
+        if asker.ask.filtered and self.extent.chain is not None:
+            arrays = self.extent.chain.answer(arrays, self.spec.width)
+        return arrays, resume, form, count
+
+    def _values(self, asker: Asker, arrays: list[m.Array], resume: int, form: Wire, count: int) -> Effect:
         ask = asker.ask
         entered = m.NO_CLOCK
         if isinstance(ask, m.Pull) and ask.enter:
@@ -79,12 +91,23 @@ class Waiting(Part):
         versions: list[int] = self.version.tolist()
         if versions.count(versions[0]) == len(versions):
             del versions[1:]
-        count = len(arrays[-1]) // self.spec.width
         clocks = self._clocks(asker) if isinstance(ask, m.Pull) and ask.clocks else []
         self.counts["bytes out"] += sum(array.nbytes for array in arrays)
         if form != ask.form:
             self.counts["not shortened"] += 1
-        return Send(asker.name, m.Values(ask.request, count, versions, entered, resume, clocks, form), arrays)
+        values = m.Values(
+            ask.request,
+            count,
+            versions,
+            entered,
+            resume,
+            clocks,
+            form,
+            ask.filtered and self.extent.chain is not None,
+            asker.new,
+            asker.new and asker.part,
+        )
+        return Send(asker.name, values, arrays)
 
     def _clocks(self, asker: Asker) -> Events:
         """The vector clocks of the keys that were asked for: of a range its own, of a list those of the segments covered."""

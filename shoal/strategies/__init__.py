@@ -7,6 +7,7 @@ in the simulator alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from shoal.store.client import Client
@@ -61,6 +62,9 @@ class Lane(Protocol):
 
     def gradient(self, local: Rows, weights: Any, mean: bool) -> Task:
         """The summed loss and the gradient."""
+
+    def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
+        """Anything else that takes its time: ``cost`` elements, for so many rows."""
 
     def early(self, local: Rows, weights: Any, mean: bool) -> Task | None:
         """The same, while another is computed; None where that would hold up whatever else is to be done."""

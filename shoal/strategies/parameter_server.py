@@ -17,11 +17,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from shoal.data.slots import Slots
 from shoal.errors import BadValues, Invalid
 from shoal.limits import ADMIT, SLOTS_PER_STEP
 from shoal.store.client import Client
 from shoal.store.task import Task
 from shoal.strategies import TABLE, Lane, Rows, Slot
+from shoal.strategies.turns import Turns
 from shoal.tables import Apply, Dense, Each, Sparse, Step, Table, Update
 
 _DENSE_ROWS = 1 << 24  # up to here all rows are alive from the start: no index, and a range is one piece of memory
@@ -39,7 +41,38 @@ class Begun:
     found: Task | None = None  # its gradient, if that was begun while the one before was computed
 
 
-class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", kw_only=True):
+class OnServers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", kw_only=True):
+    """A strategy whose model lies on servers, and whose slots a coordinator deals."""
+
+    @property
+    def name(self) -> str:
+        return str(type(self).__struct_config__.tag)
+
+    @property
+    def in_steps(self) -> bool:
+        return False
+
+    def slots(self, rows: int, batch: int, seed: int) -> Slots | Turns:
+        """What a pass over so many rows is cut into."""
+        return Slots(rows, batch, seed)
+
+    def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
+        """The table that holds the weights of a linear model."""
+        apply, max_delay = self.consistency(slots_per_pass)
+        if rows <= _DENSE_ROWS:
+            return Dense(rows=rows, update=update, apply=apply, max_delay=max_delay)
+        return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay)
+
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        """When a push counts, and how far workers may be apart."""
+        raise AssertionError  # each has its own
+
+    async def run(self, lane: Lane) -> None:
+        """Slot after slot, until it is over."""
+        raise AssertionError  # each has its own
+
+
+class ParameterServer(OnServers, frozen=True, kw_only=True):
     """What the three have in common."""
 
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, and of the slots in a step (S0-03)
@@ -60,24 +93,12 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
             if value not in (None, "auto") and not least <= value <= most:
                 raise Invalid(f"strategy.{name}={value}: needs {least} to {most:,}")
 
-    @property
-    def name(self) -> str:
-        return str(type(self).__struct_config__.tag)
-
-    @property
-    def in_steps(self) -> bool:
-        return False
-
     def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
         """The table that holds the weights of a linear model."""
+        if self.admit < 2 and not self.evict:
+            return OnServers.table(self, rows, update, slots_per_pass)
         apply, max_delay = self.consistency(slots_per_pass)
-        if rows <= _DENSE_ROWS and self.admit < 2 and not self.evict:
-            return Dense(rows=rows, update=update, apply=apply, max_delay=max_delay)
         return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay, admit=self.admit, evict=self.evict)
-
-    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
-        """When a push counts, and how far workers may be apart."""
-        raise AssertionError  # each has its own
 
     async def run(self, lane: Lane) -> None:
         """Slot after slot, until it is over."""
@@ -135,7 +156,7 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
             void = client.push(TABLE, (), (), slot=slot, void=True)
             lane.push(slot, None, 0.0, void)
             return Begun(slot, None, void)
-        if self.in_steps and _is_newer(client, one) and lane.leaves(slot):
+        if self.in_steps and is_newer(client, one.pull, one.slot) and lane.leaves(slot):
             return None  # another one pushed it, and some servers have that already
         found = one.found or lane.gradient(local, weights, self.combine == "mean")
         if second is not None:
@@ -170,7 +191,7 @@ class ParameterServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         """Its weights are here while the slot before is computed: whoever computes goes on without a break."""
         if before.done or pull.error is not None or one.local is None:
             return
-        if not (self.in_steps and _is_newer(lane.client, one)):
+        if not (self.in_steps and is_newer(lane.client, one.pull, one.slot)):
             one.found = lane.early(one.local, pull.value, self.combine == "mean")
 
     async def _settle(self, lane: Lane, pushed: deque[Task]) -> None:
@@ -216,12 +237,12 @@ class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
         return Each(self.damp_above), None
 
 
-def _is_newer(client: Client, one: Begun) -> bool:
-    """Whether some servers had taken the slot's step already when it was read, and others not."""
+def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
+    """Whether some servers had taken the slot's step already when its weights were read, and others not."""
     apply = client.layout(TABLE).spec.apply
     assert isinstance(apply, Step)
-    step = apply.step_of(one.slot)
-    taken = [version > step for found in one.pull.versions.values() for version in found]
+    step = apply.step_of(slot)
+    taken = [version > step for found in pull.versions.values() for version in found]
     return any(taken) and not all(taken)  # all: it was counted before, and what is computed now counts nowhere
 
 

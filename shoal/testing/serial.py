@@ -20,8 +20,10 @@ from shoal.keys import KeyRange
 from shoal.launch.training import dealing_of
 from shoal.store.table import Table
 from shoal.strategies.averaging import AllReduce
-from shoal.strategies.parameter_server import Async, ParameterServer, Sync
+from shoal.strategies.block_proximal import BlockProximal
+from shoal.strategies.parameter_server import Async, OnServers, Sync
 from shoal.tables import Dense
+from shoal.testing.serial_blocks import serial_blocks
 
 Floats = npt.NDArray[np.float32]
 
@@ -30,10 +32,12 @@ def serial(job: Job, dataset: Dataset) -> Floats:
     """All weights when the job's epochs or steps are done."""
     if isinstance(job.strategy, AllReduce):  # one slot of every rank
         job = msgspec.structs.replace(job, strategy=Sync(combine=job.strategy.combine, slots_per_step=job.workers))
-    elif not isinstance(job.strategy, ParameterServer):  # every slot is a step
+    elif not isinstance(job.strategy, OnServers):  # every slot is a step
         job = msgspec.structs.replace(job, strategy=Async(combine=job.strategy.combine))
     rows = job.linear.keys(dataset.features)
     workload = dealing_of(job, dataset).workload
+    if isinstance(job.strategy, BlockProximal):
+        return serial_blocks(job, dataset, workload.steps_until(workload.limit))
     table = Table(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])
     gradient = Gradient(job, dataset)
     slot = 0

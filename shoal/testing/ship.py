@@ -7,23 +7,28 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.events import RunEvent
+from shoal.filters import described
 from shoal.job import Job
 from shoal.launch.training import dealing_of
+from shoal.launch.work import parts_of
 from shoal.limits import SECOND
 from shoal.models.learning import learner_of
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.rows import Rows as SparseRows
 from shoal.nodes.server import Server
-from shoal.nodes.trainer import Trainer
+from shoal.nodes.trainer import Shelf, Trainer
 from shoal.nodes.worker import Worker
 from shoal.settings import changed
 from shoal.store.task import Task
 from shoal.strategies import TABLE
+from shoal.strategies.turns import Turns
 from shoal.wire import messages as m
 from shoal.wire.effects import (
     Compute,
@@ -74,6 +79,7 @@ class Ship:
         self.learner = learner_of(self.job.model, rows.train, self.job.seed)
         keys = self.learner.keys
         table = self.job.servers_strategy.table(keys, self.job.update.update(), self.dealing.workload.per_pass)
+        table = msgspec.structs.replace(table, filters=described(self.job.filters))
         self.until(lambda: client.joined.done and len(client.member.view.members) == 1 + self.job.servers)
         made = client.client.create(TABLE, table)
         self.feed("launcher", Tick())
@@ -93,12 +99,16 @@ class Ship:
     def hire(self, name: str) -> Trainer:
         worker = Worker(name, "worker", "token")
         slots = self.dealing.workload.order
-        assert isinstance(slots, Slots)
+        assert isinstance(slots, Slots | Turns)
+        if isinstance(slots, Turns):
+            shelf: Shelf = parts_of(self.job, self.learner, slots)
+        else:
+            shelf = SparseRows(worker, sparse(self.rows.train), slots, self.job.linear.bias, self.cache)
         trainer = Trainer(
             worker,
             self.job.servers_strategy,
             self.learner,
-            SparseRows(worker, sparse(self.rows.train), slots, self.job.linear.bias, self.cache),
+            shelf,
             slots,
             lambda: (0, 0),
         )

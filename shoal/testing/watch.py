@@ -29,6 +29,7 @@ from shoal.launch.underway import Underway, underway
 from shoal.models.learning import learner_of
 from shoal.run import summarise
 from shoal.strategies import TABLE
+from shoal.strategies.block_proximal import BlockProximal
 from shoal.wire.messages import Course
 
 PATIENCE = 60.0  # seconds: a guard against hanging, not a measure
@@ -84,6 +85,8 @@ class Watched:
         rows, batch = self.dataset.train.rows, self.job.data.batch
         passes, rest = divmod(work.limit, work.per_pass)
         most = passes * rows + rest * batch
+        if isinstance(self.job.strategy, BlockProximal):
+            most, batch = passes * rows + self.job.slots(rows).rows_in(np.arange(rest)), 1
         short = -rows % batch if rest else 0  # the one slot that is not full may be among the rest, or not
         assert self.outcome.examples in (most, most - short), f"{self.outcome.examples} examples of {most}"
         for name, counts in self.servers.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved, Voided, Warned
-from shoal.views import charts, compare, explain, timeline, words
+from shoal.views import charts, compare, explain, figures, timeline, words
 from shoal.views.account import OF_WORKERS, Happened, seconds_of
 from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
@@ -24,7 +24,7 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     """Of one run, or of several beside each other."""
     seen, *of_each = _seen(runs)
     made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
-    made += [_staleness(runs), _bytes(runs), _cost(runs)]
+    made += [_staleness(runs), _bytes(runs), figures.section(runs), _cost(runs)]
     for about in (_members, _faults, _delay):
         made += [about(one, runs) for one in runs]
     made += [_trained(runs), _machine(runs)]
@@ -97,7 +97,7 @@ def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     row += [f"{one.speed:,.0f}" if one.speed else "-"]
     row += [words.loss(run.best.test_loss if run.best else None), words.loss(last)]
     found = _metrics(one)
-    row += [f"{found[name]:.4f}" if name in found else "-" for name in names]
+    row += [words.metric(name, found.get(name)) for name in names]
     if common is not None:
         there = run.reached(common)
         row += [_seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
@@ -177,7 +177,7 @@ def _evaluations(one: Told) -> Table:
             f"{event.examples:,}",
             words.loss(event.train_loss),
             words.loss(event.test_loss),
-            *(words.loss(event.metrics.get(name)) for name in metrics),
+            *(words.metric(name, event.metrics.get(name)) for name in metrics),
             str(event.workers),
         ]
         for event in shown
@@ -274,13 +274,16 @@ def _bytes(runs: Sequence[Told]) -> Section | None:
             continue
         both = sent + received
         per = [f"{both / what:,.0f} B" if what else "-" for what in (examples, steps)]
-        rows.append([one.name, _mega(sent), _mega(received), *per])
+        rows.append([one.name, _mega(sent), _mega(received), *per, figures.known_keys(one.summary)])
     if not rows:
         return None
     first = 0 if len(runs) > 1 else 1
-    heads = ["run", "sent", "received", "per row", "per step"]
-    caption = "As workers counted them."
-    return Section("Bytes", [], [], [Table(heads[first:], [row[first:] for row in rows], caption)])
+    last = None if any(row[-1] != "-" for row in rows) else -1
+    heads = ["run", "sent", "received", "per row", "per step", "keys not sent again"]
+    caption = "As workers counted them." + (
+        "" if last else " A server that was sent a list of keys knows it by a number."
+    )
+    return Section("Bytes", [], [], [Table(heads[first:last], [row[first:last] for row in rows], caption)])
 
 
 def _cost(runs: Sequence[Told]) -> Section | None:

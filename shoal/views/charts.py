@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.events import Evaluated, Gone, Joined, Progress
 from shoal.views import words
@@ -175,6 +175,47 @@ def costs(runs: Sequence[Told]) -> Figure:
     tidy(axes, grid="x")
     figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9)
     return figure
+
+
+def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
+    """What went of each plain byte, filter by filter and in all; a panel for each run and way."""
+    ways = [
+        (name, found, way)
+        for name, found in told[:FEW]
+        for way in ("to_servers", "to_workers")
+        if found["plain"].get(way) and found["sent"].get(way)
+    ]
+    figure = canvas(0.5 + sum(0.75 + 0.3 * len(_bars(found, way)) for _, found, way in ways))
+    heights = [len(_bars(found, way)) + 1.4 for _, found, way in ways]
+    panels = figure.subplots(len(ways), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, found, way) in zip(panels, ways, strict=True):
+        bars = _bars(found, way)
+        for row, (_, before, after) in enumerate(bars):
+            whole = row == len(bars) - 1
+            axes.barh(row, before, 0.7, color=PALE, label="in" if row == 0 else None)
+            axes.barh(row, after, 0.7, color=SERIES[1 if whole else 0], label="out" if row == 0 else None)
+            times = f"{before / after:,.1f} times fewer" if after else ""
+            axes.text(
+                max(before, after),
+                row,
+                f"  {after / 1e6:,.2f} of {before / 1e6:,.2f} MB, {times}",
+                va="center",
+                fontsize=8.5,
+            )
+        axes.set_yticks(range(len(bars)), [words.clean(said)[:28] for said, _, _ in bars])
+        axes.set(ylim=(len(bars) - 0.5, -0.5))
+        axes.margins(x=0.35)
+        axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,.3g} MB")
+        axes.locator_params(axis="x", nbins=6)
+        axes.tick_params(axis="y", length=0)
+        tidy(axes, grid="x")
+        titled(axes, f"{words.clean(name) + ', ' if len(told) > 1 else ''}{way.replace('_', ' ')}")
+    return figure
+
+
+def _bars(found: dict[str, Any], way: str) -> list[tuple[str, int, int]]:
+    bars = [(name, *counts[way]) for name, counts in found["bytes"].items() if counts[way][0]]
+    return [*bars, ("all together", found["plain"][way], found["sent"][way])]
 
 
 def members(run: Account) -> Figure:

@@ -35,7 +35,7 @@ def of_one(told: Told, among: bool = False) -> list[str]:
         _idle(told),
         _even(told),
     ]
-    second = [_loss(told), _end(told)]
+    second = [_loss(told), _solved(told), _end(told)]
     third = [_part(told), _faults(told)]
     parts = ([*first, *second, *third],) if among else (first, second, third)
     return [text for part in parts if (text := " ".join(one for one in part if one))]
@@ -51,6 +51,19 @@ def times(factor: float) -> str:
     if factor < 0.1:
         return f"{factor:.2g}"
     return f"{factor:.2f}" if factor < 2 else f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}"
+
+
+def _solved(told: Told) -> str:
+    """How far a run is that solves an objective."""
+    judged = [event.metrics for event in told.run.finite if event.metrics.get("objective") is not None]
+    if len(judged) < 2:
+        return ""
+    first, last = judged[0], judged[-1]
+    figures = {name: words.metric(name, last.get(name)) for name in ("objective", "violation", "nonzero", "skipped")}
+    said = f"The objective fell from {words.metric('objective', first['objective'])} to {figures['objective']}"
+    said += f", and the worst key is {figures['violation']} of l1 from the conditions of a minimum; "
+    said += f"{figures['nonzero']} weights are not 0"
+    return said + (f", and {figures['skipped']} of the keys were left out at last." if last.get("skipped") else ".")
 
 
 # ---------------------------------------------------------------- one run

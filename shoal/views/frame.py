@@ -118,15 +118,15 @@ def _table(shown: list[Evaluated], best: Evaluated | None, width: int, plain: bo
     if not shown:
         return []
     names = list(dict.fromkeys(name for event in shown for name in event.metrics))
-    columns = [max(len(words.clean(name)) + 1, 7) for name in names]
+    told = [{name: words.metric(name, event.metrics.get(name)) for name in names} for event in shown]
+    columns = [max(len(words.clean(name)) + 1, 7, *(len(one[name]) + 1 for one in told)) for name in names]
     while columns and 23 + sum(columns) > width:
         columns.pop()
     heads = "".join(f"{words.clean(name):>{wide}}" for name, wide in zip(names, columns, strict=False))
     lines = [Text(""), Text(f" pass seconds test loss{heads}", "dim")]
     star = "*" if plain else "★"
-    for event in shown:
-        figures = (words.loss(event.metrics.get(name)) for name in names)
-        rest = "".join(f"{figure:>{wide}}" for figure, wide in zip(figures, columns, strict=False))
+    for event, figures in zip(shown, told, strict=True):
+        rest = "".join(f"{figure:>{wide}}" for figure, wide in zip(figures.values(), columns, strict=False))
         mark, style = (star, f"bold {TEST}") if event is best else (" ", TEST)
         lines.append(
             Text.assemble(

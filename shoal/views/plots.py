@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito: told apart by everybody; dark enough on white.
 TRAIN, TEST, JOINED, LOST, INK = "#0072B2", "#D55E00", "#007A5A", "#A0447C", "#444444"
+SOLVED = ("objective", "violation")  # what a run that solves something says of how far it is
 METRICS = ("#007A5A", "#A0447C", "#56B4E9", "#444444")
 
 POINTS = 400  # of a curve: about two pixels each
@@ -91,18 +92,20 @@ class Run:
 
 
 def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str = "") -> Figure:
-    """Losses (and accuracy, auc, ... where there are any) over time and passes; written to ``path`` if one is given."""
+    """Losses (an objective, accuracy, auc, ... where there are any) over time and passes; written to ``path`` if given."""
     figure = canvas(5.6, 9.0)
     target = None if path is None else target_of(Path(path))
     run = _sorted(events)
     unit, scale = _unit(run.seconds)
+    solved = {name: one for name in SOLVED if (one := run.metrics.pop(name, None)) is not None}
     metrics = {name: one for name, one in run.metrics.items() if one.y and min(one.y) >= 0 and max(one.y) <= 1}
-    panels = figure.subplots(
-        2 if metrics else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 1] if metrics else [1]
-    )
+    heights = [3.0, *([1.5] if solved else []), *([1.0] if metrics else [])]
+    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     upper, lower = panels[0, 0], panels[-1, 0]
     _draw_losses(upper, run, scale)
     _draw_passes(upper, run, scale)
+    if solved:
+        _draw_solved(panels[1, 0], solved, scale)
     if metrics:
         _draw_metrics(lower, metrics, scale)
     _draw_moves(upper, run.moves, scale)
@@ -262,6 +265,23 @@ def _draw_metrics(axes: Axes, metrics: dict[str, Series], scale: float) -> None:
     for text in axes.legend(frameon=False, loc="lower right", ncols=len(metrics)).get_texts():
         text.set_parse_math(False)
     axes.margins(y=0.15)
+
+
+def _draw_solved(axes: Axes, solved: dict[str, Series], scale: float) -> None:
+    """How far from the minimum: the objective above the lowest that was found, and the worst key, in powers of ten."""
+    for (name, series), color in zip(solved.items(), METRICS, strict=False):
+        values, label = series.y, "violation, in units of l1"
+        if name == "objective":
+            lowest = min(values)
+            values, label = (
+                [(one - lowest) / (abs(lowest) or 1.0) for one in values],
+                "objective above its lowest, of that",
+            )
+        at = [place for place, value in enumerate(values) if value > 0]
+        x, y = _over([series.x[place] for place in at], scale), [values[place] for place in at]
+        axes.plot(x, y, color=color, linewidth=1.2, marker=".", label=label)
+    axes.set_yscale("log")
+    axes.legend(frameon=False, loc="lower left", fontsize=8)  # both fall, if all is well
 
 
 def _draw_moves(axes: Axes, moves: Sequence[Joined | Gone], scale: float) -> None:

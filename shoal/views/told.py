@@ -126,7 +126,8 @@ _NAMES = (("data", "source"), ("model", "kind"), ("model", "net"))  # told by th
 def unlike(job: Job) -> dict[str, Any]:
     """Settings that are not the defaults, by their names in a job file; data and strategy are always told."""
     mine: dict[str, Any] = msgspec.to_builtins(job)
-    usual: dict[str, Any] = msgspec.to_builtins(Job(strategy=type(job.strategy)(), model=type(job.model)()))
+    plain = Job.of({"strategy": job.strategy.name})  # with the rule and the stop rules that go with it
+    usual: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(plain, model=type(job.model)()))
     found: dict[str, Any] = {"data": job.data.source, "model": job.model.told, "strategy": job.strategy.name}
     for name, value in mine.items():
         if not isinstance(value, dict):

@@ -58,6 +58,20 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f} rows/s" if value is not None and math.isfinite(value) else "- rows/s"
 
 
+def metric(name: str, value: float | None) -> str:
+    """A figure of an evaluation, in as many digits as say something."""
+    if value is None or not math.isfinite(value):
+        return loss(value)
+    match name:
+        case "objective":
+            return f"{value:,.7g}"  # it is its last digits that still change
+        case "nonzero":
+            return f"{value:,.0f}"
+        case "skipped":
+            return f"{value:.1%}"
+    return loss(value)
+
+
 def many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
@@ -74,7 +88,7 @@ def title(started: Started) -> list[str]:
 
 
 def evaluation(event: Evaluated) -> str:
-    figures = "".join(f"  {clean(name)} {loss(value)}" for name, value in event.metrics.items())
+    figures = "".join(f"  {clean(name)} {metric(name, value)}" for name, value in event.metrics.items())
     return f"test loss {loss(event.test_loss)}{figures}{'  best' if event.best else ''}"
 
 
@@ -117,7 +131,8 @@ def news(event: News) -> str:
         case Joined():
             return f"{who(event)} joined"
         case Gone(why=why, slots=slots):
-            return f"{who(event)} gone: {clean(why) or 'no reason given'}{dealt_again(slots)}"
+            left = f", and {event.left:.3g} that its filters had left for later" if event.left else ""
+            return f"{who(event)} gone: {clean(why) or 'no reason given'}{dealt_again(slots)}{left}"
         case Voided(slot=(number_of_pass, number), why=why):
             return f"slot {number:,} of pass {number_of_pass:,} counts as empty: {clean(why)}"
         case Warned(what=what):

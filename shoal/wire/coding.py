@@ -25,6 +25,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(m.AnyMessage)
 _dtypes: dict[str, np.dtype[Any]] = {"k": np.dtype("<u8"), "v": np.dtype("<f4")}
 _dtypes |= {kind.upper(): dtype for kind, dtype in _dtypes.items()}
+_byte = np.dtype("u1")
 _short = np.dtype("<u2")  # a value in 16 bits, of whichever form
 
 
@@ -53,6 +54,8 @@ def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()
 
 
 def _dtype(message: m.Message, kind: str) -> np.dtype[Any]:
+    if isinstance(message, m.Push | m.Pull | m.Values) and message.filtered:
+        return _byte  # whoever knows the table undoes its filters
     short = kind == "V" and isinstance(message, m.Push | m.Values) and message.form != "float32"
     return _short if short else _dtypes[kind]
 

@@ -246,6 +246,7 @@ class Create(Message, frozen=True):
     spec: Table
     starts: list[int] = []  # of its segments, up to 2^63; empty: as the servers there are suggest
     origin: str = ""  # the folder of a checkpoint that has its rows
+    like: str = ""  # another table: cut and placed as that one is, so that lists of keys are split alike
 
 
 class Drop(Message, frozen=True):
@@ -304,6 +305,8 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     ended: bool
     voids: dict[int, str]
     counts: dict[str, int]
+    filtered: dict[str, list[int]] = {}  # bytes into and out of each filter, of all workers
+    left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
 
 
 class Standing(Message, frozen=True):

@@ -39,6 +39,9 @@ class Push(Message, frozen=True):
     handle: Count = 0  # a number for this list of keys, if not 0: remember it,
     known: bool = False  # or: it stands for the keys that you know by it, and they are not here
     crc: Count = 0  # of those keys
+    ahead_handle: Count = 0  # the same, of the keys to pull instead
+    ahead_known: bool = False
+    ahead_crc: Count = 0
 
 
 class Pull(Message, frozen=True):
@@ -112,6 +115,8 @@ class Values(Message, frozen=True):
     clocks: Events = []
     form: Wire = "float32"  # the one that was asked for, unless it could not hold them
     filtered: bool = False
+    new: bool = True  # as in Counted, of what was pushed with the question
+    part: bool = False
 
 
 class Called(Message, frozen=True):
@@ -134,6 +139,7 @@ class Counted(Message, frozen=True):
 
     request: int
     new: bool
+    part: bool = False  # new in some segments only: others had it before
 
 
 class Held(Message, frozen=True):
@@ -189,5 +195,5 @@ class No(Message, frozen=True):
     """Anyone: "no, and this is why; nothing was changed"."""
 
     request: int
-    kind: str  # keys, values, table, setting, version, full
+    kind: str  # keys, values, table, setting, question, version, full
     reason: str

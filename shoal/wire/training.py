@@ -24,6 +24,8 @@ class Want(Message, frozen=True):
     holds: list[Run] | None = None  # dealt to me, and none of the above; what I was dealt besides never came here
     spent: list[Count] = []  # microseconds since the last of these, by kind (see nodes.spent)
     spans: list[tuple[Count, Count, Count]] = []  # some of them: kind, microseconds ago, microseconds long
+    filtered: dict[str, list[Count]] = {}  # bytes into and out of each filter (see filters.chain.Flow), in this life
+    left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
     newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
 
 

@@ -35,8 +35,16 @@ HOGWILD = [
     Candidate("hogwild", settings=(("strategy.way", "batched"), ("workers", 1)), exact=True, sends=False),
     Candidate("hogwild", "processes", settings=(*EXAMPLE, *SLOWLY), tolerance=0.04, sends=False),
 ]
+# A penalty so small that few rows are soon fitted too well; KKT's filter at work.
+BLOCKS = (("update.l1", 0.02), ("strategy.recheck", 2))
+BLOCK_PROXIMAL = [
+    Candidate("block-proximal", settings=BLOCKS, exact=True),
+    Candidate("block-proximal", settings=(*BLOCKS, ("strategy.max_delay", 2)), exact=True),
+    Candidate("block-proximal", "processes", settings=BLOCKS, exact=True),
+]
 CANDIDATES = [
     *STRATEGIES,
+    *BLOCK_PROXIMAL,
     *HOGWILD,
     Candidate("sync", "processes", exact=True),
     Candidate("bounded", "processes"),
@@ -51,10 +59,12 @@ OVER_GLOO_NOW = ("serial_run", "counts_every", "killed")
 
 
 def when(candidate: Candidate, check: Check) -> Any:
-    """Over gloo every run takes seconds to import PyTorch, and Hogwild's stop rules are kept by one process however its workers run:
-    those of other stop rules wait for the soak."""
+    """Over gloo every run takes seconds to import PyTorch, and Hogwild's stop rules are kept by one process however its workers run (block-proximal's
+    by the coordinator that all others have, too): those of other stop rules wait for the soak."""
     now = OVER_GLOO_NOW if candidate in OVER_GLOO else OF_THE_PLAIN_RUN
-    later = candidate in (*OVER_GLOO, HOGWILD[-1]) and not any(part in check.__name__ for part in now)
+    later = candidate in (*OVER_GLOO, HOGWILD[-1], BLOCK_PROXIMAL[-1]) and not any(
+        part in check.__name__ for part in now
+    )
     return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())
 
 

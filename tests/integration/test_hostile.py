@@ -23,6 +23,7 @@ import zmq
 import shoal
 from shoal import limits
 from shoal.launch.processes import ProcessCluster
+from shoal.store.handles import crc_of
 from shoal.wire import coding
 from shoal.wire import messages as m
 
@@ -296,6 +297,52 @@ def test_who_is_no_member_is_fenced(scene: Scene, member: Member) -> None:
         assert isinstance(never_joined.ask(coding.encode(push), keys(1), values(1)), m.Fence)
         pull = member.pull("dense", 1, incarnation=incarnation)
         assert isinstance(never_joined.ask(coding.encode(pull), keys(1)), m.Fence)
+
+
+# ---------------------------------------------------------------- lists of keys by number
+
+
+def test_a_number_that_is_anothers_is_not_known_and_changes_nothing(scene: Scene, member: Member) -> None:
+    theirs = shoal.KeyList(keys(*range(10, 20)))
+    for _ in range(2):
+        scene.kv.pull("dense", theirs).result(PATIENCE)
+    said: dict[str, Any] = {"handle": 1, "known": True, "crc": crc_of(theirs.keys)}
+    assert member.ask(coding.encode(pull := member.pull("dense", 10, **said))) == m.Forgot(pull.request)
+    push = member.push("dense", 10, **said)
+    assert member.ask(coding.encode(push), np.ones(10, np.float32)) == m.Forgot(push.request)
+    honest = next(one.incarnation for one in scene.view.members if one.name == "honest")
+    answer = member.ask(coding.encode(member.pull("dense", 10, incarnation=honest, **said)))
+    assert isinstance(answer, m.Fence)  # nor can it say that it is the other
+
+
+@pytest.mark.parametrize("wrong", [{"handle": 8}, {"count": 2}, {"crc": 0}, {"handle": 0}], ids=str)
+def test_a_list_is_found_only_by_all_that_it_was_called(member: Member, wrong: dict[str, int]) -> None:
+    listed = keys(3, 4, 50)
+    assert isinstance(member.ask(coding.encode(member.pull("dense", 3, handle=7)), listed), m.Values)
+    known = member.pull("dense", 3, handle=7, known=True, crc=crc_of(listed))
+    assert isinstance(member.ask(coding.encode(known)), m.Values)
+    answer = member.ask(coding.encode(msgspec.structs.replace(known, **wrong)))
+    assert isinstance(answer, m.Forgot) or "0 keys came" in getattr(answer, "reason", "")
+
+
+ODD_LISTS: dict[str, tuple[dict[str, Any], tuple[np.ndarray, ...]]] = {
+    "keys that are not sorted": ({"handle": 7}, (keys(4, 3, 50), values(1, 2, 3))),
+    "keys past the end": ({"handle": 7}, (keys(3, 4, ROWS), values(1, 2, 3))),
+    "a list that is known and comes all the same": ({"handle": 6, "known": True}, (keys(3, 4, 50), values(1, 2, 3))),
+    "a number and no keys": ({"handle": 7}, (values(1, 2, 3),)),
+    "a number and nothing": ({"handle": 7}, ()),
+    "a number of a range": ({"handle": 6, "known": True, "start": 0, "stop": 2}, (values(1, 2, 3),)),
+    "keys ahead that are not there": ({"handle": 6, "known": True, "ahead": 3, "ahead_handle": 9}, (values(1, 2, 3),)),
+}
+
+
+@pytest.mark.parametrize("case", ODD_LISTS)
+def test_a_push_with_an_odd_list_is_refused_and_changes_nothing(member: Member, case: str) -> None:
+    listed = keys(3, 4, 50)
+    assert isinstance(member.ask(coding.encode(member.pull("dense", 3, handle=6)), listed), m.Values)
+    changes, arrays = ODD_LISTS[case]
+    for _ in range(2):  # also when it has a number by then
+        member.refused(coding.encode(member.push("dense", 3, crc=crc_of(listed), **changes)), *arrays)
 
 
 def test_a_table_or_view_that_is_not_there_is_said_so(member: Member) -> None:

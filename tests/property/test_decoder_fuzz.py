@@ -71,6 +71,17 @@ PUSHES = requests(
 )
 PULLS = requests(m.Pull, enter=st.booleans(), **SEGMENTS)
 PARKS = st.builds(m.Park, COUNTS, COUNTS, st.integers(0, 2), COUNTS)
+CALLS = st.builds(
+    m.Call,
+    request=COUNTS,
+    table=st.sampled_from([1, 1, 1, 2]),
+    view=st.integers(0, 2),
+    generation=st.integers(0, 1),
+    name=st.sampled_from(["overview", "top", "count", "no such", "\0"]),
+    settings=st.dictionaries(st.sampled_from(["k", "x"]), st.floats(), max_size=2),
+    start=PLACES,
+    stop=PLACES,
+)
 OTHERS = st.sampled_from(
     [
         m.Hello("ann", "server", "token", "tcp://here"),
@@ -82,7 +93,7 @@ OTHERS = st.sampled_from(
         m.No(1, "keys", "because"),
     ]
 )
-MESSAGES = st.one_of(PUSHES, PULLS, PARKS, OTHERS)
+MESSAGES = st.one_of(PUSHES, PULLS, CALLS, PARKS, OTHERS)
 
 KEYS = st.one_of(
     st.lists(st.integers(0, SPAN), max_size=6, unique=True).map(sorted),
@@ -201,7 +212,7 @@ class House:
 
 def treat(house: House, message: m.Message, arrays: m.Arrays) -> None:
     """One request, whatever it says: it is answered, and rows change only if it was taken."""
-    if not isinstance(message, m.Push | m.Pull | m.Park | m.Ask):
+    if not isinstance(message, m.Push | m.Pull | m.Call | m.Park | m.Ask):
         return
     before = house.contents()
     said = [one for one in house.feed(Received("me", message, arrays)) if not isinstance(one, m.Heartbeat)]
@@ -214,7 +225,7 @@ def treat(house: House, message: m.Message, arrays: m.Arrays) -> None:
 
 
 @LAWS
-@given(st.sampled_from(SPECS), st.sampled_from([0, 1 << 18]), st.lists(st.tuples(st.one_of(PUSHES, PULLS, PARKS), KEYS,
+@given(st.sampled_from(SPECS), st.sampled_from([0, 1 << 18]), st.lists(st.tuples(st.one_of(PUSHES, PULLS, CALLS, PARKS), KEYS,
        st.lists(FLOATS, max_size=SPAN), st.integers(0, 3), st.booleans()), min_size=1, max_size=5))  # fmt: skip
 def test_a_server_survives_every_request_that_can_be_written(
     spec: Table, inline: int, letters: list[tuple[Any, list[int], list[float], int, bool]]
@@ -231,6 +242,8 @@ def test_a_server_survives_every_request_that_can_be_written(
         packed = [np.array(keys, np.uint64).tobytes(), sent.tobytes()]
         if isinstance(message, m.Pull):
             packed = packed[:1]
+        elif isinstance(message, m.Call):
+            packed = []
         taken = packed if fitting and frames else packed[-frames:] if frames else []
         found = decoded(coding.encode(message), taken)
         if found is not None:

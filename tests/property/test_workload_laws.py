@@ -31,6 +31,13 @@ class Cards:
 
     per_pass: int
 
+    @property
+    def turns(self) -> int:
+        return self.per_pass
+
+    def rows_in(self, contents: npt.NDArray[np.int64]) -> int:
+        return sum(stop - start for start, stop in map(self.span, contents.tolist()))
+
     def contents(self, of_pass: int) -> npt.NDArray[np.int64]:
         return _shuffle(of_pass, self.per_pass)
 

@@ -35,6 +35,7 @@ def test_there_are_the_mutants_that_were_asked_for() -> None:
         "second copy added too",
         "delay never shrinks",
         "delay shrinks while they wait",
+        "list found by its number alone",
     }
 
 

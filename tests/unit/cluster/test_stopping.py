@@ -30,6 +30,8 @@ def whys(rules: Stop, *losses: float) -> list[str]:
         {"min_delta": math.nan},
         {"target_loss": math.nan},
         {"target_loss": math.inf},
+        {"objective": 0.0},
+        {"violation": -1.0},
     ],
 )
 def test_rules_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
@@ -48,6 +50,8 @@ def test_rules_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
         (Stop(patience=2), 100),
         (Stop(patience=2, steps=9), math.inf),
         (Stop(epochs=2, steps=9, seconds=1), 2),
+        (Stop(objective=1e-4), 1000),
+        (Stop(violation=0.1, epochs=7), 7),
     ],
 )
 def test_without_a_rule_there_are_five_passes_and_with_a_loss_to_reach_a_hundred(rules: Stop, passes: float) -> None:
@@ -112,3 +116,31 @@ def test_time_is_over_when_it_is() -> None:
 
 def test_only_patience_keeps_the_best_weights() -> None:
     assert Stop(patience=1).keeps_best and not Stop(target_loss=0.1).keeps_best
+
+
+def solved(rules: Stop, *found: tuple[float, float]) -> list[str]:
+    stopping = Stopping(rules)
+    return [stopping.judged(1.0, {"objective": objective, "violation": violation})[1] for objective, violation in found]
+
+
+def test_an_objective_is_solved_when_it_hardly_changes_from_one_evaluation_to_the_next() -> None:
+    whys = solved(Stop(objective=1e-3), (100.0, 9.0), (90.0, 9.0), (90.1, 9.0), (90.09, 9.0))
+    assert whys == ["", "", "", "the objective changes by no more than 0.001 of itself"]
+
+
+def test_an_objective_is_solved_when_the_conditions_of_a_minimum_are_met() -> None:
+    assert solved(Stop(violation=0.1), (100.0, 0.2), (50.0, 0.1)) == ["", "its conditions are met to 0.1 of l1"]
+
+
+def test_where_both_are_set_both_must_hold() -> None:
+    whys = solved(Stop(objective=1e-3, violation=0.1), (100.0, 0.0), (100.0, 0.2), (50.0, 0.0), (50.0, 0.1))
+    assert whys[:3] == ["", "", ""]
+    assert whys[3] == "the objective changes by no more than 0.001 of itself, and its conditions are met to 0.1 of l1"
+
+
+def test_a_run_that_is_taken_up_again_remembers_the_last_objective() -> None:
+    before, after = Stopping(Stop(objective=1e-3)), Stopping(Stop(objective=1e-3))
+    before.judged(1.0, {"objective": 7.0})
+    after.restore(before.state())
+    assert after.judged(1.0, {"objective": 7.0})[1] != ""
+    assert Stopping(Stop(objective=1e-3)).judged(1.0, {"objective": 7.0})[1] == ""

@@ -21,6 +21,10 @@ class Cards:
     per_pass: int
     asked: int = 0
 
+    @property
+    def turns(self) -> int:
+        return self.per_pass
+
     def contents(self, of_pass: int) -> npt.NDArray[np.int64]:
         self.asked += 1
         order = np.arange(self.per_pass, dtype=np.int64)

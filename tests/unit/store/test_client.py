@@ -21,7 +21,7 @@ from shoal.errors import (
     Unanswered,
     UnknownTable,
 )
-from shoal.keys import KeyRange
+from shoal.keys import KeyList, KeyRange
 from shoal.limits import SECOND
 from shoal.store.client import Client
 from shoal.store.hashed import mixed
@@ -96,6 +96,48 @@ def keys_of(letter: Send) -> list[int]:
 
 def rows_of(letter: Send) -> list[float]:
     return letter.arrays[-1].tolist()
+
+
+# ---------------------------------------------------------------- lists that come again
+
+
+def test_a_list_is_sent_once_and_again_when_a_server_has_forgotten_it() -> None:
+    desk, listed = seated(), KeyList(np.array([1, 2, 3, 4], np.uint64))
+    desk.client.pull("sparse", listed)
+    (first,) = desk.submit()
+    assert (first.message.handle, first.message.known, keys_of(first)) == (1, False, [1, 2, 3, 4])
+    desk.values(first, 0, 0, 0, 0)
+    task = desk.client.push("sparse", listed, [1, 2, 3, 4])
+    (second,) = desk.submit()
+    assert (second.message.handle, second.message.known, second.message.count) == (1, True, 4)
+    assert len(second.arrays) == 1 and rows_of(second) == [1, 2, 3, 4]
+    (again,) = desk.answer(second, m.Forgot(second.message.request))
+    assert (again.message.request, again.message.known, again.message.number) == (
+        second.message.request, False, second.message.number
+    )  # fmt: skip
+    assert keys_of(again) == [1, 2, 3, 4] and rows_of(again) == [1, 2, 3, 4]
+    assert not desk.answer(second, m.Forgot(second.message.request))  # said twice
+    desk.now += limits.RESEND_MOST
+    (resent,) = desk.carry(desk.client.tick(desk.now))
+    assert keys_of(resent) == [1, 2, 3, 4]  # what is sent again from now on has its keys
+    desk.counted(again)
+    assert task.done
+
+
+def test_a_list_is_sent_again_when_segments_have_changed_hands() -> None:
+    desk, listed = seated(), KeyList(np.array([1, 2, 3, 4], np.uint64))
+    for known in (False, True):
+        desk.client.pull("sparse", listed)
+        (asked,) = desk.submit()
+        assert asked.message.known == known
+        desk.values(asked, 0, 0, 0, 0)
+    moved = view(2)
+    for placed in moved.tables:
+        placed.places[1] = m.Place(2, [BOB], since=2)
+    desk.client.take_view(desk.now, moved, 7)
+    desk.client.pull("sparse", listed)
+    (asked,) = desk.submit()
+    assert not asked.message.known and keys_of(asked) == [1, 2, 3, 4]
 
 
 # ---------------------------------------------------------------- pushes

@@ -148,6 +148,17 @@ def test_names_are_shown_and_do_nothing_else(story: Any) -> None:
         assert "<script" not in text and "&lt;script&gt;" in text
 
 
+def test_what_goes_with_a_strategy_is_not_told_as_a_setting() -> None:
+    job = Job.of({"data": "rcv1", "strategy": {"name": "block-proximal", "max_delay": 2}, "update": {"l1": 3.0}})
+    assert unlike(job) == {
+        "data": "rcv1",
+        "model": "logistic",
+        "strategy": "block-proximal",
+        "strategy.max_delay": 2,
+        "update.l1": 3.0,
+    }
+
+
 def test_settings_that_differ_from_the_defaults_are_told() -> None:
     job = Job.of({"data": "rcv1", "strategy": {"name": "bounded", "max_delay": 3}, "stop": {"epochs": 4.0}})
     assert unlike(job) == {

@@ -146,6 +146,19 @@ def test_one_evaluation_is_no_curve(story: Any) -> None:
     assert "The model was judged once: test loss 0.7000." in words_of(judged(story, 0.7))
 
 
+def test_an_objective_is_told_with_how_far_it_is_solved(story: Any) -> None:
+    found = (
+        {"objective": 9_000.0, "violation": 50.0},
+        {"objective": 4_954.2294, "violation": 0.0312, "nonzero": 685.0},
+    )
+    events = [replace(one, metrics=told) for one, told in zip(judged(story, 0.7, 0.2), found, strict=True)]
+    said = words_of(events)
+    assert "The objective fell from 9,000 to 4,954.229, and the worst key is 0.0312 of l1 from the conditions" in said
+    assert "; 685 weights are not 0." in said
+    more = replace(events[-1], metrics={**found[1], "skipped": 0.971})
+    assert "and 97.1% of the keys were left out at last." in words_of([events[0], more])
+
+
 def test_a_run_without_an_end_says_so(story: Any) -> None:
     assert "No end is recorded" in words_of([story.started()])
     stopped = Stopped(seconds=1.0, why="the disk\nis full")

@@ -229,3 +229,14 @@ def test_a_run_is_drawn_from_its_file(story: Any, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in story.run()) + b'{"event":"prog')
     assert curves(loss(read_run(path)).axes[0]) == curves(loss(story.run()).axes[0])
+
+
+def test_an_objective_has_a_panel_of_its_own(story: Any) -> None:
+    found = [{"objective": 9.0, "violation": 5.0, "auc": 0.5}, {"objective": 4.0, "violation": 0.1, "auc": 0.9}]
+    events = [
+        replace(story.evaluated(at, at * 1.0, float(at), 0.5), metrics=metrics) for at, metrics in enumerate(found)
+    ]
+    panels = loss(events).axes
+    labels = [text.get_text() for panel in panels if (legend := panel.get_legend()) for text in legend.get_texts()]
+    assert "objective above its lowest, of that" in labels and "violation, in units of l1" in labels
+    assert [panel.get_yscale() for panel in panels].count("log") == 1

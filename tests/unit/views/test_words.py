@@ -90,3 +90,10 @@ def test_who_is_there_from_the_start_is_no_news_but_a_warning_is() -> None:
     assert not words.is_news(Joined(seconds=0.0, name="worker-0", role="worker"))
     assert words.is_news(Joined(seconds=0.1, name="worker-0", role="worker"))
     assert words.is_news(Warned(seconds=0.0, what="5 workers on 2 cores"))
+
+
+def test_a_metric_has_the_digits_that_say_something() -> None:
+    figures = {"objective": 12_345.678, "nonzero": 1_685.0, "skipped": 0.9712, "violation": 0.031, "auc": 0.97931}
+    said = [words.metric(name, value) for name, value in figures.items()]
+    assert said == ["12,345.68", "1,685", "97.1%", "0.0310", "0.9793"]
+    assert (words.metric("nonzero", None), words.metric("objective", float("inf"))) == ("-", "inf")

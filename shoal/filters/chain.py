@@ -1,0 +1,274 @@
+"""The filters of one table, put together: what a message's arrays become on the way out, and how they are undone.
+
+An array that went through is bytes, and its last byte says what was done to it, so that whatever did not pay was left out:
+
+    bit 7           values, in the codes of the table's shortening; else as they are, in the form that the header names
+    bits 0 to 6     was pressed by the first, second, ... pressing filter
+
+What is pressed is never longer than it was, so the rows that a header announces bound every size on the way back. Nothing that came
+is believed: what cannot be undone is ``BadValues``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import numpy as np
+
+from shoal.errors import BadValues, Invalid
+from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made, taken
+from shoal.keys import Values
+from shoal.tables import Filter, Wire
+from shoal.wire.base import Array, Arrays
+
+SHORTENED = 0x80
+_MOST_PRESSING = 7
+_OUT, _IN = 0, 2  # places in a count: to servers and from them, before and after
+
+
+class Flow:
+    """Bytes into and out of each filter, on both ways, as a client sees it: to servers (in, out), from servers (in, out).
+
+    "plain" are those of 8-byte keys and 4-byte values, "sent" those that went: their quotient is what filters save.
+    """
+
+    def __init__(self) -> None:
+        self.by: dict[str, list[int]] = {}
+
+    def add(self, name: str, way: int, before: int, after: int) -> None:
+        found = self.by.setdefault(name, [0, 0, 0, 0])
+        found[way] += before
+        found[way + 1] += after
+
+    @staticmethod
+    def summed(flows: Iterable[Flow]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for flow in flows:
+            for name, counts in flow.by.items():
+                found[name] = [a + b for a, b in zip(counts, found.get(name, [0, 0, 0, 0]), strict=True)]
+        return found
+
+    def went(self, way: int, plain: int, sent: int) -> None:
+        self.add("all", way, plain, sent)
+
+
+class Chain:
+    """A table's filters."""
+
+    def __init__(
+        self, filters: Sequence[Filter], wire: Wire = "float32", flow: Flow | None = None, warm: bool = False
+    ) -> None:
+        found = made(filters)
+        self.wire, self.flow = wire, flow
+        self.choosing = [(name, one) for name, one in found if isinstance(one, Choosing)]
+        self._pressing = [(name, one) for name, one in found if isinstance(one, Pressing)]
+        short = [(name, one) for name, one in found if isinstance(one, Shortening)]
+        self.pushes = _only([one for one in short if one[1].pushes], "pushes")
+        self.pulls = _only([one for one in short if one[1].pulls], "pulls")
+        if (lossy := [*self.choosing, *short]) and wire != "float32":
+            raise Invalid(
+                f"wire={wire!r} and filter {lossy[0][0]!r}: values are shortened in one place only; leave wire out, and name "
+                f"filter {wire!r} instead if you want it, too"
+            )
+        if len(self._pressing) > _MOST_PRESSING:
+            raise Invalid(f"{len(self._pressing)} filters that press bytes: at most {_MOST_PRESSING} are possible")
+        if any(one.compiled for _, one in found) and warm:
+            importlib.import_module("shoal.filters.kernels")  # now, and not when the first message waits for it
+        twice = [name for i, (name, _) in enumerate(found) if name in [one for one, _ in found[:i]]]
+        if twice:
+            raise Invalid(f"filter {twice[0]!r} is named twice: name it once")
+
+    @property
+    def loses(self) -> bool:
+        """A push may arrive as less than was pushed."""
+        return bool(self.choosing) or self.pushes is not None
+
+    @property
+    def needs_sums(self) -> str:
+        """The name of a filter whose loss has to be made up for later; "" if there is none."""
+        if self.choosing:
+            return self.choosing[0][0]
+        return self.pushes[0] if self.pushes is not None and self.pushes[1].sums else ""
+
+    # ------------------------------------------------------------ a push, before it is split
+
+    def chosen(self, values: Values, seed: int, listed: bool) -> Mask | None:
+        """The rows that go now; None if all do. ``listed``: their keys travel with them."""
+        mask: Mask | None = None
+        key = 8 if listed else 0
+        for name, one in self.choosing:
+            left = values if mask is None else taken(values, mask)
+            found = np.asarray(one.choose(left, seed), np.bool_)
+            if found.shape != (len(left),):
+                raise Invalid(
+                    f"filter {name!r} answers with shape {found.shape}: one truth value for each row is needed"
+                )
+            row = key + 4 * values.shape[1]
+            if mask is None:
+                mask = found
+            else:
+                mask[mask] = found
+            self._note(name, _OUT, len(left) * row, int(np.count_nonzero(found)) * (8 + 4 * values.shape[1]))
+        return None if mask is None or mask.all() else mask
+
+    def shortened(self, values: Values, seed: int) -> tuple[Array, Bytes | None]:
+        """The values of a push as they travel, row by row, and what goes with each share of them."""
+        if self.pushes is None:
+            return values, None
+        name, by = self.pushes
+        found = by.shorten(values, seed)
+        if found is None:
+            largest = values.flat[np.argmax(np.abs(values))]
+            raise BadValues(
+                f"value {largest:g} is more than filter {name!r} holds: nothing was sent; scale it down, or leave that filter out"
+            )
+        return found
+
+    def arrives(self, codes: Array, head: Bytes | None, width: int) -> Values:
+        """What a push says when it is undone."""
+        if self.pushes is None or head is None:
+            return cast(Values, codes)
+        by = self.pushes[1]
+        return by.restore(np.concatenate([by.pack(codes), head]), len(codes), width)
+
+    # ------------------------------------------------------------ one message
+
+    def pushed(self, arrays: Arrays, head: Bytes | None, width: int) -> list[Array]:
+        """The arrays of a push: some of keys, then values, in codes if there is a head."""
+        *keys, values = arrays
+        out = [self._pressed(_bytes(one), 8, 0, _OUT) for one in keys]
+        if head is None or self.pushes is None:
+            return [*out, self._pressed(_bytes(values), values.itemsize, 0, _OUT)]
+        name, by = self.pushes
+        data = np.concatenate([by.pack(values), head])
+        self._note(name, _OUT, 4 * values.size, len(data))
+        return [*out, self._pressed(data, by.item, SHORTENED, _OUT)]
+
+    def asked(self, arrays: Arrays) -> list[Array]:
+        """The arrays of a pull: keys, if it names any."""
+        return [self._pressed(_bytes(one), 8, 0, _OUT) for one in arrays]
+
+    def answer(self, arrays: Arrays, width: int) -> list[Array]:
+        """The arrays of an answer: perhaps keys, then values."""
+        *keys, values = arrays
+        out = [self._pressed(_bytes(one), 8, 0, _IN) for one in keys]
+        if self.pulls is not None and values.dtype == np.float32 and len(values):
+            name, by = self.pulls
+            found = by.shorten(values.reshape(-1, width), None)
+            if found is not None:  # a weight is never refused: one that does not fit travels as it is
+                data = np.concatenate([by.pack(found[0]), found[1]])
+                self._note(name, _IN, values.nbytes, len(data))
+                return [*out, self._pressed(data, by.item, SHORTENED, _IN)]
+        return [*out, self._pressed(_bytes(values), values.itemsize, 0, _IN)]
+
+    def opened_push(self, arrays: Arrays, rows: int, ahead: int, width: int, form: Wire) -> list[Array]:
+        """What a push brought; ``rows`` and ``ahead`` are what its header announces, and have been found possible."""
+        if not arrays:
+            return []
+        *keys, values = arrays
+        found: list[Array] = [self._released(one, 8, 8 * max(rows, ahead, 0)) for one in keys]
+        return [*found, self._values(values, rows, width, form, self.pushes, _OUT)]
+
+    def opened_pull(self, arrays: Arrays, rows: int) -> list[Array]:
+        return [self._released(one, 8, 8 * rows) for one in arrays]
+
+    def opened_answer(self, arrays: Arrays, rows: int, width: int, form: Wire) -> list[Array]:
+        if not arrays:
+            return []
+        *keys, values = arrays
+        found: list[Array] = [self._released(one, 8, 8 * rows) for one in keys]
+        return [*found, self._values(values, rows, width, form, self.pulls, _IN)]
+
+    # ------------------------------------------------------------ bytes
+
+    def _pressed(self, data: Bytes, item: int, mark: int, way: int) -> Bytes:
+        for i, (name, one) in enumerate(self._pressing):
+            out = one.press(data, item) if len(data) else None
+            if out is None:
+                continue
+            shorter = len(out) < len(data)
+            self._note(name, way, len(data), len(out) if shorter else len(data))
+            if shorter:
+                data, item, mark = out, 1, mark | 1 << i
+        return np.append(data, np.uint8(mark))
+
+    def _values(
+        self, array: Array, rows: int, width: int, form: Wire, by: tuple[str, Shortening] | None, way: int
+    ) -> Array:
+        mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
+        if mark & SHORTENED:
+            if by is None:
+                raise BadValues("values came shortened, and this table has no filter that does it")
+            size, item = by[1].size(rows, width), by[1].item
+        else:
+            item = 4 if form == "float32" else 2
+            size = item * rows * width
+        data = self._undone(array, mark & ~SHORTENED, item, size, way)
+        if len(data) != size:
+            raise BadValues(f"values came in {len(data):,} bytes, {rows} rows of width {width} need {size:,}")
+        if not mark & SHORTENED:
+            return data.view(np.float32 if item == 4 else np.uint16)
+        assert by is not None
+        self._note(by[0], way, 4 * rows * width, size) if way == _IN else None
+        try:
+            values = by[1].restore(data, rows, width)
+        except Exception as error:
+            raise BadValues(f"filter {by[0]!r} cannot restore what came: {error}") from None
+        if values.shape != (rows, width) or values.dtype != np.float32:
+            raise BadValues(
+                f"filter {by[0]!r} restores {values.dtype} of shape {values.shape}: float32 rows are needed"
+            )
+        return np.ascontiguousarray(values).reshape(-1)
+
+    def _released(self, array: Array, item: int, most: int) -> Array:
+        """Keys that came."""
+        mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
+        data = self._undone(array, mark, item, most, _IN)
+        if len(data) % 8:
+            raise BadValues(f"keys came in {len(data):,} bytes, which is no whole number of keys")
+        return data.view(np.uint64)
+
+    def _undone(self, array: Array, mark: int, item: int, most: int, way: int) -> Bytes:
+        if array.dtype != np.uint8 or not len(array):
+            raise BadValues("an array that was to go through filters came without a word on how it did")
+        data: Bytes = array[:-1]
+        if mark >> len(self._pressing):
+            raise BadValues(f"an array was pressed by filters that this table does not have ({mark:#x})")
+        for i in reversed(range(len(self._pressing))):
+            if not mark & 1 << i:
+                continue
+            name, one = self._pressing[i]
+            before = 1 if mark & ((1 << i) - 1) else item
+            size = len(data)
+            try:
+                data = one.release(data, before, most)
+            except Exception as error:
+                raise BadValues(f"filter {name!r} cannot undo what came: {error}") from None
+            if data.dtype != np.uint8 or data.ndim != 1 or len(data) > most:
+                raise BadValues(
+                    f"filter {name!r} made {len(data):,} bytes of what came, at most {most:,} were announced"
+                )
+            if way == _IN and self.flow is not None:
+                self._note(name, way, len(data), size)
+        if len(data) > most:
+            raise BadValues(f"an array of {len(data):,} bytes, at most {most:,} were announced")
+        return data if data.flags.aligned and data.flags.c_contiguous and not data.ctypes.data % 8 else data.copy()
+
+    def _note(self, name: str, way: int, before: int, after: int) -> None:
+        if self.flow is not None:
+            self.flow.add(name, way, before, after)
+
+
+def _bytes(array: Array) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _only(found: list[tuple[str, Shortening]], what: str) -> tuple[str, Shortening] | None:
+    if len(found) > 1:
+        raise Invalid(
+            f"filters {found[0][0]!r} and {found[1][0]!r} both shorten {what}: leave one of them out, or let it "
+            f"be for one way only ({found[0][0]}: pushes=0 or pulls=0)"
+        )
+    return found[0] if found else None

@@ -1,0 +1,154 @@
+"""The compiled loops of filters: sorted keys as differences, values in eight bits and in one.
+
+Chance is a hash of a seed and of the place of a value: the same push makes the same bytes wherever it is shortened. Importing this
+costs about half a second (numba), so it is done late, and only where there are such filters.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import boolean, float32, float64, int8, int64, types, uint8, uint64
+
+from shoal.compiled import compiled, mix
+
+keys_in = types.Array(uint64, 1, "C", readonly=True)
+keys_out = types.Array(uint64, 1, "C")
+bytes_in = types.Array(uint8, 1, "C", readonly=True)
+bytes_out = types.Array(uint8, 1, "C")
+rows_in = types.Array(float32, 2, "C", readonly=True)
+rows_out = types.Array(float32, 2, "C")
+codes_in = types.Array(int8, 2, "C", readonly=True)
+codes_out = types.Array(int8, 2, "C")
+bits_out = types.Array(uint8, 2, "C")
+column_in = types.Array(float32, 1, "C", readonly=True)
+column_out = types.Array(float32, 1, "C")
+
+GOLDEN = uint64(0x9E3779B97F4A7C15)
+FRACTION = 1.0 / 16777216.0  # a step of 24 bits
+LARGEST = float32(3.4028234663852886e38)
+
+
+@compiled(int64(keys_in, bytes_out))
+def differences(keys, out):
+    """Each key less the one before and 1, in groups of 7 bits, low ones first; a set eighth bit says that more follow.
+
+    Returns how many bytes that makes; -1 if the keys are not in order. ``out`` has room for 10 bytes a key.
+    """
+    at = 0
+    before = uint64(0)
+    for i in range(len(keys)):
+        key = keys[i]
+        if i > 0 and key <= before:
+            return -1
+        rest = key if i == 0 else uint64(key - before - uint64(1))
+        before = key
+        while rest >= uint64(0x80):
+            out[at] = uint8((rest & uint64(0x7F)) | uint64(0x80))
+            at += 1
+            rest >>= uint64(7)
+        out[at] = uint8(rest)
+        at += 1
+    return at
+
+
+@compiled(int64(bytes_in, keys_out))
+def added_up(data, out):
+    """The keys that these differences say; returns how many, or -1 if they are too many, go past 64 bits or break off."""
+    at = 0
+    found = 0
+    before = uint64(0)
+    while at < len(data):
+        if found >= len(out):
+            return -1
+        rest = uint64(0)
+        shift = uint64(0)
+        while True:
+            if at >= len(data):
+                return -1
+            byte = uint64(data[at])
+            at += 1
+            group = uint64(byte & uint64(0x7F))
+            if shift > uint64(56) and (shift > uint64(63) or group > uint64(1)):
+                return -1
+            rest |= uint64(group << shift)
+            if byte < uint64(0x80):
+                break
+            shift += uint64(7)
+        key = rest
+        if found > 0:
+            key = uint64(before + uint64(rest + uint64(1)))
+            if key <= before:
+                return -1
+        out[found] = key
+        before = key
+        found += 1
+    return found
+
+
+@compiled(types.void(rows_in, column_out))
+def largest(values, out):
+    """out[j] = the largest size in column j."""
+    for j in range(values.shape[1]):
+        out[j] = float32(0.0)
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            out[j] = max(out[j], abs(values[i, j]))
+
+
+@compiled(types.void(rows_in, column_in, uint64, boolean, codes_out))
+def to_int8(values, scales, seed, chance, out):
+    """out[i, j] = values[i, j] / scales[j], to the nearest or to a neighbour by chance; -128 is a zero below zero."""
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            value = values[i, j]
+            if value == float32(0.0):
+                out[i, j] = int8(-128) if np.float32(value).view(np.uint32) != 0 else int8(0)
+                continue
+            code = float64(value) / float64(scales[j])
+            if chance:
+                drawn = mix(uint64(seed + GOLDEN * uint64(i * values.shape[1] + j + 1)))
+                code = np.floor(code + float64(drawn >> uint64(40)) * FRACTION)
+            else:
+                code = np.rint(code)
+            out[i, j] = int8(min(127.0, max(-127.0, code)))
+
+
+@compiled(types.void(codes_in, column_in, rows_out))
+def from_int8(codes, scales, out):
+    """out[i, j] = codes[i, j] * scales[j]."""
+    for i in range(codes.shape[0]):
+        for j in range(codes.shape[1]):
+            code = codes[i, j]
+            if code == int8(-128):
+                out[i, j] = float32(-0.0)
+            else:
+                out[i, j] = float32(min(float64(LARGEST), max(-float64(LARGEST), float64(code) * float64(scales[j]))))
+
+
+@compiled(types.void(rows_in, column_out, column_out))
+def means(values, low, high):
+    """The means of what is below zero, and of what is above, in each column."""
+    for j in range(values.shape[1]):
+        below, above = 0.0, 0.0
+        negative, positive = 0, 0
+        for i in range(values.shape[0]):
+            value = float64(values[i, j])
+            if value < 0:
+                below += value
+                negative += 1
+            elif value > 0:
+                above += value
+                positive += 1
+        low[j] = float32(below / negative) if negative else float32(0.0)
+        high[j] = float32(above / positive) if positive else float32(0.0)
+
+
+@compiled(types.void(rows_in, column_in, column_in, uint64, bits_out))
+def to_bits(values, low, high, seed, out):
+    """out[i, j] = 1 with the chance that makes the mean of low and high the value, where it lies between them."""
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            wide = float64(high[j]) - float64(low[j])
+            drawn = mix(uint64(seed + GOLDEN * uint64(i * values.shape[1] + j + 1)))
+            upper = float64(drawn >> uint64(40)) * FRACTION * wide < float64(values[i, j]) - float64(low[j])
+            out[i, j] = uint8(1) if upper else uint8(0)

@@ -1,0 +1,202 @@
+"""The compiled loops under block-wise solvers: from rows to columns, margins moved by a block, gradient and curvature of it.
+
+``state`` has four numbers for each row: slope and curvature of its loss at its margin, its reach (how much of the block that
+is being looked at it has), and how much it has of all keys that may move. They lie side by side since a column's rows are
+anywhere. Sums are in double precision, in the order of the rows. Nothing here checks its arguments.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import boolean, float32, float64, int64, uint32, uint64
+from numba.core import types
+
+from shoal.compiled import compiled
+from shoal.models.kernels import (
+    LOGISTIC,
+    columns_in,
+    doubles_out,
+    floats_in,
+    floats_out,
+    indptr_in,
+    sigmoid,
+)
+
+SLOPE, CURVE, REACH, ALL = 0, 1, 2, 3
+TOGETHER = 512  # factors of a product that is not below 2^-512
+STEEPEST = 0.25  # no curvature of a logistic loss is larger
+
+places_in = types.Array(int64, 1, "C", readonly=True)
+indptr_out = types.Array(int64, 1, "C")
+rows_out = types.Array(uint32, 1, "C")
+state_out = types.Array(float32, 2, "C")
+pairs_out = types.Array(float32, 2, "C")
+
+
+@compiled(types.void(boolean, indptr_in, columns_in, floats_in, indptr_out, rows_out, floats_out))
+def turn(bias, indptr, columns, values, ends, at, turned):
+    """Rows become columns: column k has rows at[ends[k]:ends[k + 1]], ascending. ``ends`` comes zeroed; the bias is the last."""
+    rows = len(indptr) - 1
+    for j in range(indptr[0], indptr[-1]):
+        ends[uint64(columns[j]) + uint64(1)] += 1
+    if bias:
+        ends[-1] += rows
+    for k in range(1, len(ends)):
+        ends[k] += ends[k - 1]
+    to = ends[:-1].copy()
+    for i in range(rows):
+        for j in range(indptr[i], indptr[i + 1]):
+            k = uint64(columns[j])
+            at[to[k]] = uint32(i)
+            if len(values):
+                turned[to[k]] = values[j]
+            to[k] += 1
+        if bias:
+            at[to[-1]] = uint32(i)
+            if len(values):
+                turned[to[-1]] = float32(1.0)
+            to[-1] += 1
+
+
+@compiled(types.void(int64, float64, float64, state_out, int64))
+def look(kind, margin, label, state, i):
+    """Slope and curvature of a row's loss."""
+    if kind == LOGISTIC:
+        wrong = sigmoid(-label * margin)
+        state[i, SLOPE] = float32(-label * wrong)
+        state[i, CURVE] = float32(wrong * (1.0 - wrong))
+    else:
+        state[i, SLOPE] = float32(margin - label)
+        state[i, CURVE] = float32(1.0)
+
+
+@compiled(types.void(int64, doubles_out, floats_in, state_out))
+def look_at_all(kind, margins, labels, state):
+    for i in range(len(margins)):
+        look(kind, margins[i], float64(labels[i]), state, i)
+
+
+@compiled(float64(int64, doubles_out, floats_in, state_out))
+def total_loss(kind, margins, labels, state):
+    """The sum of the losses of all rows.
+
+    With p = |slope|, log(1 + exp(-ym)) is -log(1 - p), or -ym - log(p) where that is the larger: factors of 1/2 to 1 are
+    multiplied, and one logarithm is taken for so many that the product stays a number.
+    """
+    total, product = 0.0, 1.0
+    for i in range(len(margins)):
+        slope = float64(state[i, SLOPE])
+        if kind != LOGISTIC:
+            total += 0.5 * slope * slope
+            continue
+        towards = float64(labels[i]) * margins[i]
+        if towards < 0.0:
+            total -= towards
+            product *= abs(slope)
+        else:
+            product *= 1.0 - abs(slope)
+        if i % TOGETHER == TOGETHER - 1:
+            total -= math.log(product)
+            product = 1.0
+    return total - math.log(product)
+
+
+@compiled(types.void(indptr_in, columns_in, floats_in, floats_in, doubles_out))
+def multiply(indptr, at, values, weights, margins):
+    """margins[i] += <row i, weights>, column after column."""
+    for k in range(len(weights)):
+        if weights[k] != float32(0.0):
+            weight = float64(weights[k])
+            for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
+                margins[at[j]] += weight * float64(values[j]) if len(values) else weight
+
+
+@compiled(types.void(indptr_in, columns_in, floats_in, places_in, float32, state_out, int64))
+def count(indptr, at, values, places, share, state, column):
+    """state[i, column] += share * |x_ik| for all of these places k."""
+    for p in range(len(places)):
+        k = places[p]
+        if len(values):
+            for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
+                state[at[j], column] += share * abs(values[j])
+        else:
+            for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
+                state[at[j], column] += share
+
+
+@compiled(int64(int64, floats_in, doubles_out, state_out, doubles_out, rows_out, int64))
+def settle(kind, labels, margins, state, change, touched, found):
+    """Put the changes of the touched rows into their margins, and look at these rows again."""
+    for f in range(found):
+        i = touched[f]
+        if change[i] != 0.0:
+            margins[i] += change[i]
+            change[i] = 0.0
+            look(kind, margins[i], float64(labels[i]), state, i)
+    return 0
+
+
+@compiled(
+    float64(
+        int64, indptr_in, columns_in, floats_in, places_in, floats_in, floats_out, floats_in, doubles_out, state_out,
+        doubles_out, rows_out,
+    )
+)  # fmt: skip
+def take(kind, indptr, at, values, places, new, weights, labels, margins, state, change, touched):
+    """margins[i] += sum of x_ik * (new weight - old weight); the largest change of a margin.
+
+    ``change`` is zero before and after. What hangs on a margin is computed again only where it has changed.
+    """
+    found = 0
+    for p in range(len(places)):
+        k = places[p]
+        by = float64(new[p]) - float64(weights[k])
+        weights[k] = new[p]
+        if by == 0.0:
+            continue
+        for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
+            i = at[j]
+            if (
+                change[i] == 0.0
+            ):  # a row whose changes cancel on the way is named twice: there must be room, and no more
+                if found == len(touched):
+                    found = settle(kind, labels, margins, state, change, touched, found)
+                touched[found] = i
+                found += 1
+            change[i] += by * float64(values[j]) if len(values) else by
+    most = 0.0
+    for f in range(found):
+        most = max(most, abs(change[touched[f]]))
+    settle(kind, labels, margins, state, change, touched, found)
+    return most
+
+
+@compiled(
+    types.void(indptr_in, columns_in, floats_in, places_in, floats_in, float64, float64, float64, state_out, pairs_out)
+)
+def gradient(indptr, at, values, places, shares, grow, most, between, state, out):
+    """out[p] = (g, u) of place p: g = sum of slope_i * x_ik; u = sum of curvature_i * |x_ik| * reach_i / share_k.
+
+    curvature_i = min(most, grow * the present one). reach_i = sum of share_k * |x_ik| over the places, and ``between`` of what
+    the row has elsewhere. REACH comes filled and is left so.
+    """
+    for p in range(len(places)):
+        k = places[p]
+        slope = bound = 0.0
+        if len(values):
+            for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
+                i, x = at[j], float64(values[j])
+                here, every = float64(state[i, REACH]), float64(state[i, ALL])
+                slope += float64(state[i, SLOPE]) * x
+                reach = here + between * max(every - here, 0.0)
+                bound += min(most, grow * float64(state[i, CURVE])) * abs(x) * reach
+        else:
+            for j in range(uint64(indptr[k]), uint64(indptr[k + 1])):
+                i = at[j]
+                here, every = float64(state[i, REACH]), float64(state[i, ALL])
+                slope += float64(state[i, SLOPE])
+                reach = here + between * max(every - here, 0.0)
+                bound += min(most, grow * float64(state[i, CURVE])) * reach
+        out[p, 0] = float32(slope)
+        out[p, 1] = float32(bound / float64(shares[p]))

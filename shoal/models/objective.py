@@ -1,0 +1,36 @@
+"""A linear model with a penalty, judged by what is solved as well: the objective on the rows that are trained on.
+
+    objective    sum of the rows' losses + l1 * |w| + l2 / 2 * |w|^2
+    violation    how far the worst key is from the conditions of a minimum, in units of l1 (0: it is the minimum)
+    nonzero      weights that are not 0
+    skipped      the share of the keys of these rows that the KKT filter leaves out: their weight is -0.0
+
+Every evaluation reads all of them once: where that takes too long beside the training, evaluate more seldom.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shoal.data.packed import Packed
+from shoal.models.learning import LinearLearner, Metrics
+from shoal.models.linear import Floats, Linear
+
+
+class ObjectiveLearner(LinearLearner):
+    """Who judges it reads the training rows, too."""
+
+    def __init__(self, model: Linear, train: Packed, l1: float, l2: float) -> None:
+        super().__init__(model, train)
+        self.l1, self.l2 = l1, l2
+        self._occur = int(np.count_nonzero(train.counts)) + model.bias
+
+    def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
+        from shoal.models import optimum
+
+        loss, metrics = super().judge(test, weights)
+        found = optimum.judge(self.train, self.model, weights, self.l1, self.l2)
+        skipped = float(np.count_nonzero(np.signbit(weights) & (weights == 0))) / max(1, self._occur)
+        return loss, {**found, "skipped": skipped, **metrics}

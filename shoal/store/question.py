@@ -1,0 +1,285 @@
+"""Questions: functions that only read, known by name, and run where the rows are.
+
+    (keys, weights, settings) -> numbers, or (numbers, keys, values)
+
+Keys are uint64, weights float32, one row for each key; both are views of the server's own memory and cannot be written to. Settings
+are a named tuple of floats. What is found is small: some numbers, and some keys with values. A server hands its rows over in pieces;
+``join`` says how what was found in two places becomes one, and does so for pieces, and at the client for servers:
+
+    "sum" "min" "max"        number by number (a tuple has one word for each)
+    "largest"                keys with the largest values (by size, of their first value), as many as the setting ``k`` says
+    a function               of a list of ``Found`` and the settings, to one ``Found``
+
+Otherwise keys are put one after another, and sorted in the end. ``finish`` makes of the whole what the caller gets. Only a question's name and
+settings travel, never code. A user's own, in a module that the servers are started with:
+
+    @shoal.question(join="sum", above=0.5)
+    def heavy(keys, weights, settings):
+        return (abs(weights) > settings.above).sum()
+
+    kv.call("w", slice(None), heavy, above=1.0).result().numbers[0]
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import traceback
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import limits
+from shoal.errors import Invalid
+from shoal.keys import Keys, Values
+
+Numbers = npt.NDArray[np.float64]
+Function = Callable[[Any, Any, Any], Any]
+
+_named_tuple: Any = namedtuple  # type checkers want its fields written out
+_BY_NUMBER = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+_TAKEN = ("servers", "after")  # what a call has besides its settings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a question found: numbers, and keys with a row of values each. Where there are no rows there is nothing of either."""
+
+    numbers: Numbers = field(default_factory=lambda: np.empty(0))
+    keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
+    values: Values = field(default_factory=lambda: np.empty((0, 1), np.float32))
+
+    def __bool__(self) -> bool:
+        return bool(len(self.numbers) or len(self.keys))
+
+
+Join = str | tuple[str, ...] | Callable[[list[Found], Any], Found]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A function, how what it finds is put together, and its settings with their defaults."""
+
+    name: str
+    function: Function
+    join: Join = "sum"
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    finish: Callable[[Found, Any], Any] | None = None
+    keys: bool = True  # False: it does not look at keys, and gets None
+    own: bool = False  # shoal's own: as long as its rows are many
+
+    def settings(self, given: Mapping[str, float]) -> Any:
+        """The named tuple that the function takes: the defaults, with what was given in their place."""
+        for name, value in given.items():
+            if name not in self.defaults:
+                raise Invalid(f"question {self.name!r} has no setting {name!r}{_instead(name, list(self.defaults))}")
+            _check_number(f"{name}={value!r}", value)
+            if name == "k" and self.join == "largest" and not (1 <= value <= limits.CALL_KEYS and value == int(value)):
+                raise Invalid(f"k={value!r}: an answer has 1 to {limits.CALL_KEYS:,} keys")
+        merged = {**self.defaults, **given}
+        return _named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values()))
+
+    def ask(self, pieces: Iterable[tuple[Keys | None, Values]], settings: Any) -> Found:
+        """Of all these rows; Invalid, with what went wrong and where, if the function fails or what it found is no answer."""
+        whole = Found()
+        try:
+            for keys, weights in pieces:
+                found = as_found(self.function(keys, weights, settings))
+                whole = self.joined([whole, found], settings)
+        except Invalid as error:
+            raise Invalid(f"question {self.name!r}: {error}") from None
+        except (Exception, SystemExit) as error:  # whatever it does, the server goes on
+            raise Invalid(f"question {self.name!r} failed: {_told(error)}") from None
+        return whole
+
+    def joined(self, found: Sequence[Found], settings: Any) -> Found:
+        """All of it as one. What found nothing, since there were no rows, has no say."""
+        some = [one for one in found if one]
+        if not some:
+            return Found()
+        if callable(self.join):
+            return as_found(self.join(some, settings)) if len(some) > 1 else some[0]
+        widths = {one.values.shape[1] for one in some if len(one.keys)}
+        counts = {len(one.numbers) for one in some}
+        if len(widths) > 1 or len(counts) > 1:
+            raise Invalid("it found more numbers in one piece than in another: always return as many")
+        keys = np.concatenate([one.keys for one in some])
+        values = np.concatenate([one.values for one in some if len(one.keys)] or [some[0].values])
+        if self.join == "largest":
+            keys, values = _largest(keys, values, int(settings.k))
+        return _checked(Found(self._numbers([one.numbers for one in some]), keys, values))
+
+    def whole(self, found: Sequence[Found], settings: Any) -> Any:
+        """What the caller gets."""
+        try:
+            one = self.joined(found, settings)
+            if len(one.keys) and isinstance(self.join, str | tuple) and self.join != "largest":
+                order = np.argsort(one.keys, kind="stable")
+                one = Found(one.numbers, one.keys[order], one.values[order])
+            return one if self.finish is None else self.finish(one, settings)
+        except Invalid:
+            raise
+        except Exception as error:
+            raise Invalid(f"question {self.name!r}: putting it together failed: {_told(error)}") from error
+
+    def _numbers(self, rows: list[Numbers]) -> Numbers:
+        table, join = np.array(rows), self.join
+        if not isinstance(join, tuple):
+            join = (str(join),) * table.shape[1]
+        elif len(join) != table.shape[1]:
+            raise Invalid(f"it found {table.shape[1]} numbers, and join has words for {len(join)}")
+        found: Numbers = table.sum(axis=0)
+        for how in ("min", "max"):
+            at = [i for i, word in enumerate(join) if word == how]
+            found[at] = _BY_NUMBER[how].reduce(table[:, at], axis=0)
+        return found
+
+
+def question(
+    *, join: Join = "sum", finish: Callable[[Found, Any], Any] | None = None, keys: bool = True, **settings: float
+) -> Callable[[Function], Question]:
+    """Register a function as a question under its own name."""
+    for name, value in settings.items():
+        _check_number(f"{name}={value!r}", value)
+        if name.startswith("_") or name in _TAKEN:
+            raise Invalid(f"setting {name!r}: another name is needed, that does not begin with an underscore")
+    words = (join,) if isinstance(join, str) else join if isinstance(join, tuple) else ()
+    known = (*_BY_NUMBER, "largest") if isinstance(join, str) else tuple(_BY_NUMBER)
+    for word in words:
+        if word not in known:
+            raise Invalid(
+                f"join={join!r}: needs {', '.join(map(repr, known))}, or a function of a list of what was found"
+            )
+    if not words and not callable(join):
+        raise Invalid(f"join={join!r}: needs a word, a tuple of words, or a function")
+    if join == "largest" and "k" not in settings:
+        raise Invalid("join='largest': how many keys are wanted is a setting, k: question(join='largest', k=10)")
+
+    def register(function: Function) -> Question:
+        defaults = {name: float(value) for name, value in settings.items()}
+        made = Question(_checked_name(function), function, join, defaults, finish, keys)
+        _questions[made.name] = made
+        return made
+
+    return register
+
+
+def question_named(name: str) -> Question:
+    """The one that this process knows by that name."""
+    known = _all()
+    if name not in known:
+        raise Invalid(
+            f"no question {name!r} here{_near(name, known)} (known: {', '.join(sorted(known))}): servers know those of the modules they were started "
+            f"with (shoal.local(..., modules=['my_module']), launch.modules of a job), and who asks imports the module, too"
+        )
+    return known[name]
+
+
+def as_found(told: Any) -> Found:
+    """What a function returned, as an answer: copied, since it may be a piece of the table."""
+    if isinstance(told, Found):
+        told = (told.numbers, told.keys, told.values)
+    if not isinstance(told, tuple) or len(told) != 3:
+        told = (told, (), ())
+    try:
+        numbers = np.array(told[0], np.float64).reshape(-1)
+        keys = np.array(told[1], np.uint64) if len(told[1]) else np.empty(0, np.uint64)
+        with np.errstate(over="ignore"):
+            values = np.array(told[2], np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(f"it returned what is no answer ({error}): return numbers, or (numbers, keys, values)") from None
+    if not len(keys):
+        return _checked(Found(numbers))
+    if keys.ndim != 1 or values.ndim not in (1, 2) or len(values) != len(keys) or not values.size:
+        raise Invalid(
+            f"it returned keys of shape {keys.shape} and values of shape {values.shape}: one row for each key is needed"
+        )
+    return _checked(Found(numbers, keys, values.reshape(len(keys), -1)))
+
+
+def _checked(found: Found) -> Found:
+    if len(found.numbers) > limits.CALL_NUMBERS:
+        raise Invalid(
+            f"it found {len(found.numbers):,} numbers: an answer has at most {limits.CALL_NUMBERS:,}; add some up"
+        )
+    if len(found.keys) > limits.CALL_KEYS or found.values.size > limits.CALL_VALUES:
+        raise Invalid(
+            f"it found {len(found.keys):,} keys with {found.values.size:,} values: an answer has at most {limits.CALL_KEYS:,} and "
+            f"{limits.CALL_VALUES:,}; return fewer (join='largest' keeps k of them), or pull the range"
+        )
+    return found
+
+
+def _largest(keys: Keys, values: Values, most: int) -> tuple[Keys, Values]:
+    """By size, then by key: the same ones however the rows were cut."""
+    order = np.lexsort((*values.T[::-1][:-1], keys, -np.nan_to_num(np.abs(values[:, 0]), nan=np.inf)))[:most]
+    return keys[order], values[order]
+
+
+def _told(error: BaseException) -> str:
+    """In one line, with the place in the user's file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    said = " ".join(str(error).split())[:400]
+    return f"{type(error).__name__}{': ' if said else ''}{said}{where}"
+
+
+def _all() -> dict[str, Question]:
+    from shoal.store import questions  # it registers shoal's own here, with what is in this module
+
+    return {**questions.OWN, **_questions}
+
+
+_questions: dict[str, Question] = {}  # users'
+
+
+def _checked_name(function: Function) -> str:
+    name = getattr(function, "__name__", "")
+    python = getattr(function, "py_func", function)  # numba's
+    if not name.isidentifier() or not inspect.isfunction(python):
+        raise Invalid(f"{function!r} cannot be a question: a function made by `def` is needed")
+    parameters = inspect.signature(python).parameters.values()
+    if len(parameters) != 3 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+        raise Invalid(f"question {name!r} takes ({', '.join(map(str, parameters))}): needs (keys, weights, settings)")
+    from shoal.store import questions
+
+    if name in questions.OWN:
+        raise Invalid(f"question {name!r} is one of shoal's own: give your function another name")
+    old = _questions.get(name)
+    # The same function edited keeps its module (a notebook, a reload) or its file (run as a script, then imported).
+    if old is not None and old.function.__module__ != function.__module__ and _file(old.function) != _file(function):
+        raise Invalid(
+            f"question {name!r} is already registered by {_file(old.function)}: give one of them another name"
+        )
+    return str(name)
+
+
+def _file(function: Function) -> str:
+    code: Any = getattr(getattr(function, "py_func", function), "__code__", None)
+    return str(code.co_filename)
+
+
+def _check_number(what: str, value: object) -> None:
+    try:
+        finite = not isinstance(value, bool | str) and math.isfinite(value)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        finite = False
+    if not finite:
+        raise Invalid(f"setting {what}: a finite number is needed")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _instead(name: str, known: list[str]) -> str:
+    if near := _near(name, known):
+        return near
+    return f" (settings: {', '.join(known)})" if known else " (it has none)"

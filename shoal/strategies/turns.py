@@ -1,0 +1,87 @@
+"""Whose turn it is: the blocks of features one after another, and the parts of the rows that every iteration asks.
+
+    iteration t = step t of the table, and its slots are the parts: slot (pass, number), t = pass * blocks + number // parts
+    a pass      = every block once, in an order that is a function of the seed and the pass
+    part p      = rows p * rows // parts .. (p + 1) * rows // parts of the packed set, in every iteration
+
+A block has its next turn no sooner than ``gap`` iterations after its last, also from one pass to the next: what an iteration
+reads may be that old. So the order is shuffled in windows: a block stays in its own, and is at most one window early.
+
+A slot counts ``1 / blocks`` of its part's rows, so that a pass counts every row once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import Invalid
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Turns:
+    """The slots of a run that goes block by block."""
+
+    def __init__(self, rows: int, parts: int, blocks: int, seed: int, gap: int = 1) -> None:
+        if not 1 <= parts <= rows:
+            raise Invalid(f"{rows:,} rows in {parts} parts: take fewer (--set strategy.parts={max(1, rows)})")
+        if not 1 <= gap <= blocks:
+            raise Invalid(f"{blocks} blocks, none of which comes again within {gap} iterations: take more blocks")
+        self.total, self.parts, self.blocks, self.seed = rows, parts, blocks, seed
+        self.per_pass, self.batch = parts * blocks, -(-rows // parts)  # rows that a slot computes with, at most
+        self.turns = parts  # slot j is for the worker whose turn j modulo this is: a part stays with its worker
+        windows = -(-blocks // (blocks - gap + 1))
+        self._windows = [blocks * i // windows for i in range(windows + 1)]
+        self._base = self._draw(0).permutation(blocks)
+        self._orders: dict[int, Numbers] = {}  # of the passes that were asked for last
+
+    def iteration(self, slot: tuple[int, int]) -> int:
+        return slot[0] * self.blocks + slot[1] // self.parts
+
+    def part(self, slot: tuple[int, int]) -> int:
+        return slot[1] % self.parts
+
+    def block(self, iteration: int) -> int:
+        """Which block an iteration sees to."""
+        of_pass, place = divmod(iteration, self.blocks)
+        return int(self._order(of_pass)[place])
+
+    def part_rows(self, part: int) -> tuple[int, int]:
+        """From the first up to, not including, the second."""
+        return self.total * part // self.parts, self.total * (part + 1) // self.parts
+
+    # ------------------------------------------------------------ what a Workload asks
+
+    def contents(self, of_pass: int) -> Numbers:
+        return np.arange(self.per_pass, dtype=np.int64)
+
+    def content(self, of_pass: int, number: int) -> int:
+        return number
+
+    def span(self, content: int) -> tuple[int, int]:
+        """The rows that a slot counts: its share of its part's."""
+        place, part = divmod(content, self.parts)
+        start, stop = self.part_rows(part)
+        rows = stop - start
+        return start + rows * place // self.blocks, start + rows * (place + 1) // self.blocks
+
+    def rows_in(self, contents: Numbers) -> int:
+        """How many rows all of these count, each named once."""
+        return sum(stop - start for start, stop in map(self.span, contents.tolist()))
+
+    # ------------------------------------------------------------ inside
+
+    def _order(self, of_pass: int) -> Numbers:
+        order = self._orders.get(of_pass)
+        if order is None:
+            draw, order = self._draw(1 + of_pass), self._base.copy()
+            for start, stop in zip(self._windows, self._windows[1:], strict=False):
+                order[start:stop] = draw.permutation(order[start:stop])
+            self._orders[of_pass] = order
+            while len(self._orders) > 3:
+                del self._orders[next(iter(self._orders))]
+        return order
+
+    def _draw(self, number: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self.seed, number]))

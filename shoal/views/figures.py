@@ -1,0 +1,119 @@
+"""Figures of a run's summary that take more than a line: what filters did, what known lists of keys saved, what was lost.
+
+Bytes of filters are as workers counted them. To servers go keys and gradients, to workers weights; "plain" is what 8-byte keys and 4-byte
+values would have been, and the ratio is how many times fewer bytes went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.filters import acts
+from shoal.views import charts
+from shoal.views.drawing import pictures
+from shoal.views.sections import Picture, Section, Table
+from shoal.views.told import Told
+
+ALL = "all"  # the name under which plain bytes, and those that went, are counted
+HANDLES = "handles"
+_WAYS = ("to servers", "to workers")
+
+
+def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dict[str, Any] | None:
+    """Of a summary; None where nothing went through filters."""
+    if ALL not in filtered:
+        return None
+    to_plain, to_sent, from_plain, from_sent = filtered[ALL]
+    by = {
+        name: {"to_servers": list(counts[:2]), "to_workers": list(counts[2:])}
+        for name, counts in sorted(filtered.items(), key=lambda one: acts(one[0]))
+        if name not in (ALL, HANDLES)
+    }
+    return {
+        "bytes": by,  # into and out of each
+        "plain": {"to_servers": to_plain, "to_workers": from_plain},
+        "sent": {"to_servers": to_sent, "to_workers": from_sent},
+        "ratio": {"to_servers": _ratio(to_plain, to_sent), "to_workers": _ratio(from_plain, from_sent)},
+        "left": left[0],  # the size (2-norm) of what workers had left for later when it ended
+        "lost": left[1],  # and of what died with workers, or could be counted for nobody
+    }
+
+
+def handles(filtered: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
+    """What lists of keys that servers know by a number saved."""
+    if HANDLES not in filtered:
+        return None
+    return dict(zip(("hits", "misses", "forgotten", "bytes_saved"), filtered[HANDLES], strict=True))
+
+
+def saved(summary: Mapping[str, Any]) -> str:
+    """The bytes of keys that were not sent again, to follow those that moved; "" if there were none."""
+    found = summary.get("handles")
+    return f", {found['bytes_saved'] / 1e6:,.0f} MB of keys not again" if found and found["bytes_saved"] >= 1e6 else ""
+
+
+def known_keys(summary: Mapping[str, Any]) -> str:
+    """How much of the keys went by a number: for a table."""
+    found = summary.get("handles")
+    if not found or not found["hits"]:
+        return "-"
+    return f"{found['bytes_saved'] / 1e6:,.2f} MB ({found['hits'] / (found['hits'] + found['misses']):.0%} of lists)"
+
+
+def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:
+    """Of those that a canary counted, where nobody asks before writing (Hogwild)."""
+    if "updates counted" not in counts:
+        return None
+    return {"counted": counts["updates counted"], "lost": counts["updates lost"]}
+
+
+def line(summary: Mapping[str, Any]) -> str:
+    """One line about filters, at the end of a run; "" if there were none."""
+    found = summary.get("filters")
+    if not found:
+        return ""
+    parts = [
+        f"{found['sent'][way] / 1e6:,.1f} MB {said} instead of {found['plain'][way] / 1e6:,.1f} ({found['ratio'][way]:.1f} times fewer)"
+        for way, said in (("to_servers", _WAYS[0]), ("to_workers", _WAYS[1]))
+        if found["ratio"][way]
+    ]
+    lost = f"; lost with workers: {found['lost']:.3g}" if found["lost"] else ""
+    left = f"; left for later: {found['left']:.3g}" if found["left"] else ""
+    return f"filters: {', '.join(parts)}{left}{lost}"
+
+
+def section(runs: Sequence[Told]) -> Section | None:
+    """What went into each filter, and what came out."""
+    told = [(one, found) for one in runs if isinstance(found := one.summary.get("filters"), dict) and found.get("sent")]
+    if not told:
+        return None
+    words, rows = [], []
+    for one, found in told:
+        name = [one.name] if len(runs) > 1 else []
+        said = line(one.summary).removeprefix("filters: ")
+        saved = (one.summary.get("handles") or {}).get("bytes_saved", 0)
+        said += f"; {saved / 1e6:,.1f} MB of keys did not travel, since servers knew them by a number" if saved else ""
+        words.append(f"{one.name}: {said}." if len(runs) > 1 else f"{said[:1].upper()}{said[1:]}.")
+        for filter_name, ways in found["bytes"].items():
+            rows.append([*name, filter_name, *_cells(ways["to_servers"]), *_cells(ways["to_workers"])])
+        plain, sent = found["plain"], found["sent"]
+        rows.append([*name, "all together", *(cell for way in plain for cell in _cells([plain[way], sent[way]]))])
+    heads = ["filter", *(f"{way}, {what}" for way in _WAYS for what in ("in", "out"))]
+    caption = (
+        "Bytes of keys and values into and out of each filter. All together: in are 8-byte keys and 4-byte values."
+    )
+    drawn: list[Picture] = pictures(
+        "filters",
+        lambda: charts.filtered([(one.name, found) for one, found in told]),
+        "Bytes that went, for each byte of plain keys and values: one bar for each way.",
+    )
+    return Section("Filters", words, drawn, [Table([*(["run"] if len(runs) > 1 else []), *heads], rows, caption)])
+
+
+def _cells(pair: Sequence[int]) -> list[str]:
+    return [f"{size / 1e6:,.2f} MB" if size else "-" for size in pair]
+
+
+def _ratio(plain: int, sent: int) -> float | None:
+    return round(plain / sent, 3) if sent else None

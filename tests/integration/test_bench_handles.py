@@ -1,0 +1,26 @@
+"""``shoal bench handles``: runs, saves what it says it saves, and changes no result."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from shoal.benchmarks.handles import Settings, measure, table
+
+
+def test_lists_by_number_save_the_keys_and_change_nothing_else() -> None:
+    told: list[str] = []
+    small = Settings(
+        data="clicks", rows=2_000, passes=3, strategies=("sync",), servers=1, workers=1, how="threads", repeat=1, rounds=1,
+        lists=3, large=5_000, drawn=50,
+    )  # fmt: skip
+    results = measure(small, told.append)
+    assert told[0].startswith("sync: 3 passes over clicks") and len(told) == 4
+    without, with_ = results.runs
+    assert with_.loss == without.loss and with_.forgotten == without.saved == 0
+    assert 0.7 < with_.rate <= 5 / 6  # of three pulls and three pushes, all but the first; more where two are under way
+    assert abs(without.sent - with_.sent - with_.saved) < 0.01 * without.sent
+    assert [one.table for one in results.served] == ["dense", "sparse", "large"]
+    assert results.served[2].rows == 5_000
+    with (console := Console(width=140)).capture() as shown:
+        console.print(table(results))
+    assert "by number" in shown.get() and f"{with_.rate:.1%}" in shown.get()

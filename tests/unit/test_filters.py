@@ -1,0 +1,189 @@
+"""How filters are named and described, in a table and in a job, and what is refused with the next move."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import filters
+from shoal.errors import Invalid
+from shoal.filters.chain import Chain
+from shoal.job import Job
+from shoal.keys import KeyRange
+from shoal.nodes.dealt import Account, State, Traffic, to_begin_with
+from shoal.store.client import Client
+from shoal.store.extent import Extent
+from shoal.store.filtering import checked_chain
+from shoal.tables import Filter
+from shoal.views import figures
+from shoal.wire import messages as m
+
+BASE: dict[str, Any] = {"data": {"source": "rcv1-like"}}
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: shoal.Significant(-1), "filter 'significant', threshold=-1: needs 0 or more"),
+        (lambda: shoal.Significant(float("nan")), "filter 'significant', threshold=nan: a finite number is needed"),
+        (lambda: shoal.Skip(1.0), "filter 'skip', share=1: nothing would ever be sent; a share below 1 is needed"),
+        (lambda: shoal.Skip(1.5), "filter 'skip', share=1.5: needs 0 to 1"),
+        (lambda: shoal.TopK(share=2), "filter 'top', share=2: needs 0 to 1"),
+        (lambda: shoal.TopK(share=0), "filter 'top' would never send anything: it needs k above 0, or a share above 0"),
+        (lambda: shoal.TopK(k=2.5), "filter 'top', k=2.5: a whole number is needed"),  # type: ignore[arg-type]
+        (lambda: shoal.Zstd(0), "filter 'zstd', level=0: needs 1 to 19"),
+        (lambda: shoal.Zstd(20), "filter 'zstd', level=20: needs 1 to 19"),
+        (lambda: shoal.Zstd("3"), "filter 'zstd', level='3': a finite number is needed"),  # type: ignore[arg-type]
+    ],
+)
+def test_settings_out_of_range_are_refused_with_what_is_possible(make: Any, said: str) -> None:
+    with pytest.raises(Invalid) as error:
+        make()
+    assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (["zstdd"], "no filter 'zstdd' here: did you mean 'zstd'?"),
+        ([{"name": "zstd", "levle": 3}], "filter 'zstd' has no setting 'levle': did you mean 'level'?"),
+        ([{"name": "delta", "x": 3}], "filter 'delta' has no setting 'x' (it has none)"),
+        ([{"name": "zstd", "level": "high"}], "filter 'zstd', level='high': a finite number is needed"),
+        ([{"level": 3}], 'has no name: write {name = "significant", threshold = 1e-4}'),
+        (["int8", "float16"], "filters 'int8' and 'float16' both shorten pushes: leave one of them out"),
+        (["delta", "delta"], "filter 'delta' is named twice: name it once"),
+    ],
+)
+def test_a_job_refuses_filters_that_cannot_be(named: list[Any], said: str) -> None:
+    with pytest.raises(Invalid) as error:
+        Job.of({**BASE, "filters": named})
+    assert said in str(error.value)
+
+
+def test_a_table_that_does_not_add_up_has_no_filter_that_sends_the_rest_later() -> None:
+    for lossy in (shoal.Significant(), shoal.Skip(), shoal.TopK(), shoal.Int8(), shoal.OneBit()):
+        spec = shoal.Dense(rows=9, update=shoal.Assign(), filters=[lossy])
+        with pytest.raises(Invalid, match=f"filter '{lossy.name}' sends a part of a push later, and update 'assign'"):
+            Client("me").create("t", spec)
+        with pytest.raises(Invalid, match="update 'assign' does not add up what is pushed"):
+            Extent(spec, [(0, KeyRange(0, 9))])  # as a server has it
+    fine = [shoal.Float16(), shoal.DeltaKeys(), shoal.LZ4(), shoal.Zstd()]
+    assert checked_chain(shoal.Dense(rows=9, update=shoal.Assign(), filters=fine)) is not None
+    assert checked_chain(shoal.Dense(rows=9, update=shoal.Assign(), filters=[shoal.Int8(pushes=False)])) is not None
+
+
+def test_values_are_shortened_in_one_place_only() -> None:
+    with pytest.raises(Invalid, match=r"wire='float16' and filter 'int8'.*leave wire out"):
+        checked_chain(shoal.Dense(rows=9, wire="float16", filters=[shoal.Int8()]))
+    assert checked_chain(shoal.Dense(rows=9, wire="float16", filters=[shoal.DeltaKeys()])) is not None
+    both = [shoal.OneBit(), shoal.Float16(pushes=False)]
+    assert checked_chain(shoal.Dense(rows=9, filters=both)) is not None  # one for each way
+
+
+@pytest.mark.parametrize(("make", "module"), [(shoal.LZ4, "lz4.block"), (shoal.Zstd, "zstandard")])
+def test_a_package_that_is_missing_is_named_with_how_to_get_it(
+    make: Any, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = shoal.Dense(rows=9, filters=[make()])
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(Invalid, match=r"pip install 'shoal\[compress\]'"):
+        make()
+    with pytest.raises(Invalid, match=r"pip install 'shoal\[compress\]'"):
+        Extent(spec, [(0, KeyRange(0, 9))])  # a server that lacks it says so when the table is set up
+
+
+def test_a_client_leaves_filters_that_it_does_not_know_to_the_servers() -> None:
+    Client("me").create("t", shoal.Dense(rows=9, filters=[Filter("somebody_elses")]))
+    with pytest.raises(Invalid, match="a server knows the filters of the modules it was started with"):
+        Extent(shoal.Dense(rows=9, filters=[Filter("somebody_elses")]), [(0, KeyRange(0, 9))])
+
+
+# ---------------------------------------------------------------- a filter of one's own
+
+
+def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
+    class zstd(filters.Pressing):
+        pass
+
+    with pytest.raises(Invalid, match="'zstd' is one of shoal's own"):
+        filters.filter()(zstd)
+    with pytest.raises(Invalid, match=r"a class of shoal\.filters\.Choosing, Shortening or Pressing is needed"):
+        filters.filter()(dict)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="does not begin with an underscore"):
+        filters.filter(_hidden=1.0)(type("hiding", (filters.Choosing,), {}))
+
+
+def test_an_answer_of_another_shape_is_refused_by_name() -> None:
+    class all_of_them(filters.Choosing):
+        def choose(self, values: Any, seed: int) -> Any:
+            return True
+
+    try:
+        made = filters.filter()(all_of_them)
+        with pytest.raises(Invalid, match="filter 'all_of_them' answers with shape"):
+            Chain([made()]).chosen(np.ones((3, 1), np.float32), 0, listed=True)
+    finally:
+        filters._known.pop("all_of_them", None)
+
+
+# ---------------------------------------------------------------- in a job
+
+
+def test_filters_of_a_job_survive_a_file_and_are_part_of_what_the_run_is() -> None:
+    plain = Job.of(BASE)
+    job = Job.of({**BASE, "filters": ["int8", {"name": "significant", "threshold": 1e-3}, "delta"]})
+    import tomllib
+
+    assert Job.of(tomllib.loads(job.toml())) == job
+    assert Job.of({**BASE, "filters": "int8, delta"}).filters == ["int8", "delta"]  # --set filters=int8,delta
+    assert len({plain.identity, job.identity, Job.of({**BASE, "filters": ["int8"]}).identity}) == 3
+    assert Job.of({**BASE, "filters": []}).identity == plain.identity
+
+
+@pytest.mark.parametrize("strategy", ["serial", "averaging", "allreduce", "hogwild"])
+def test_a_strategy_that_pushes_nothing_to_servers_has_no_filters(strategy: str) -> None:
+    with pytest.raises(Invalid, match="pushes no gradients to servers: leave filters out, or choose sync"):
+        Job.of({**BASE, "strategy": strategy, "filters": ["delta"]})
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def want(who: int, all_of: list[int], left: tuple[float, float]) -> m.Want:
+    return m.Want(1, who, 0, sent=5, received=6, filtered={"all": all_of, "delta": [4, 2, 0, 0]}, left=left)
+
+
+def test_the_coordinator_adds_up_what_workers_say_of_filters_over_all_their_lives() -> None:
+    traffic = Traffic()
+    traffic.take(want(1, [100, 10, 50, 25], (3.0, 0.5)))
+    traffic.take(want(2, [100, 20, 50, 25], (1.0, 0.0)))
+    traffic.take(want(2, [200, 20, 50, 25], (2.0, 0.0)))  # sums: the last one holds
+    assert traffic.through() == {"all": [300, 30, 100, 50], "delta": [8, 4, 0, 0]}
+    assert traffic.remainder() == (5.0, 0.5)
+    assert traffic.gone(1) == 3.0 and traffic.remainder() == (2.0, 3.5)
+    account = Account(traffic=traffic.by, filtered=traffic.filtered, left=traffic.left)
+    later = to_begin_with(State(account=account)).account  # everybody of then is gone
+    again = Traffic(dict(later.traffic), dict(later.filtered), dict(later.left))
+    assert again.through() == traffic.through() and again.remainder() == (0.0, 5.5)
+    assert Counter(again.totals()) == Counter((10, 12))
+
+
+def test_a_summary_and_its_line_say_how_many_times_fewer_bytes_went() -> None:
+    found = figures.filters({"all": [12_000_000, 1_000_000, 4_000_000, 1_000_000], "delta": [8, 1, 0, 0]}, (0.5, 0.25))
+    assert found is not None
+    assert found["ratio"] == {"to_servers": 12.0, "to_workers": 4.0}
+    assert found["bytes"] == {"delta": {"to_servers": [8, 1], "to_workers": [0, 0]}}
+    assert figures.line({"filters": found}) == (
+        "filters: 1.0 MB to servers instead of 12.0 (12.0 times fewer), 1.0 MB to workers instead of 4.0 (4.0 times fewer); "
+        "left for later: 0.5; lost with workers: 0.25"
+    )
+    assert figures.filters({"handles": [1, 2, 3, 4]}, (0, 0)) is None and figures.line({"filters": None}) == ""
+    assert figures.handles({"handles": [1, 2, 3, 4]}) == {"hits": 1, "misses": 2, "forgotten": 3, "bytes_saved": 4}

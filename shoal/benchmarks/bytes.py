@@ -53,7 +53,7 @@ class Set(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     data: str
     rows: int | None = None  # made up: how many
-    repeat: int = 1  # runs of each way with ftrl, of which the median counts; none has two at least
+    repeat: int = 2  # runs with ftrl without filters and with all, of which the median counts
     batch: int = 256
     passes: float = 5.0  # of ftrl
     step: float = 1.0
@@ -98,9 +98,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What is measured, and on what."""
 
     sets: tuple[Set, ...] = (
-        Set(data="rcv1"),
-        Set(data="criteo_tb"),
-        Set(data="clicks", rows=2_000_000),
+        Set(data="rcv1", step=0.5, passes=10.0, repeat=3),
+        Set(data="criteo_tb", step=0.03, passes=10.0, l1=10.0, repeat=3, violation=None, most=200.0),
+        Set(data="clicks", rows=2_000_000, batch=1024, step=0.05, passes=4.0, l1=10.0, objective=1e-4, violation=None),
     )
     solvers: tuple[str, ...] = (FTRL, BLOCKS)
     only: tuple[str, ...] = ()  # ways by name, besides none
@@ -112,7 +112,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 FULL = Settings()
 QUICK = Settings(
-    sets=(Set(data="clicks", rows=10_000, passes=2.0, blocks=4, objective=1e-3, violation=None),), how="threads"
+    sets=(Set(data="clicks", rows=10_000, step=0.05, passes=2.0, blocks=4, objective=1e-3, violation=None),),
+    how="threads",
 )
 
 
@@ -212,9 +213,8 @@ def _runs(settings: Settings, one: Set, solver: str) -> Iterator[Case]:
     for way in WAYS[solver]:
         if not settings.only or way.name in (NONE, *settings.only):
             job = job_of(settings, one, solver, way)
-            times = (
-                1 if solver == BLOCKS else max(one.repeat, 2 if way.name == NONE else 1)
-            )  # block by block it is always the same
+            alike = solver == BLOCKS or way.name not in (NONE, ALL)  # block by block it is always the same
+            times = 1 if alike else one.repeat
             cases = sorted(
                 (_case(one.data, solver, way, execute(job)) for _ in range(times)), key=lambda case: case.objective
             )
@@ -229,6 +229,7 @@ def job_of(settings: Settings, one: Set, solver: str, way: Way) -> Job:
         data["rows"] = one.rows
     tree: dict[str, Any] = {
         "data": data,
+        "model": {"bias": False},
         "workers": settings.workers,
         "servers": settings.servers,
         "seed": settings.seed,

@@ -27,7 +27,7 @@ from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.keys import KeyRange, Keys
-from shoal.run import execute
+from shoal.run import train
 from shoal.store.handles import Handles, crc_of
 from shoal.store.outcome import Outcome
 from shoal.store.segment import Segments
@@ -76,6 +76,7 @@ class Ran(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forgotten: float
     saved: float  # bytes of keys that did not go
     rows_a_second: float
+    cpu: float  # seconds, of all processes, what they begin with included
     loss: float
 
     @property
@@ -148,10 +149,10 @@ def _runs(settings: Settings, strategy: str) -> list[Ran]:
     found: dict[bool, list[Ran]] = {True: [], False: []}
     for turn in range(settings.repeat):
         for handles in (True, False) if turn % 2 else (False, True):
-            told = execute(_job(settings, strategy, handles)).summary
+            told = train(_job(settings, strategy, handles)).summary
             known = told["handles"] or dict.fromkeys(("hits", "misses", "forgotten", "bytes_saved"), 0)
             figures = [told["bytes_sent"], told["bytes_received"], *known.values()]
-            figures += [told["examples_per_second"], told["test_loss"]]
+            figures += [told["examples_per_second"], told["cpu_seconds"] or 0.0, told["test_loss"]]
             found[handles].append(Ran(strategy, handles, *figures))
     return [_median(found[handles]) for handles in (False, True)]
 
@@ -270,7 +271,17 @@ def _of_runs(results: Results) -> Table:
         title=f"{settings.passes} passes over {settings.data}, {settings.workers} workers x {settings.servers} servers",
         caption="By number: lists of keys in messages that went by a number, of those that could. The first pass has to send them.",
     )
-    for name in ("strategy", "handles", "MB to servers", "MB to workers", "by number", "forgotten", "rows/s", "loss"):
+    for name in (
+        "strategy",
+        "handles",
+        "MB to servers",
+        "MB to workers",
+        "by number",
+        "forgotten",
+        "rows/s",
+        "CPU s",
+        "loss",
+    ):
         shown.add_column(name, justify="left" if name in ("strategy", "handles") else "right", no_wrap=True)
     for ran in results.runs:
         shown.add_row(
@@ -281,6 +292,7 @@ def _of_runs(results: Results) -> Table:
             f"{ran.rate:.1%}" if ran.handles else "-",
             f"{ran.forgotten:.0f}",
             f"{ran.rows_a_second:,.0f}",
+            f"{ran.cpu:.2f}",
             f"{ran.loss:.4f}",
             end_section=ran.handles,
         )

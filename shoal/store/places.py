@@ -2,8 +2,8 @@
 
 A list is known by being the very same array (``handles`` keeps it): so it may travel through logs and steps as plain keys, and
 whatever is cut off it is searched for in the usual way. Its keys are checked once, as long as a table lives: its segments do not change.
-Rows are searched for at the second use, and again when rows have moved (``layout``). Some keys may have no row yet: then it is tried
-again after twice as many uses.
+Rows of a sparse table are searched for at the second use, and again when rows have moved (``layout``). Some keys may have no row yet: then it is
+tried again after twice as many uses. Those of a dense one are a subtraction away, which costs no more than to remember them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Places:
     def rows(self, keys: Keys) -> Rows | None:
         """The rows of these keys, if they are known or can be by now."""
         place = self._of.get(id(keys))
-        if place is None or not place.checked:
+        if place is None or not place.checked or isinstance(self._part, DenseRows):
             return None
         place.uses += 1
         if place.rows is not None and place.layout == self._part.layout:

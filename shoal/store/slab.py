@@ -107,10 +107,6 @@ class DenseRows(Part):
             self.updates.push_rows(self.slab, 0, rows, gradients, self.given)
         return wrong
 
-    def find(self, keys: Keys) -> Rows | None:
-        """The rows of keys that are all here."""
-        return self._find(keys)[0]
-
     def pull_range(self, keys: KeyRange) -> Values:
         low, high = self.interval(keys)
         return self.slab[low:high, : self.width].copy()  # without state: one piece of memory

@@ -64,7 +64,8 @@ def metric(name: str, value: float | None) -> str:
         return loss(value)
     match name:
         case "objective":
-            return f"{value:,.7g}"  # it is its last digits that still change
+            digits = 6 - int(math.log10(max(abs(value), 1.0)))  # seven in all: it is the last that still change
+            return f"{value:,.{max(0, digits)}f}"
         case "nonzero":
             return f"{value:,.0f}"
         case "skipped":

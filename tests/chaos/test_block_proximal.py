@@ -79,6 +79,7 @@ def test_a_worker_that_comes_and_one_that_goes_take_parts_over(delay: int) -> No
     assert objective(run) == pytest.approx(objective(still), rel=NEAR)
 
 
+@pytest.mark.soak
 def test_a_run_that_lost_a_part_of_its_model_goes_back_and_solves_the_same_objective(
     tmp_path: Path, calm: float
 ) -> None:

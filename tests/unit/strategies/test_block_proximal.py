@@ -26,6 +26,7 @@ from shoal.testing.ship import JOB, Ship
 
 BLOCKS: dict[str, Any] = {
     "strategy": "block-proximal", "strategy.blocks": 6, "strategy.recheck": 2, "update.l1": 0.3, "stop.epochs": 8,
+    "evaluate.every": 1.0,
 }  # fmt: skip
 NEAR = 1e-4  # of the objective, when it is solved
 ABOUT = 0.03  # on the way there

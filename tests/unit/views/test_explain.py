@@ -153,7 +153,9 @@ def test_an_objective_is_told_with_how_far_it_is_solved(story: Any) -> None:
     )
     events = [replace(one, metrics=told) for one, told in zip(judged(story, 0.7, 0.2), found, strict=True)]
     said = words_of(events)
-    assert "The objective fell from 9,000 to 4,954.229, and the worst key is 0.0312 of l1 from the conditions" in said
+    assert (
+        "The objective fell from 9,000.000 to 4,954.229, and the worst key is 0.0312 of l1 from the conditions" in said
+    )
     assert "; 685 weights are not 0." in said
     more = replace(events[-1], metrics={**found[1], "skipped": 0.971})
     assert "and 97.1% of the keys were left out at last." in words_of([events[0], more])

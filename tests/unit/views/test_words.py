@@ -96,4 +96,9 @@ def test_a_metric_has_the_digits_that_say_something() -> None:
     figures = {"objective": 12_345.678, "nonzero": 1_685.0, "skipped": 0.9712, "violation": 0.031, "auc": 0.97931}
     said = [words.metric(name, value) for name, value in figures.items()]
     assert said == ["12,345.68", "1,685", "97.1%", "0.0310", "0.9793"]
+    assert [words.metric("objective", value) for value in (0.5, 4_954.27, 3e8)] == [
+        "0.500000",
+        "4,954.270",
+        "300,000,000",
+    ]
     assert (words.metric("nonzero", None), words.metric("objective", float("inf"))) == ("-", "inf")

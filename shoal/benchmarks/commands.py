@@ -187,7 +187,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 @bench.command("sparse-logistic")
 @click.option("--quick", is_flag=True, help="RCV1 alone, fewer workers and delays.")
 @click.option("--data", "sets", metavar="A,B", help="Which sets.  [default: a9a,rcv1,criteo_tb, from SHOAL_DATA]")
-@click.option("--l1", type=click.FloatRange(0, min_open=True), help="The penalty.  [default: 1]")
+@click.option(
+    "--l1", type=click.FloatRange(0, min_open=True), help="The penalty.  [default: 1 for rcv1, 10 for the others]"
+)
 @click.option("--seconds", type=click.FloatRange(1), help="For each solver in one thread, at most.  [default: 120]")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")

@@ -58,9 +58,7 @@ STEPS_AHEAD = 64  # steps beyond the oldest open one that may be held
 CLOCK_RANGES = 4_096  # ranges of a table that have a vector clock of their own
 CLOCKS_TOLD = 16_384  # numbers of vector clocks in one message: past that, ranges are told together
 STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
-ADMISSION_BYTES = (
-    64 * MB
-)  # in which a server counts how often keys of a table were pushed: a byte for each, or a sketch
+ADMISSION_BYTES = 256 * MB  # to count how often keys of a table were pushed: a byte for each, or a sketch
 ADMISSION_FIRST = 2 * MB  # of a sketch, at first
 EVICT_ROWS = 1_024  # fewer are not looked through for rows that are zero again
 BACKLOG = 4_096  # messages that wait while the compute thread is busy

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
@@ -75,6 +76,21 @@ class Serial:
         self._table.push((first + changed).astype(np.uint64), total[changed].astype(np.float32))
         self._coming[t] = [(block, places, self._table.pull(keys)[:, 0]) for places, keys in pushed]
         self._next = t + 1
+
+
+def alike(train: Packed) -> npt.NDArray[np.uint64]:
+    """A number for each column, the same for columns that are the same: which of them has the weight is nobody's business.
+
+    A click log has many. Who goes key by key leaves all the weight on the first, who steps them together shares it out.
+    """
+    rows = train.slice(0, train.rows)
+    draws = np.random.default_rng(0).integers(1 << 63, size=train.rows, dtype=np.uint64)
+    terms = np.repeat(draws, np.diff(rows.indptr))
+    if rows.values is not None:
+        terms *= 2 * np.ascontiguousarray(rows.values).view(np.uint32).astype(np.uint64) + np.uint64(1)
+    found = np.zeros(train.features, np.uint64)
+    np.add.at(found, rows.columns, terms)
+    return found
 
 
 def liblinear(train: Packed, l1: float, most: float) -> Iterator[tuple[float, Floats]]:

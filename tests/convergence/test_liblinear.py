@@ -7,9 +7,10 @@ very run that servers and workers make (tests/conformance holds them together), 
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from shoal.benchmarks.sparse_rivals import Serial
+from shoal.benchmarks.sparse_rivals import Serial, alike
 from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset, load
 from shoal.job import Job
@@ -17,12 +18,12 @@ from shoal.models.optimum import judge
 from tests.convergence.test_real_data import need
 
 SOAK = pytest.mark.soak
-LIBLINEAR = {  # objective, nonzeros
+LIBLINEAR = {  # objective, nonzeros; of columns that are the same one counts
     ("rcv1", 1.0): (4954.22936786, 685),
     ("rcv1", 10.0): (9645.50476205, 75),
-    ("a9a", 10.0): (10826.16670634, 52),
-    ("criteo_tb", 10.0): (7999.68633218, 123),
-    ("a9a", 1.0): (10558.72337063, 96),
+    ("a9a", 10.0): (10826.16670634, 51),  # of 52
+    ("criteo_tb", 10.0): (7999.68633218, 113),  # of 123
+    ("a9a", 1.0): (10558.72337063, 95),  # of 96
 }
 
 
@@ -39,20 +40,22 @@ def job_of(name: str, l1: float, **strategy: object) -> Job:
 
 
 def passes_to_solve(name: str, l1: float, most: int, every: int, **strategy: object) -> int:
-    """Until the objective is within 1e-4 of liblinear's, and the nonzeros within 2%."""
+    """Until the objective is within 1e-4 of liblinear's, and the nonzeros, but for columns that are the same, within 2%."""
     need(name)
     job = job_of(name, l1, **strategy)
     dataset: Dataset = load(job.data, job.seed)
     solver, (objective, nonzeros) = Serial(job, dataset), LIBLINEAR[name, l1]
+    same = alike(sparse(dataset.train))
     for passes in range(1, most + 1):
         solver.one_pass()
         if passes % every == 0:
             found = judge(sparse(dataset.train), job.linear, solver.weights(), l1)
             gap = found["objective"] / objective - 1.0
-            if gap <= 1e-4 and abs(found["nonzero"] - nonzeros) <= 0.02 * nonzeros:
-                print(f"{name}, l1 {l1:g}, {strategy}: {passes} passes, gap {gap:.1e}, {found['nonzero']:.0f} nonzeros")
+            distinct = len(np.unique(same[solver.weights() != 0]))
+            if gap <= 1e-4 and abs(distinct - nonzeros) <= 0.02 * nonzeros:
+                print(f"{name}, l1 {l1:g}, {strategy}: {passes} passes, gap {gap:.1e}, {distinct} nonzeros")
                 return passes
-    pytest.fail(f"{name}, {strategy}: gap {gap:.1e} and {found['nonzero']:.0f} nonzeros after {most} passes")
+    pytest.fail(f"{name}, {strategy}: gap {gap:.1e} and {distinct} nonzeros after {most} passes")
 
 
 @pytest.mark.parametrize(

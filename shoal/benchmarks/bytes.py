@@ -100,8 +100,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     sets: tuple[Set, ...] = (
         Set(data="rcv1", step=0.5, passes=10.0, repeat=3),
-        Set(data="criteo_tb", step=0.03, passes=10.0, l1=10.0, repeat=3, violation=None, most=200.0),
-        Set(data="clicks", rows=2_000_000, batch=1024, step=0.05, passes=4.0, l1=10.0, objective=1e-4, violation=None),
+        Set(data="criteo_tb", step=0.03, passes=10.0, l1=10.0, repeat=3, violation=None, most=100.0),
+        Set(
+            data="clicks",
+            rows=2_000_000,
+            batch=1024,
+            step=0.05,
+            passes=4.0,
+            l1=10.0,
+            objective=None,
+            violation=None,
+            most=10.0,
+        ),
     )
     solvers: tuple[str, ...] = (FTRL, BLOCKS)
     only: tuple[str, ...] = ()  # ways by name, besides none

@@ -63,6 +63,7 @@ class Set(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     objective: float | None = 1e-6  # block-proximal: when it is solved
     violation: float | None = 0.1
     most: float = 150.0  # passes of block-proximal
+    every: float = 1.0  # passes from one evaluation to the next
 
 
 PRESSING = (Way("delta", ["delta"]), Way("lz4", ["lz4"]), Way("zstd", ["zstd"]))
@@ -110,7 +111,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             l1=10.0,
             objective=None,
             violation=None,
-            most=10.0,
+            most=20.0,
+            every=5.0,
         ),
     )
     solvers: tuple[str, ...] = (FTRL, BLOCKS)
@@ -260,6 +262,7 @@ def job_of(settings: Settings, one: Set, solver: str, way: Way) -> Job:
         tree |= {
             "strategy": {"name": BLOCKS, "blocks": one.blocks, "kkt": "nips" if way.kkt else "off"},
             "update": {"l1": one.l1},
+            "evaluate": {"every": one.every},
             "stop": {"epochs": one.most}
             | {name: at for name in ("objective", "violation") if (at := getattr(one, name)) is not None},
         }

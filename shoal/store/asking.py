@@ -94,8 +94,7 @@ class Asking(Operation):
             for fact, value in told.facts.items():
                 totals[fact] = totals.get(fact, 0) + value
         totals["staleness"] = staleness.tolist()
-        filters = client.filters_of(client.of_number(self.table))
-        totals["filters"] = {} if filters is None else filters.told()
+        totals["filters"] = client.told_by_filters(self.table)
         totals["handles"] = client.names.figures()
         totals["servers"] = {server: told.facts for server, told in sorted(self._told.items())}
         return totals

@@ -285,6 +285,11 @@ class Dispatch:
             found = self._filters[layout.number] = Filtering(layout.spec, Flow())
         return found
 
+    def told_by_filters(self, table: int) -> dict[str, Any]:
+        """Of a table that this client has used: one that only asks need not know the filters of others."""
+        found = self._filters.get(table)
+        return {} if found is None else found.told()
+
     def filtered(self) -> dict[str, list[int]]:
         """Bytes into and out of filters in this life, and what keys known by a number saved."""
         found = Flow.summed(one.flow for one in self._filters.values())

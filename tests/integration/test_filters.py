@@ -55,6 +55,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "my_filters.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_filters", raising=False)
+    monkeypatch.setattr("shoal.filters._known", {})  # nor has an earlier test told this process
     return "my_filters"
 
 

@@ -139,7 +139,7 @@ def picture(results: Results) -> Figure:
     solvers = list(dict.fromkeys(cases[0].solver for cases in found))
     sets = list(dict.fromkeys(cases[0].data for cases in found))
     most = {solver: max(len(cases) for cases in found if cases[0].solver == solver) for solver in solvers}
-    figure = canvas(0.6 + sum(0.6 + 0.36 * count for count in most.values()), 3.7 * len(sets))
+    figure = canvas(0.6 + sum(0.6 + 0.36 * count for count in most.values()), max(5.2, 3.7 * len(sets)))
     panels = figure.subplots(
         len(solvers), len(sets), squeeze=False, height_ratios=[count + 1 for count in most.values()]
     )
@@ -152,7 +152,7 @@ def picture(results: Results) -> Figure:
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9,
-        title="bytes of keys and values; the numbers say how many times fewer than 8-byte keys and 4-byte values", title_fontsize=9,
+        title="bytes of keys and values; the numbers: how many times fewer\nthan 8-byte keys and 4-byte values", title_fontsize=9,
     )  # fmt: skip
     return figure
 

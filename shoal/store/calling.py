@@ -6,7 +6,7 @@ that it is under way, and asks no second time. Whoever asks need not be a member
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,6 +121,8 @@ def calling(
         Task(f"ask {asked.name!r} of {layout.name!r}", after), layout.number, span, asked, asked.settings(settings)
     )
     if servers is not None:
+        if not isinstance(servers, Iterable):
+            raise Invalid(f"servers={servers!r}: names of servers are needed ({', '.join(layout.servers)})")
         op.servers = [servers] if isinstance(servers, str) else list(servers)
         _check_servers(layout, op.servers)
     return op

@@ -23,13 +23,12 @@ settings travel, never code. A user's own, in a module that the servers are star
 from __future__ import annotations
 
 import inspect
+import keyword
 import math
-import traceback
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ import numpy.typing as npt
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.keys import Keys, Values
+from shoal.theirs import ends_us, said, told
 
 Numbers = npt.NDArray[np.float64]
 Function = Callable[[Any, Any, Any], Any]
@@ -92,10 +92,12 @@ class Question:
             for keys, weights in pieces:
                 found = as_found(self.function(keys, weights, settings))
                 whole = self.joined([whole, found], settings)
-        except Invalid as error:
-            raise Invalid(f"question {self.name!r}: {error}") from None
-        except (Exception, SystemExit) as error:  # whatever it does, the server goes on
-            raise Invalid(f"question {self.name!r} failed: {_told(error)}") from None
+        except BaseException as error:  # whatever it does, the server goes on
+            if ends_us(error):
+                raise
+            if isinstance(error, Invalid):
+                raise Invalid(f"question {self.name!r}: {said(error)}") from None
+            raise Invalid(f"question {self.name!r} failed: {told(error)}") from None
         return whole
 
     def joined(self, found: Sequence[Found], settings: Any) -> Found:
@@ -125,8 +127,10 @@ class Question:
             return one if self.finish is None else self.finish(one, settings)
         except Invalid:
             raise
-        except Exception as error:
-            raise Invalid(f"question {self.name!r}: putting it together failed: {_told(error)}") from error
+        except BaseException as error:
+            if ends_us(error):
+                raise
+            raise Invalid(f"question {self.name!r}: putting it together failed: {told(error)}") from error
 
     def _numbers(self, rows: list[Numbers]) -> Numbers:
         table, join = np.array(rows), self.join
@@ -147,8 +151,10 @@ def question(
     """Register a function as a question under its own name."""
     for name, value in settings.items():
         _check_number(f"{name}={value!r}", value)
-        if name.startswith("_") or name in _TAKEN:
-            raise Invalid(f"setting {name!r}: another name is needed, that does not begin with an underscore")
+        if name.startswith("_") or name in _TAKEN or not name.isidentifier() or keyword.iskeyword(name):
+            raise Invalid(
+                f"setting {name!r}: another name is needed, that does not begin with an underscore and is no word of Python's"
+            )
     words = (join,) if isinstance(join, str) else join if isinstance(join, tuple) else ()
     known = (*_BY_NUMBER, "largest") if isinstance(join, str) else tuple(_BY_NUMBER)
     for word in words:
@@ -181,17 +187,17 @@ def question_named(name: str) -> Question:
     return known[name]
 
 
-def as_found(told: Any) -> Found:
+def as_found(returned: Any) -> Found:
     """What a function returned, as an answer: copied, since it may be a piece of the table."""
-    if isinstance(told, Found):
-        told = (told.numbers, told.keys, told.values)
-    if not isinstance(told, tuple) or len(told) != 3:
-        told = (told, (), ())
+    if isinstance(returned, Found):
+        returned = (returned.numbers, returned.keys, returned.values)
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        returned = (returned, (), ())
     try:
-        numbers = np.array(told[0], np.float64).reshape(-1)
-        keys = np.array(told[1], np.uint64) if len(told[1]) else np.empty(0, np.uint64)
+        numbers = _real(returned[0], np.float64).reshape(-1)
+        keys = np.array(returned[1], np.uint64) if len(returned[1]) else np.empty(0, np.uint64)
         with np.errstate(over="ignore"):
-            values = np.array(told[2], np.float32)
+            values = _real(returned[2], np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise Invalid(f"it returned what is no answer ({error}): return numbers, or (numbers, keys, values)") from None
     if not len(keys):
@@ -201,6 +207,14 @@ def as_found(told: Any) -> Found:
             f"it returned keys of shape {keys.shape} and values of shape {values.shape}: one row for each key is needed"
         )
     return _checked(Found(numbers, keys, values.reshape(len(keys), -1)))
+
+
+def _real(given: Any, kind: Any) -> Any:
+    """A copy as floats; what has an imaginary part, or is nothing, is no number."""
+    found = np.asarray(given)
+    if found.dtype.kind not in "biufO" or (found.dtype.kind == "O" and any(one is None for one in found.flat)):
+        raise TypeError(f"{'None' if found.dtype.kind == 'O' else found.dtype} is no number")
+    return np.array(found, kind)
 
 
 def _checked(found: Found) -> Found:
@@ -220,14 +234,6 @@ def _largest(keys: Keys, values: Values, most: int) -> tuple[Keys, Values]:
     """By size, then by key: the same ones however the rows were cut."""
     order = np.lexsort((*values.T[::-1][:-1], keys, -np.nan_to_num(np.abs(values[:, 0]), nan=np.inf)))[:most]
     return keys[order], values[order]
-
-
-def _told(error: BaseException) -> str:
-    """In one line, with the place in the user's file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    said = " ".join(str(error).split())[:400]
-    return f"{type(error).__name__}{': ' if said else ''}{said}{where}"
 
 
 def _all() -> dict[str, Question]:

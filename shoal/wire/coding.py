@@ -15,6 +15,7 @@ import numpy as np
 
 from shoal.errors import OtherVersion, WireError
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
+from shoal.theirs import readable
 from shoal.wire import messages as m
 
 MARK = 0x53  # "S"
@@ -30,7 +31,24 @@ _short = np.dtype("<u2")  # a value in 16 bits, of whichever form
 
 
 def encode(message: m.Message) -> bytes:
-    return sealed(_encoder.encode(message))
+    try:
+        return sealed(_encoder.encode(message))
+    except (
+        UnicodeEncodeError
+    ):  # a text that came from outside, as the name of a file: whoever asked is answered all the same
+        return sealed(_encoder.encode(_readable(msgspec.to_builtins(message, builtin_types=(bytes,)))))
+
+
+def _readable(told: Any) -> Any:
+    """The same, with texts that UTF-8 can say."""
+    match told:
+        case str():
+            return readable(told)
+        case dict():
+            return {_readable(name): _readable(one) for name, one in told.items()}
+        case list() | tuple():
+            return [_readable(one) for one in told]
+    return told
 
 
 def sealed(body: bytes) -> bytes:

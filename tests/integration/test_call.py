@@ -41,6 +41,17 @@ def broken(keys, weights, settings):
     return 1 / 0
 
 
+@shoal.question(how=0)
+def rude(keys, weights, settings):
+    """Raises what no `except Exception` catches, and what no message can say."""
+    raise [KeyboardInterrupt(), BaseException("enough"), OSError("no file \\udc80"), Unprintable()][int(settings.how)]
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise BaseException
+
+
 @shoal.question()
 def waiting(keys, weights, settings):
     """Says that it is asked, and waits until it may go on."""
@@ -133,6 +144,7 @@ def test_what_cannot_be_asked_is_refused_where_it_is_asked(threads: Cluster) -> 
         (lambda: kv.call("h", slice(0, 9), "count"), BadKeys, "have no order"),
         (lambda: kv.call("x", slice(None), "count", servers=["server-7"]), Invalid, "holds nothing of table 'x'"),
         (lambda: kv.call("x", slice(None), "count", servers=[]), Invalid, "nobody is named"),
+        (lambda: kv.call("x", slice(None), "count", servers=3), Invalid, "names of servers are needed"),
         (lambda: kv.call("x", slice(None), "top", k=0), Invalid, "1 to 65,536 keys"),
         (lambda: kv.call("y", slice(None), "count"), UnknownTable, "no table 'y'"),
     ):
@@ -158,6 +170,9 @@ def test_a_question_that_fails_says_where_and_the_servers_go_on(processes: tuple
     kv, pids = processes[0].client(), dict(processes[0].pids)
     with pytest.raises(Refused, match=r"question 'broken' failed: ZeroDivisionError.*our_questions.py, line"):
         kv.call("w", slice(None), ours().broken).result()
+    for how in range(4):
+        with pytest.raises(Refused, match="question 'rude' failed"):
+            kv.call("w", slice(None), ours().rude, how=how).result()
     assert kv.call("w", slice(None), "count").result() == 900
     assert processes[0].pids == pids
 

@@ -26,7 +26,20 @@ LEVELS = (
     ("store", "cluster"),
     ("filters", "models"),
     ("data", "wire"),
-    ("tables", "keys", "events", "errors", "limits", "emulate", "settings", "doors", "cache", "compiled", "files"),
+    (
+        "tables",
+        "keys",
+        "events",
+        "errors",
+        "limits",
+        "emulate",
+        "settings",
+        "doors",
+        "cache",
+        "compiled",
+        "files",
+        "theirs",
+    ),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

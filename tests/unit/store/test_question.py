@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,39 @@ def leaving(keys: Any, weights: Any, settings: Any) -> Any:
     raise SystemExit(3)
 
 
+class Own(BaseException):
+    """What no `except Exception` catches."""
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise Own
+
+
+def interrupting(keys: Any, weights: Any, settings: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def revolting(keys: Any, weights: Any, settings: Any) -> Any:
+    raise Own("enough")
+
+
+def unprintable(keys: Any, weights: Any, settings: Any) -> Any:
+    raise Unprintable
+
+
+def unwritable(keys: Any, weights: Any, settings: Any) -> Any:
+    raise OSError("no file \udc80 here")
+
+
+def imaginary(keys: Any, weights: Any, settings: Any) -> Any:
+    return np.array([1 + 2j])
+
+
+def nothing(keys: Any, weights: Any, settings: Any) -> Any:
+    return None
+
+
 def writing(keys: Any, weights: Any, settings: Any) -> Any:
     weights[0] = 7
     return 0
@@ -149,6 +183,12 @@ def uneven(keys: Any, weights: Any, settings: Any) -> Any:
     [
         (broken, "question 'broken' failed: ZeroDivisionError: division by zero (test_question.py, line"),
         (leaving, "question 'leaving' failed: SystemExit: 3"),
+        (interrupting, "question 'interrupting' failed: KeyboardInterrupt (test_question.py, line"),
+        (revolting, "question 'revolting' failed: Own: enough"),
+        (unprintable, "question 'unprintable' failed: Unprintable: it cannot be printed (test_question.py, line"),
+        (unwritable, "question 'unwritable' failed: OSError: no file ? here"),
+        (imaginary, "complex128 is no number"),
+        (nothing, "None is no number"),
         (writing, "read-only"),
         (speaking, "return numbers, or (numbers, keys, values)"),
         (shapeless, "one row for each key is needed"),
@@ -162,10 +202,29 @@ def test_a_function_that_does_wrong_is_refused_with_the_place_and_changes_nothin
     made = question()(function)
     table = Table(Dense(rows=10, initial=Normal(1.0)), [KeyRange(0, 10)])
     before = table.pull(KeyRange(0, 10))
-    with pytest.raises(Invalid) as refused:
-        made.ask(pieces(table, KeyRange(0, 10), 4), made.settings({}))
+    with ThreadPoolExecutor(1) as server, pytest.raises(Invalid) as refused:  # in the main thread Ctrl-C is the user's
+        server.submit(made.ask, pieces(table, KeyRange(0, 10), 4), made.settings({})).result()
     assert said in str(refused.value)
+    str(refused.value).encode()
     assert (table.pull(KeyRange(0, 10)) == before).all()
+
+
+@pytest.mark.parametrize("at", ["join", "finish"])
+@pytest.mark.parametrize("raised", [Own("enough"), Unprintable(), SystemExit(3), OSError("\udc80")])
+def test_what_puts_things_together_and_fails_is_an_answer_too(at: str, raised: BaseException) -> None:
+    def fails(found: Any, settings: Any) -> Any:
+        raise raised
+
+    made = question(**{at: fails})(broken)  # type: ignore[arg-type]
+    some = Found(np.ones(1))
+    with pytest.raises(Invalid, match=f"putting it together failed: {type(raised).__name__}"):
+        made.whole([some, some], made.settings({}))
+
+
+def test_ctrl_c_in_the_main_thread_is_the_users() -> None:
+    made = question()(interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        made.ask(cut(np.ones(2), 2), made.settings({}))
 
 
 def test_an_answer_that_grows_piece_by_piece_is_bounded() -> None:
@@ -199,6 +258,8 @@ def test_what_is_found_is_a_copy_of_the_rows() -> None:
         ({"above": "x"}, "a finite number is needed"),
         ({"servers": 1}, "another name is needed"),
         ({"_x": 1}, "another name is needed"),
+        ({"lambda": 1}, "no word of Python's"),
+        ({"a b": 1}, "another name is needed"),
     ],
 )
 def test_a_question_that_cannot_be_is_refused(settings: Any, said: str) -> None:

@@ -125,6 +125,17 @@ def test_every_message_comes_back_as_it_was(message: m.Message) -> None:
     assert coding.decode(memoryview(coding.encode(message)))[0] == message
 
 
+@pytest.mark.parametrize(
+    ("message", "readable"),
+    [
+        (m.No(1, "question", "no file \udc80 here"), m.No(1, "question", "no file ? here")),
+        (m.Told(1, {"rows": 1, "\ud800": 2}, [0], {3: 4}), m.Told(1, {"rows": 1, "?": 2}, [0], {3: 4})),
+    ],
+)
+def test_a_text_that_utf_8_cannot_say_is_sent_as_well_as_it_can_be(message: m.Message, readable: m.Message) -> None:
+    assert coding.decode(coding.encode(message))[0] == readable
+
+
 def test_no_kind_of_message_is_left_out_above() -> None:
     assert {type(message) for message in EXAMPLES} == set(KINDS)
     said = {kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)} - {m.Message}

@@ -4,6 +4,7 @@
     ├── Invalid             what was asked for cannot be: a setting, an argument, a file (also a ValueError)
     │   ├── BadKeys         keys that a table cannot hold
     │   ├── BadValues       values of the wrong shape, or not finite
+    │   │   └── BadFilter   a user's filter that failed
     │   ├── BadCheckpoint   a file of a checkpoint that is missing, damaged or not ours
     │   │   └── OtherRun    one of another run
     │   └── UnknownTable    no table of that name
@@ -43,6 +44,10 @@ class BadKeys(Invalid):
 
 class BadValues(Invalid):
     """Values of the wrong shape, or not finite."""
+
+
+class BadFilter(BadValues):
+    """A user's filter that failed, or returned what cannot be."""
 
 
 class BadCheckpoint(Invalid):

@@ -13,7 +13,8 @@ import signal
 import threading
 from pathlib import Path
 
-_LONGEST = 400  # characters of what an error says
+_LONGEST = 2_000  # characters of what an error says
+_SHORT = 400  # with its kind and place
 
 
 def ends_us(error: BaseException) -> bool:
@@ -26,7 +27,7 @@ def ends_us(error: BaseException) -> bool:
 
 def told(error: BaseException) -> str:
     """An error in one line, with the place in their file. One that cannot be printed has its name at least."""
-    text = said(error)
+    text = said(error)[:_SHORT]
     return readable(f"{type(error).__name__}{': ' if text else ''}{text}{_where(error)}")
 
 

@@ -23,6 +23,7 @@ A filter of your own is one class, in a module that the servers are started with
 from __future__ import annotations
 
 import inspect
+import keyword
 import math
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
@@ -187,8 +188,10 @@ def filter(**settings: float) -> Callable[[type[Base]], Constructor]:
         if old is not None and old.kind.__module__ != kind.__module__ and _file(old.kind) != _file(kind):
             raise Invalid(f"filter {name!r} is already registered by {_file(old.kind)}: give one of them another name")
         for one in settings:
-            if one.startswith("_"):
-                raise Invalid(f"setting {one!r}: a name that does not begin with an underscore is needed")
+            if one.startswith("_") or not one.isidentifier() or keyword.iskeyword(one):
+                raise Invalid(
+                    f"setting {one!r}: a name that does not begin with an underscore and is no word of Python's is needed"
+                )
         known = Known(name, kind, {one: float(value) for one, value in settings.items()})
         known.made({})
         _known[name] = known

@@ -17,8 +17,9 @@ from typing import cast
 
 import numpy as np
 
-from shoal.errors import BadValues, Invalid
+from shoal.errors import BadFilter, BadValues, Invalid
 from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made, taken
+from shoal.filters.guarded import guarded, is_theirs
 from shoal.keys import Values
 from shoal.tables import Filter, Wire
 from shoal.wire.base import Array, Arrays
@@ -60,8 +61,9 @@ class Chain:
     def __init__(
         self, filters: Sequence[Filter], wire: Wire = "float32", flow: Flow | None = None, warm: bool = False
     ) -> None:
-        found = made(filters)
+        found = [(name, guarded(name, one)) for name, one in made(filters)]
         self.wire, self.flow = wire, flow
+        self.failed = 0  # answers that a user's filter did not take, and which went as they were
         self.choosing = [(name, one) for name, one in found if isinstance(one, Choosing)]
         self._pressing = [(name, one) for name, one in found if isinstance(one, Pressing)]
         short = [(name, one) for name, one in found if isinstance(one, Shortening)]
@@ -97,20 +99,17 @@ class Chain:
     def chosen(self, values: Values, seed: int, listed: bool) -> Mask | None:
         """The rows that go now; None if all do. ``listed``: their keys travel with them."""
         mask: Mask | None = None
-        key = 8 if listed else 0
+        row = (8 if listed else 0) + 4 * values.shape[1]
         for name, one in self.choosing:
             left = values if mask is None else taken(values, mask)
-            found = np.asarray(one.choose(left, seed), np.bool_)
-            if found.shape != (len(left),):
-                raise Invalid(
-                    f"filter {name!r} answers with shape {found.shape}: one truth value for each row is needed"
-                )
-            row = key + 4 * values.shape[1]
+            found, before = one.choose(left, seed), row
             if mask is None:
                 mask = found
             else:
                 mask[mask] = found
-            self._note(name, _OUT, len(left) * row, int(np.count_nonzero(found)) * (8 + 4 * values.shape[1]))
+            if not found.all():
+                row = 8 + 4 * values.shape[1]  # some rows of a range are a list
+            self._note(name, _OUT, len(left) * before, int(np.count_nonzero(found)) * row)
         return None if mask is None or mask.all() else mask
 
     def shortened(self, values: Values, seed: int) -> tuple[Array, Bytes | None]:
@@ -156,12 +155,19 @@ class Chain:
         out = [self._pressed(_bytes(one), 8, 0, _IN) for one in keys]
         if self.pulls is not None and values.dtype == np.float32 and len(values):
             name, by = self.pulls
-            found = by.shorten(values.reshape(-1, width), None)
-            if found is not None:  # a weight is never refused: one that does not fit travels as it is
-                data = np.concatenate([by.pack(found[0]), found[1]])
+            data = self._answered(by, values.reshape(-1, width))
+            if data is not None:  # a weight is never refused: one that does not fit travels as it is
                 self._note(name, _IN, values.nbytes, len(data))
                 return [*out, self._pressed(data, by.item, SHORTENED, _IN)]
         return [*out, self._pressed(_bytes(values), values.itemsize, 0, _IN)]
+
+    def _answered(self, by: Shortening, values: Values) -> Bytes | None:
+        try:
+            found = by.shorten(values, None)
+            return None if found is None else np.concatenate([by.pack(found[0]), found[1]])
+        except BadFilter:
+            self.failed += 1
+            return None
 
     def opened_push(self, arrays: Arrays, rows: int, ahead: int, width: int, form: Wire) -> list[Array]:
         """What a push brought; ``rows`` and ``ahead`` are what its header announces, and have been found possible."""
@@ -185,7 +191,12 @@ class Chain:
 
     def _pressed(self, data: Bytes, item: int, mark: int, way: int) -> Bytes:
         for i, (name, one) in enumerate(self._pressing):
-            out = one.press(data, item) if len(data) else None
+            try:
+                out = one.press(data, item) if len(data) else None
+            except BadFilter:
+                if way == _OUT:
+                    raise
+                out, self.failed = None, self.failed + 1
             if out is None:
                 continue
             shorter = len(out) < len(data)
@@ -207,13 +218,15 @@ class Chain:
             size = item * rows * width
         data = self._undone(array, mark & ~SHORTENED, item, size, way)
         if len(data) != size:
-            raise BadValues(f"values came in {len(data):,} bytes, {rows} rows of width {width} need {size:,}")
+            raise self._wrong(mark)(f"values came in {len(data):,} bytes, {rows} rows of width {width} need {size:,}")
         if not mark & SHORTENED:
             return data.view(np.float32 if item == 4 else np.uint16)
         assert by is not None
         self._note(by[0], way, 4 * rows * width, size) if way == _IN else None
         try:
             values = by[1].restore(data, rows, width)
+        except BadFilter:
+            raise
         except Exception as error:
             raise BadValues(f"filter {by[0]!r} cannot restore what came: {error}") from None
         if values.shape != (rows, width) or values.dtype != np.float32:
@@ -227,7 +240,7 @@ class Chain:
         mark = int(array[-1]) if len(array) and array.dtype == np.uint8 else 0
         data = self._undone(array, mark, item, most, _IN)
         if len(data) % 8:
-            raise BadValues(f"keys came in {len(data):,} bytes, which is no whole number of keys")
+            raise self._wrong(mark)(f"keys came in {len(data):,} bytes, which is no whole number of keys")
         return data.view(np.uint64)
 
     def _undone(self, array: Array, mark: int, item: int, most: int, way: int) -> Bytes:
@@ -244,10 +257,12 @@ class Chain:
             size = len(data)
             try:
                 data = one.release(data, before, most)
+            except BadFilter:
+                raise
             except Exception as error:
                 raise BadValues(f"filter {name!r} cannot undo what came: {error}") from None
             if data.dtype != np.uint8 or data.ndim != 1 or len(data) > most:
-                raise BadValues(
+                raise (BadFilter if is_theirs(one) else BadValues)(
                     f"filter {name!r} made {len(data):,} bytes of what came, at most {most:,} were announced"
                 )
             if way == _IN and self.flow is not None:
@@ -255,6 +270,12 @@ class Chain:
         if len(data) > most:
             raise BadValues(f"an array of {len(data):,} bytes, at most {most:,} were announced")
         return data if data.flags.aligned and data.flags.c_contiguous and not data.ctypes.data % 8 else data.copy()
+
+    def _wrong(self, mark: int) -> type[BadValues]:
+        """Whose fault it is: a user's filter does the same again, what was damaged on its way is better asked for again."""
+        short = [self.pushes, self.pulls] if mark & SHORTENED else []
+        by = [*(one for i, one in enumerate(self._pressing) if mark & 1 << i), *filter(None, short)]
+        return BadFilter if any(is_theirs(one) for _, one in by) else BadValues
 
     def _note(self, name: str, way: int, before: int, after: int) -> None:
         if self.flow is not None:

@@ -16,6 +16,7 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster.member import Membership
+from shoal.errors import ShoalError
 from shoal.files import Disk
 from shoal.store import checkpoint, given
 from shoal.store.calling import Calls
@@ -26,6 +27,7 @@ from shoal.store.outcome import Outcome, Work
 from shoal.store.segment import Segments
 from shoal.store.snapping import Snapping
 from shoal.tables import Given
+from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
 
@@ -165,10 +167,11 @@ class Server:
                 made[table.number] = holding
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
-            except (
-                Exception
-            ) as error:  # an update it does not know, settings that cannot be: no reason to give up the rest
-                self.member.failed[table.number] = f"{self.name}: {error}"
+            except BaseException as error:  # an update it does not know, settings that cannot be, a filter that fails
+                if ends_us(error):
+                    raise
+                what = said(error) if isinstance(error, ShoalError) else told(error)
+                self.member.failed[table.number] = f"{self.name}: {what}"  # no reason to give up the rest
 
     # ------------------------------------------------------------ requests
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal import limits
 from shoal.errors import (
+    BadFilter,
     BadKeys,
     BadValues,
     DependencyFailed,
@@ -100,9 +101,12 @@ class Dispatch:
         return effects
 
     def _start(self, now: int, op: Operation) -> list[Effect]:
+        before = self._requests
         try:
             letters = op.letters(self)
         except Exception as error:  # one call's mistake must not become another's
+            for number in range(before, self._requests):
+                self.names.closed(self.incarnation << 32 | number + 1)
             self._end(op, error=error)
             return []
         if isinstance(op, Pushing | Pulling | Asking):
@@ -144,6 +148,19 @@ class Dispatch:
         if op is None or not self.awaits(sender, request):
             self.counts["late answers"] += 1
             return []
+        try:
+            effects = self._heard(now, sender, op, request, message, arrays)
+        except BadFilter as error:  # a filter of the user's: this call's mistake, not another's
+            effects = []
+            letter = self.flight.letters.get(request)
+            if isinstance(op, Pushing) and letter is not None:
+                op.settle(letter, message)
+            self._end(op, error=error)
+        return effects + self.submit(now)
+
+    def _heard(
+        self, now: int, sender: str, op: Operation, request: int, message: m.Message, arrays: m.Arrays
+    ) -> list[Effect]:
         effects: list[Effect] = []
         match message:
             case m.Held(_, waits):
@@ -178,7 +195,7 @@ class Dispatch:
                     effects.append(self._send(now, op, to, question, data))
                 if not op.waiting:
                     self._finish(op)
-        return effects + self.submit(now)
+        return effects
 
     def awaits(self, sender: str, request: int) -> bool:
         """Is this the answer to something that was asked of that node?"""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.errors import BadValues, Invalid
+from shoal.errors import BadFilter, BadValues, Invalid
 from shoal.filters import are_known, described
 from shoal.filters import taken as taken_rows
 from shoal.filters.chain import Chain, Flow
@@ -137,7 +137,7 @@ class Filtering:
         return found
 
     def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
-        """What an answer brought, or None if it makes no sense."""
+        """What an answer brought, or None if it makes no sense; a filter of the user's that fails is told."""
         if not isinstance(answer, m.Values) or not arrays:
             return arrays
         width = self.spec.width
@@ -149,6 +149,8 @@ class Filtering:
             return None
         try:
             found = self.chain.opened_answer(arrays, answer.count, width, answer.form)
+        except BadFilter:
+            raise
         except BadValues:
             return None
         self.flow.went(_FROM, answer.count * (4 * width + 8 * (len(arrays) - 1)), sent)

@@ -253,14 +253,18 @@ class Pushing(_Rows):
         return share.server, push, arrays
 
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
-        if self.sent is not None and isinstance(answer, m.Values | m.Counted):
-            self.sent.counted(letter.request, letter.sends > 1, answer.new, answer.part)
+        self.settle(letter, answer)
         if isinstance(answer, m.Values):
             self.task.versions[letter.to] = answer.versions
             self.put(letter.request, answer, arrays)
         elif isinstance(answer, m.Counted) and not answer.new:
             client.counts["counted before"] += 1
         return []
+
+    def settle(self, letter: Letter, answer: m.Message) -> None:
+        """It was counted, whatever becomes of the rows that came back."""
+        if self.sent is not None and isinstance(answer, m.Values | m.Counted):
+            self.sent.counted(letter.request, letter.sends > 1, answer.new, answer.part)
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         return self.are_rows(request, answer, arrays) if self.pull else isinstance(answer, m.Counted)

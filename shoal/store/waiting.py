@@ -154,6 +154,8 @@ class Waiting(Part):
             "held": len(self._held) + len(self._promised),
             **self.counts,
         }
+        if self.extent.chain is not None and self.extent.chain.failed:
+            facts["filters failed"] = self.extent.chain.failed
         return facts, np.trim_zeros(self.staleness, "b").tolist()
 
     def _waits_for(self, asker: Asker) -> str:

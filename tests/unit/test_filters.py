@@ -13,7 +13,7 @@ from msgspec.structs import replace
 import shoal
 from shoal import filters
 from shoal.errors import Invalid
-from shoal.filters.chain import Chain
+from shoal.filters.chain import Chain, Flow
 from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.nodes.dealt import Account, State, Traffic, to_begin_with
@@ -36,6 +36,10 @@ BASE: dict[str, Any] = {"data": {"source": "rcv1-like"}}
     [
         (lambda: shoal.Significant(-1), "filter 'significant', threshold=-1: needs 0 or more"),
         (lambda: shoal.Significant(float("nan")), "filter 'significant', threshold=nan: a finite number is needed"),
+        (
+            lambda: shoal.Significant(1e300),
+            "filter 'significant', threshold=1e+300: no value is larger, so nothing would ever be sent; take less",
+        ),
         (lambda: shoal.Skip(1.0), "filter 'skip', share=1: nothing would ever be sent; a share below 1 is needed"),
         (lambda: shoal.Skip(1.5), "filter 'skip', share=1.5: needs 0 to 1"),
         (lambda: shoal.TopK(share=2), "filter 'top', share=2: needs 0 to 1"),
@@ -143,8 +147,19 @@ def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
         filters.filter()(zstd)
     with pytest.raises(Invalid, match=r"a class of shoal\.filters\.Choosing, Shortening or Pressing is needed"):
         filters.filter()(dict)  # type: ignore[arg-type]
-    with pytest.raises(Invalid, match="does not begin with an underscore"):
-        filters.filter(_hidden=1.0)(type("hiding", (filters.Choosing,), {}))
+    for name in ("_hidden", "lambda"):
+        with pytest.raises(Invalid, match="does not begin with an underscore"):
+            filters.filter(**{name: 1.0})(type("hiding", (filters.Choosing,), {}))
+
+
+def test_bytes_are_counted_with_keys_only_where_keys_travel() -> None:
+    flow = Flow()
+    chain = Chain([shoal.Significant(0.5), shoal.TopK(k=2)], flow=flow)
+    some = np.array([[1.0], [2.0], [3.0], [0.0]], np.float32)
+    assert chain.chosen(some[:2], 0, listed=False) is None  # all rows of a range: still a range
+    assert flow.by == {"significant": [8, 8, 0, 0], "top": [8, 8, 0, 0]}
+    chain.chosen(some, 0, listed=False)
+    assert flow.by == {"significant": [24, 44, 0, 0], "top": [44, 32, 0, 0]}
 
 
 def test_an_answer_of_another_shape_is_refused_by_name() -> None:

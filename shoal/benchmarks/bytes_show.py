@@ -62,7 +62,7 @@ def verdicts(results: Results) -> list[str]:
         if case.way.name == KKT and len(case.skipped) > 1:
             none = results.none(case)
             said.append(
-                f"{name}: KKT leaves out {case.skipped[1]:.1%} of the keys after the first pass, {case.skipped[-1]:.1%} at the end; objective "
+                f"{name}: KKT leaves out {case.skipped[1]:.1%} of the keys at the first evaluation, {case.skipped[-1]:.1%} at the end; objective "
                 f"{results.off(case):+.4%}, {case.nonzero:,} nonzeros ({none.nonzero:,} without)"
             )
     return said

@@ -145,10 +145,13 @@ def picture(results: Results) -> Figure:
     )
     for axes in panels.flat:
         axes.set_visible(False)
+    said: dict[str, list[str]] = {}  # by solver: the names beside its first panel
     for cases in found:
+        names = [case.way.name for case in cases]
+        first = said.setdefault(cases[0].solver, names)
         axes = panels[solvers.index(cases[0].solver)][sets.index(cases[0].data)]
         axes.set_visible(True)
-        _panel(axes, results, cases, named=cases[0].data == sets[0])
+        _panel(axes, results, cases, named=cases[0].data == sets[0] or names != first)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9,

@@ -63,7 +63,7 @@ class Set(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     objective: float | None = 1e-6  # block-proximal: when it is solved
     violation: float | None = 0.1
     most: float = 150.0  # passes of block-proximal
-    every: float = 1.0  # passes from one evaluation to the next
+    every: float = 5.0  # passes from one evaluation to the next
 
 
 PRESSING = (Way("delta", ["delta"]), Way("lz4", ["lz4"]), Way("zstd", ["zstd"]))
@@ -112,7 +112,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             objective=None,
             violation=None,
             most=20.0,
-            every=5.0,
         ),
     )
     solvers: tuple[str, ...] = (FTRL, BLOCKS)

@@ -62,7 +62,7 @@ def verdicts(results: Results) -> list[str]:
         if case.way.name == KKT and len(case.skipped) > 1:
             none = results.none(case)
             said.append(
-                f"{name}: KKT leaves out {case.skipped[1]:.1%} of the keys after the first pass, {case.skipped[-1]:.1%} at the end; objective "
+                f"{name}: KKT leaves out {case.skipped[1]:.1%} of the keys at the first evaluation, {case.skipped[-1]:.1%} at the end; objective "
                 f"{results.off(case):+.4%}, {case.nonzero:,} nonzeros ({none.nonzero:,} without)"
             )
     return said
@@ -145,10 +145,13 @@ def picture(results: Results) -> Figure:
     )
     for axes in panels.flat:
         axes.set_visible(False)
+    said: dict[str, list[str]] = {}  # by solver: the names beside its first panel
     for cases in found:
+        names = [case.way.name for case in cases]
+        first = said.setdefault(cases[0].solver, names)
         axes = panels[solvers.index(cases[0].solver)][sets.index(cases[0].data)]
         axes.set_visible(True)
-        _panel(axes, results, cases, named=cases[0].data == sets[0])
+        _panel(axes, results, cases, named=cases[0].data == sets[0] or names != first)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9,

@@ -63,8 +63,10 @@ class KeyList:
     __slots__ = ("__weakref__", "hashed", "keys", "last", "which")
 
     def __init__(self, keys: Keys) -> None:
-        if keys.dtype != np.uint64 or keys.ndim != 1 or not is_sorted(keys):
-            raise BadKeys("a KeyList is made of sorted keys without repeats, as uint64")
+        if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64 or keys.ndim != 1 or not is_sorted(keys):
+            raise BadKeys(
+                "a KeyList is made of sorted keys without repeats, an array of uint64: np.unique(keys).astype(np.uint64)"
+            )
         self.keys = keys
         self.which = next(_lists)  # no other list of this process has it
         self.last = int(keys[-1]) if len(keys) else -1

@@ -71,10 +71,12 @@ class Int8(Shortening):
     bounds = _BOTH | _CHANCE | {"steps": (1.0, 127.0)}
     whole = ("pushes", "pulls", "chance", "steps")
 
-    def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes]:
+    def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes] | None:
         from shoal.filters import kernels
 
         values = np.ascontiguousarray(values)
+        if seed is None and not np.isfinite(values).all():
+            return None  # weights that ran away are seen as they are
         scales = np.empty(values.shape[1], np.float32)
         kernels.largest(values, scales)
         some = scales > 0
@@ -90,6 +92,8 @@ class Int8(Shortening):
         from shoal.filters import kernels
 
         scales = packed[rows * width :].copy().view(np.float32)
+        if not np.isfinite(scales).all():
+            raise ValueError("a scale is not finite")
         out = np.empty((rows, width), np.float32)
         kernels.from_int8(packed[: rows * width].view(np.int8).reshape(rows, width), scales, out)
         return out

@@ -223,8 +223,8 @@ def address_of(where: str) -> str:
                     f"{where}); if it was killed, go on with it: shoal train --resume {where}"
                 ) from None
             raise ClusterError(
-                f"no run is under way in {where} (or it runs as threads, which nobody can look at): go on with it: "
-                f"shoal train --resume {where}"
+                f"no run is under way in {where} (or it runs as threads, which nobody can look at): if it was started just now, "
+                f"ask again in a moment; if it was ended, go on with it: shoal train --resume {where}"
             ) from None
         raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...)") from None
     except OSError as error:

@@ -144,7 +144,7 @@ class Client(Dispatch):
 
         With ``like``, the name of another table, it lies on the same servers as that one: lists of keys are known to them from there.
         """
-        plain, name = checked(spec), _name(name)
+        plain, name, like = checked(spec), _name(name), _name(like) if like != "" else ""
         check_pushed(plain)
         if are_known(plain.filters):
             checked_chain(plain)

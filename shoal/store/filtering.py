@@ -87,7 +87,8 @@ class Filtering:
         keys, values = op.given.keys, op.given.values
         listed = not isinstance(keys, KeyRange)
         rows, width = len(values), self.spec.push_width
-        self.flow.went(_TO, rows * (8 * listed + 4 * width), 0)
+        plain = rows * (8 * listed + 4 * width)
+        self.flow.went(_TO, plain, 0)
         if op.exact or not rows or not self.chain.loses:
             return
         taken = np.zeros((rows, width), np.float32) if self.feedback is None else self.feedback.take(keys)
@@ -102,6 +103,7 @@ class Filtering:
             codes, op.head = self.chain.shortened(going, seed)
             arrives = self.chain.arrives(codes, op.head, width)
         except Exception:
+            self.flow.went(_TO, -plain, 0)  # nothing was sent
             if self.feedback is not None:
                 self.feedback.put(keys, taken)
             raise

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shoal import limits
+from shoal.errors import BadKeys
 from shoal.keys import Keys
 from shoal.store.table import Table
 from shoal.wire import messages as m
@@ -74,6 +75,8 @@ class Handles:
             if found is None:
                 return None
             keys += self._for(table, found)
+        if sent and not values:
+            raise BadKeys("a pull names a list that is known here, and brings keys as well: one of the two is needed")
         return [*keys, *sent, *arrays[len(arrays) - values :]]  # what is too much is found out by whoever takes them
 
     def live(self, incarnations: Container[int]) -> None:

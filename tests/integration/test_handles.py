@@ -54,6 +54,9 @@ def test_the_second_push_of_a_list_brings_no_keys(kv: shoal.KV, spec: Any) -> No
 
 def test_a_table_like_another_knows_its_lists(kv: shoal.KV) -> None:
     kv.create("weights", shoal.Sparse(keys=SPAN))
+    for nothing in (3, None):
+        with pytest.raises(shoal.ShoalError, match="is no name"):
+            kv.create("counts", shoal.Dense(rows=SPAN), like=nothing)  # type: ignore[arg-type]
     kv.create("counts", shoal.Dense(rows=SPAN), like="weights")
     listed, ones = a_list(), np.ones(1_000, np.float32)
     kv.push("weights", listed, 2 * ones).result(PATIENCE)

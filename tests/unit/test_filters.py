@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import shoal
 from shoal import filters
-from shoal.errors import Invalid
+from shoal.errors import BadValues, Invalid
 from shoal.filters.chain import Chain, Flow
 from shoal.job import Job
 from shoal.keys import KeyRange
@@ -137,6 +137,16 @@ def test_rounding_by_chance_is_right_on_average_and_rounding_to_the_nearest_is_n
 
 
 # ---------------------------------------------------------------- a filter of one's own
+
+
+def test_scales_that_are_not_finite_are_refused_and_weights_that_are_not_travel_as_they_are() -> None:
+    chain, rows = Chain([shoal.Int8()]), np.array([[1.0], [np.nan], [np.inf]], np.float32)
+    back = chain.opened_answer(chain.answer([rows.reshape(-1)], 1), 3, 1, "float32")
+    assert np.array_equal(back[0], rows.reshape(-1), equal_nan=True)
+    for scale in (np.nan, np.inf, -np.inf):
+        packed = np.concatenate([np.ones(3, np.uint8), np.array([scale], np.float32).view(np.uint8), [np.uint8(0x80)]])
+        with pytest.raises(BadValues, match="filter 'int8' cannot restore what came: a scale is not finite"):
+            chain.opened_push([packed.astype(np.uint8)], 3, -1, 1, "float32")
 
 
 def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyRange, KeyValues, add_up, as_keys, as_range, as_values, distinct, is_sorted, tidy
+from shoal.keys import KeyList, KeyRange, KeyValues, add_up, as_keys, as_range, as_values, distinct, is_sorted, tidy
 from shoal.limits import KEY_LIMIT
 
 
@@ -172,3 +172,11 @@ def test_distinct_keys_are_those_that_numpy_finds() -> None:
     for size in (0, 1, 2, 50, 1_000):
         keys = draw.integers(0, 200, size=size, dtype=np.uint64)
         assert distinct(keys).tolist() == np.unique(keys).tolist() and distinct(keys).dtype == np.uint64
+
+
+@pytest.mark.parametrize(
+    "given", ["abc", None, [1, 2], np.array([1, 2]), np.array([2, 1], np.uint64), KeyList(np.empty(0, np.uint64))]
+)
+def test_a_list_to_be_used_again_is_made_of_sorted_keys(given: Any) -> None:
+    with pytest.raises(BadKeys, match=r"sorted keys without repeats, an array of uint64: np\.unique"):
+        KeyList(given)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shoal import limits
+from shoal.errors import BadKeys
 from shoal.keys import KeyList, KeyRange, Keys
 from shoal.store.handles import Handles, crc_of
 from shoal.store.names import NOTHING, Names
@@ -80,6 +81,13 @@ def test_what_does_not_fit_is_forgotten_and_changes_nothing(wrong: dict[str, int
     assert handles.counts["forgotten"] == 1
     found = handles.whole(pull(SOME, 3, True), [], table)
     assert found is not None and np.array_equal(found[0], SOME)
+
+
+def test_a_pull_that_names_a_list_and_brings_keys_is_refused() -> None:
+    handles, table = Handles(), a_table()
+    handles.whole(pull(SOME, 3, False), [SOME], table)
+    with pytest.raises(BadKeys, match="one of the two is needed"):
+        handles.whole(pull(SOME, 3, True), [OTHERS], table)
 
 
 def test_a_number_that_is_given_again_names_the_new_list() -> None:

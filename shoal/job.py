@@ -269,6 +269,8 @@ def _decode(settings: Mapping[str, Any]) -> Job:
     if isinstance(tree.get("strategy"), dict) and tree["strategy"]["name"] == "block-proximal":
         tree["update"] = {"rule": "block_proximal", "l1": 1.0, **tree.get("update", {})}
         tree["stop"] = tree.get("stop") or dict(SOLVED)
+        if isinstance(delay := tree["strategy"].get("max_delay"), int) and delay > 0:
+            tree["strategy"].setdefault("blocks", BlockProximal().blocks * (1 + delay))
         tree["evaluate"] = tree.get("evaluate") or {"every": 5.0}  # its passes are short, and to judge is one more
     _check_names(tree)
     try:

@@ -282,7 +282,8 @@ class Dispatch:
             return None
         found = self._filters.get(layout.number)
         if found is None:
-            found = self._filters[layout.number] = Filtering(layout.spec, Flow())
+            # Calls are made ready by any thread: of two that come first at once, one makes it, or what the other leaves is lost.
+            found = self._filters.setdefault(layout.number, Filtering(layout.spec, Flow()))
         return found
 
     def told_by_filters(self, table: int) -> dict[str, Any]:

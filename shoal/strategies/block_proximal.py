@@ -61,7 +61,7 @@ class Part(Protocol):
 class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
     """Block after block, each by a proximal step on the servers: logistic regression with an l1 penalty, solved to the end."""
 
-    blocks: int = 16  # of features, each with one turn in a pass; with a delay take 1 + max_delay times as many
+    blocks: int = 16  # of features, each with one turn in a pass; in a job with a delay 1 + max_delay times as many
     by: Literal["count", "range"] = "count"  # blocks of as many nonzeros, or of as many keys
     parts: int = 4  # of the rows; as many workers can take part
     max_delay: int = 0  # iterations that the weights of a slot may be behind

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from shoal.events import Gone
 from shoal.job import Job
 from shoal.report import report
 from shoal.run import Run, train
+from shoal.store import dispatch
 from shoal.testing.ship import JOB, Ship
 from shoal.views import figures
 
@@ -160,3 +163,27 @@ def test_a_server_that_does_not_know_a_filter_says_so_and_the_table_is_not_made(
 def test_a_run_in_processes_uses_a_filter_of_a_users_own(mine: str) -> None:
     run = small(launch__how="processes", launch__modules=[mine], filters=["turns", "delta"], workers=2, stop__epochs=2)
     assert run.summary["filters"]["bytes"]["turns"]["to_servers"][1] > 0
+
+
+def test_threads_that_push_first_at_once_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two accounts of what is left would be one that nobody pushes any more."""
+    made = dispatch.Filtering
+    meet = threading.Barrier(2)
+
+    def slowly(*given: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait(5)  # both are in here, if both make one
+        return made(*given)
+
+    monkeypatch.setattr(dispatch, "Filtering", slowly)
+    with shoal.local(servers=1) as cluster:
+        kv = cluster.client()
+        kv.create("w", shoal.Dense(rows=64, filters=[shoal.Int8()]))
+        values = np.linspace(-1, 1, 64, dtype=np.float32)
+        pushing = [threading.Thread(target=lambda: kv.push("w", slice(None), values).result(PATIENCE)) for _ in "ab"]
+        for one in pushing:
+            one.start()
+        for one in pushing:
+            one.join(PATIENCE)
+        kv.flush("w").result(PATIENCE)
+        np.testing.assert_allclose(kv.pull("w", slice(None), exact=True).result(PATIENCE), 2 * values, atol=1e-6)

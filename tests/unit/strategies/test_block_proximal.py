@@ -147,6 +147,8 @@ def test_the_rule_and_when_it_is_solved_need_not_be_said() -> None:
     assert {name: getattr(job.stop, name) for name in SOLVED} == SOLVED
     assert job.evaluate.every == 5
     assert Job.of({"data": "rcv1", "strategy": "block-proximal", "stop": {"epochs": 3}}).stop.objective is None
+    late = Job.of({"data": "rcv1", "strategy": {"name": "block-proximal", "max_delay": 2}})
+    assert isinstance(late.strategy, BlockProximal) and late.strategy.blocks == 3 * BlockProximal().blocks
 
 
 def test_the_threshold_of_the_filter_is_a_setting_of_the_servers_rule() -> None:

@@ -111,7 +111,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             l1=10.0,
             objective=None,
             violation=None,
-            most=20.0,
+            most=12.0,
         ),
     )
     solvers: tuple[str, ...] = (FTRL, BLOCKS)

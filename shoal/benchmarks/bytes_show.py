@@ -37,7 +37,11 @@ def together(several: list[Results]) -> Results:
         for cases in groups(results):
             found[cases[0].key] = cases
     cases = [case for one in found.values() for case in one]
-    return msgspec.structs.replace(several[-1], cases=cases, seconds=sum(one.seconds for one in several))
+    sets = {one.data: one for results in several for one in results.settings.sets}
+    solvers = dict.fromkeys(solver for results in several for solver in results.settings.solvers)
+    settings = msgspec.structs.replace(several[-1].settings, sets=tuple(sets.values()), solvers=tuple(solvers), only=())
+    seconds = sum(one.seconds for one in several)
+    return msgspec.structs.replace(several[-1], settings=settings, cases=cases, seconds=seconds)
 
 
 def groups(results: Results) -> list[list[Case]]:

@@ -149,13 +149,12 @@ def picture(results: Results) -> Figure:
     )
     for axes in panels.flat:
         axes.set_visible(False)
-    said: dict[str, list[str]] = {}  # by solver: the names beside its first panel
     for cases in found:
-        names = [case.way.name for case in cases]
-        first = said.setdefault(cases[0].solver, names)
-        axes = panels[solvers.index(cases[0].solver)][sets.index(cases[0].data)]
+        solver = cases[0].solver
+        names = list(dict.fromkeys(case.way.name for case in results.cases if case.solver == solver))
+        axes = panels[solvers.index(solver)][sets.index(cases[0].data)]
         axes.set_visible(True)
-        _panel(axes, results, cases, named=cases[0].data == sets[0] or names != first)
+        _panel(axes, results, cases, names, named=cases[0].data == sets[0])
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9,
@@ -164,10 +163,11 @@ def picture(results: Results) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, results: Results, cases: list[Case], named: bool) -> None:
+def _panel(axes: Axes, results: Results, cases: list[Case], names: list[str], named: bool) -> None:
     from shoal.views.drawing import INK, SERIES, tidy, titled
 
-    for row, case in enumerate(cases):
+    for case in cases:
+        row = names.index(case.way.name)
         both = zip((case.to_servers, case.to_workers), results.ratios(case), ("to servers", "to workers"), strict=True)
         for side, (size, ratio, label) in enumerate(both):
             at = row + 0.4 * side - 0.2
@@ -176,8 +176,8 @@ def _panel(axes: Axes, results: Results, cases: list[Case], named: bool) -> None
     sizes = [size for case in cases for size in (case.to_servers, case.to_workers)]
     axes.set_xscale("log")
     axes.set_xlim(min(sizes) / 3, max(sizes) * 4)
-    axes.set_yticks(range(len(cases)), [case.way.name for case in cases] if named else [""] * len(cases), fontsize=9)
-    axes.set_ylim(len(cases) - 0.4, -0.6)
+    axes.set_yticks(range(len(names)), names if named else [""] * len(names), fontsize=9)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,g} MB")
     tidy(axes, grid="x")

@@ -42,7 +42,9 @@ def objective(run: Watched | Run) -> float:
 
 @pytest.fixture(scope="module")
 def calm() -> float:
-    return objective(watch(job_of(launch__how="threads", copies=1)))
+    run = watch(job_of(launch__how="threads", copies=1))
+    assert not run.outcome.failed, run.outcome.why
+    return objective(run)
 
 
 def test_a_run_that_loses_workers_a_server_and_its_coordinator_solves_the_same_objective(calm: float) -> None:

@@ -39,7 +39,7 @@ HOGWILD = [
 BLOCKS = (("update.l1", 0.02), ("strategy.recheck", 2), ("evaluate.every", 1.0))
 BLOCK_PROXIMAL = [
     Candidate("block-proximal", settings=BLOCKS, exact=True),
-    Candidate("block-proximal", settings=(*BLOCKS, ("strategy.max_delay", 2)), exact=True),
+    Candidate("block-proximal", settings=(*BLOCKS, ("strategy.max_delay", 2), ("strategy.blocks", 16)), exact=True),
     Candidate("block-proximal", "processes", settings=BLOCKS, exact=True),
 ]
 CANDIDATES = [

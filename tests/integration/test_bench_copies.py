@@ -30,7 +30,7 @@ def test_copies_cost_the_bytes_that_they_should(monkeypatch: pytest.MonkeyPatch,
         if case.copies == 1:
             assert case.share < 0.1 and case.ratio == 1.0
         else:  # a busy machine may make servers say it twice: never less than all of it
-            assert case.share > 0.99 * case.expected
+            assert case.share > 0.98 * case.expected  # a push has more to say in its header than a change
     step = {case.copies: case for case in found.cases if case.kind == "dense step"}
     assert step[2].limit == pytest.approx(1.3 / 8) and step[3].limit == pytest.approx(2.6 / 8)
     assert step[1].limit is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyRange, KeyValues, add_up, as_keys, as_range, as_values, distinct, is_sorted, tidy
+from shoal.keys import KeyList, KeyRange, KeyValues, add_up, as_keys, as_range, as_values, distinct, is_sorted, tidy
 from shoal.limits import KEY_LIMIT
 
 
@@ -172,3 +172,18 @@ def test_distinct_keys_are_those_that_numpy_finds() -> None:
     for size in (0, 1, 2, 50, 1_000):
         keys = draw.integers(0, 200, size=size, dtype=np.uint64)
         assert distinct(keys).tolist() == np.unique(keys).tolist() and distinct(keys).dtype == np.uint64
+
+
+def test_a_list_is_made_of_whatever_are_sorted_keys() -> None:
+    for keys in ([3, 17, 99], np.array([3, 17, 99]), np.array([3, 17, 99], np.uint8), (3, 17, 99)):
+        made = KeyList(keys)
+        assert made.keys.dtype == np.uint64 and made.keys.tolist() == [3, 17, 99] and made.last == 99
+    assert len(KeyList([])) == 0
+    for bad, said in (
+        ([17, 3], r"np.unique\(keys\)"),
+        ([-1, 3], "negative"),
+        ([0.5], "whole numbers"),
+        ([[1]], "dimension"),
+    ):
+        with pytest.raises(BadKeys, match=said):
+            KeyList(bad)

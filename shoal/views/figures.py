@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from shoal.filters import acts
 from shoal.views import charts
 from shoal.views.drawing import pictures
@@ -66,6 +68,21 @@ def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:
     if "updates counted" not in counts:
         return None
     return {"counted": counts["updates counted"], "lost": counts["updates lost"]}
+
+
+def staleness(histogram: Sequence[int]) -> dict[str, Any]:
+    """Of the pushes that were counted: how many others came between what they read and them."""
+    counts = np.asarray(histogram, np.int64)
+    total = int(counts.sum())
+    if not total:
+        return {"mean": None, "p95": None, "max": None, "counts": []}
+    ages = np.arange(len(counts))
+    return {
+        "mean": round(float((ages * counts).sum() / total), 3),
+        "p95": int(np.searchsorted(np.cumsum(counts), 0.95 * total)),
+        "max": int(ages[counts > 0].max()),
+        "counts": counts.tolist(),
+    }
 
 
 def line(summary: Mapping[str, Any]) -> str:

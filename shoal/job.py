@@ -57,7 +57,8 @@ _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()),
 MAY_CHANGE = (  # from one life of a run to the next
     "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "trace", "verbosity",
 )  # fmt: skip
-SOLVED = {"objective": 1e-6, "violation": 0.1}  # when block-proximal is done, if nobody says when
+# When block-proximal is done, if nobody says when: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of the minimum.
+SOLVED = {"objective": 3e-6, "violation": 1.0}
 _KINDS = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "none",
     "array": 'a list, such as [0, 1] or ["mine"]', "object": "its settings one by one, by their names",

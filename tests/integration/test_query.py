@@ -97,17 +97,20 @@ def test_a_model_file_is_asked_as_servers_are(tmp_path: Path) -> None:
         (["ended"], 1, "has ended and left no model"),
         (["damaged"], 2, "cannot be read as a model"),
         (["alone"], 1, "a run by serial has no coordinator"),
+        (["starting"], 1, "is being started"),
     ],
 )
 def test_where_there_is_nothing_to_ask_that_is_said(
     tmp_path: Path, arguments: list[str], code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("kept", "ended", "damaged", "alone"):
+    for name in ("kept", "ended", "damaged", "alone", "starting"):
         (tmp_path / name).mkdir()
     kept(tmp_path / "kept")
     (tmp_path / "ended" / "summary.json").write_text("{}")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"\0" * 40)
     (tmp_path / "alone" / "job.toml").write_text('data = "clicks"\nstrategy = "serial"\n')
+    (tmp_path / "starting" / "job.toml").write_text('data = "clicks"\n')
+    (tmp_path / "starting" / "lock").write_text(str(os.getpid()))
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["query", *arguments])
     assert (done.exit_code, said in done.output) == (code, True), done.output

@@ -126,11 +126,14 @@ def test_one_question_is_asked_by_its_name_a_users_own_too(tmp_path: Path, monke
     (tmp_path / "questions_of_a_job.py").write_text(
         "import shoal\n@shoal.question(above=0.0)\ndef some(keys, weights, settings):\n"
         "    return (weights > settings.above).sum(), keys[:1], weights[:1]\n"
+        "@shoal.question()\ndef positive(keys, weights, settings):\n    return (weights > 0).sum()\n"
     )
     (tmp_path / "job.toml").write_text('data = "clicks"\nlaunch = {modules = ["questions_of_a_job"]}\n')
-    monkeypatch.syspath_prepend(str(tmp_path))  # where the job's modules are found, is known from the job
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)  # which modules a job has is known from the job, and they are found here
     done = CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "some", "--set", "above=1", "--json"])
     assert json.loads(done.output) == {"numbers": [1.0], "keys": [0], "values": [[0.5]]}
+    assert CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "positive"]).output == "2\n"
 
 
 def test_a_run_that_is_over_is_asked_like_its_folder(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
 
 def test_a_client_leaves_filters_that_it_does_not_know_to_the_servers() -> None:
     Client("me").create("t", shoal.Dense(rows=9, filters=[Filter("somebody_elses")]))
-    with pytest.raises(Invalid, match="a server knows the filters of the modules it was started with"):
+    with pytest.raises(Invalid, match="one of your own is in a module that is named"):
         Extent(shoal.Dense(rows=9, filters=[Filter("somebody_elses")]), [(0, KeyRange(0, 9))])
 
 

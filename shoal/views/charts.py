@@ -206,7 +206,7 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
         axes.set_yticks(range(len(bars)), [words.clean(said)[:28] for said, _, _ in bars])
         axes.set(ylim=(len(bars) - 0.5, -0.5))
         axes.set_xlim(
-            0, 1.5 * max(max(before, after) for _, before, after in bars)
+            0, 1.75 * max(max(before, after) for _, before, after in bars)
         )  # room for what stands beside the longest
         axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,.3g} MB")
         axes.locator_params(axis="x", nbins=6)

@@ -25,7 +25,7 @@ def main() -> None:
     with shoal.local(servers=3) as cluster:
         kv = cluster.client()
         kv.create("w", shoal.Sparse(keys=1_000_000))
-        kv.push("w", np.arange(0, 9_000, 3), np.linspace(-1, 1, 3_000)).result()
+        kv.push("w", np.arange(0, 999_000, 333), np.linspace(-1, 1, 3_000)).result()
         print("by group:", kv.call("w", slice(None), mass).result().numbers.round(1).tolist())
         print("rows on two of three:", kv.call("w", slice(None), "count", servers=["server-0", "server-1"]).result())
         print("norms:", kv.call("w", slice(None), "norms").result())

@@ -194,12 +194,13 @@ def _run(job: Job, folder: Folder, quiet: bool, head: Head | None) -> Run:
         with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
             hears = None if quiet and not sys.stderr.isatty() else show
             return execute(job, folder, hears, show.note, launcher=None if head is None else head.cluster)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as error:
         if (folder.path / "summary.json").exists():
             shown = click.format_filename(folder.path)
-            raise KeyboardInterrupt(
-                f"; what was learned so far is in {shown}; go on with it: shoal train --resume {shown}"
-            ) from None
+            left = f"; what was learned so far is in {shown}; go on with it: shoal train --resume {shown}"
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(left) from None
+            click.echo(f"interrupted{left}", err=True)
         raise
 
 
@@ -237,7 +238,14 @@ def _show_run(run: Run, as_json: bool) -> None:
     if said := figures.line(facts):
         click.echo(said)
     best = min((event for event in run.events if isinstance(event, Evaluated)), key=lambda event: event.test_loss)
-    if best.test_loss < facts["test_loss"] - 1e-4:
+    if (
+        facts["metrics"].get("objective") is not None
+    ):  # it was asked for the solution, not for the best of the way there
+        if run.job.stop.is_solved_by_rule and facts["stopped_because"].endswith("done"):
+            click.echo(
+                "not solved by stop.objective and stop.violation yet: more passes go on with it (--resume, --epochs)"
+            )
+    elif best.test_loss < facts["test_loss"] - 1e-4:
         click.echo(
             f"these are the last weights; the best were at pass {best.passes:.3g} (test loss {best.test_loss:.4f}): "
             f"--set stop.patience=3 stops there and keeps them"

@@ -39,6 +39,7 @@ from shoal.job import Job
 from shoal.views.lines import Lines
 
 if TYPE_CHECKING:
+    from shoal.models.learning import Keeps
     from shoal.run import Run
 
 EventCall = Callable[[RunEvent], None]
@@ -276,6 +277,11 @@ class Folder:
             ) from None
         print(f"shoal: cannot write to {self.path} ({reason}): the run is in {other}", file=sys.stderr)
         return other
+
+    def keep(self, model: Keeps) -> None:
+        """Only the model, for a run of which nothing else can be told."""
+        with contextlib.suppress(OSError):
+            model.save(self.path / "model.safetensors")
 
     def _write(self, folder: Path, run: Run) -> None:
         lines = b"".join(msgspec.json.encode(event) + b"\n" for event in run.events)

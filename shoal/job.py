@@ -57,7 +57,8 @@ _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()),
 MAY_CHANGE = (  # from one life of a run to the next
     "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "trace", "verbosity",
 )  # fmt: skip
-SOLVED = {"objective": 1e-6, "violation": 0.1}  # when block-proximal is done, if nobody says when
+# When block-proximal is done, if nobody says when: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of the minimum.
+SOLVED = {"objective": 3e-6, "violation": 1.0}
 _KINDS = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "none",
     "array": 'a list, such as [0, 1] or ["mine"]', "object": "its settings one by one, by their names",
@@ -260,10 +261,6 @@ def _decode(settings: Mapping[str, Any]) -> Job:
     tree = changed(settings, {})
     if isinstance(tree.get("strategy"), dict):
         tree["strategy"].setdefault("name", "async")
-    if isinstance(model := tree.get("model"), dict):
-        model.setdefault("kind", "torch" if "net" in model else "linear")
-        if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
-            tree["update"] = {"rule": "adam", **tree.get("update", {})}
     if isinstance(named := tree.get("filters"), str):  # --set filters=int8,delta
         tree["filters"] = [one.strip() for one in named.split(",") if one.strip()]
     if isinstance(tree.get("strategy"), dict) and tree["strategy"]["name"] == "block-proximal":
@@ -272,6 +269,10 @@ def _decode(settings: Mapping[str, Any]) -> Job:
         if isinstance(delay := tree["strategy"].get("max_delay"), int) and delay > 0:
             tree["strategy"].setdefault("blocks", BlockProximal().blocks * (1 + delay))
         tree["evaluate"] = tree.get("evaluate") or {"every": 5.0}  # its passes are short, and to judge is one more
+    if isinstance(model := tree.get("model"), dict):
+        model.setdefault("kind", "torch" if "net" in model else "linear")
+        if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
+            tree["update"] = {"rule": "adam", **tree.get("update", {})}
     _check_names(tree)
     try:
         return msgspec.convert(tree, Job, strict=True)

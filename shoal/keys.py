@@ -62,14 +62,16 @@ class KeyList:
 
     __slots__ = ("__weakref__", "hashed", "keys", "last", "which")
 
-    def __init__(self, keys: Keys) -> None:
-        if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64 or keys.ndim != 1 or not is_sorted(keys):
+    def __init__(self, keys: Any) -> None:
+        array = as_keys(keys)
+        if not is_sorted(array):
             raise BadKeys(
-                "a KeyList is made of sorted keys without repeats, an array of uint64: np.unique(keys).astype(np.uint64)"
+                "a KeyList is made of sorted keys, each once, so that its rows are in the order you see: make them so "
+                "with np.unique(keys)"
             )
-        self.keys = keys
+        self.keys = array
         self.which = next(_lists)  # no other list of this process has it
-        self.last = int(keys[-1]) if len(keys) else -1
+        self.last = int(array[-1]) if len(array) else -1
         self.hashed: tuple[KeyList, npt.NDArray[np.intp] | None] | None = None  # as a hashed table orders them
 
     def __len__(self) -> int:

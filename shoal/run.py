@@ -167,12 +167,13 @@ def execute(
     that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
     """
     from shoal.data.datasets import load
-    from shoal.launch.beginning import check, check_same
+    from shoal.launch.beginning import check, check_same, import_own
     from shoal.launch.underway import underway
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
     taken: Taken | None = None
     try:
+        import_own(job)
         dataset = load(job.data, job.seed, progress=progress)
         for note in dataset.notes:
             _say(progress, note)
@@ -211,7 +212,7 @@ def _run(
     from shoal.launch import mpi
 
     outcome: Outcome | None = None
-    interrupted: BaseException | None = None
+    later: BaseException | None = None  # raised once what was learned is saved
     began = _cpu()
     try:
         _say(progress, f"starting {_crew(job)}")
@@ -221,23 +222,23 @@ def _run(
                     started(training)
                 outcome = training.wait()
             except (KeyboardInterrupt, SystemExit) as error:
-                interrupted = error
+                later = error
                 outcome = training.interrupted()
-    except (KeyboardInterrupt, SystemExit) as error:
-        interrupted = error
-    except BaseException:
-        if folder is not None and not _began(log):
-            folder.discard()
-        raise
-    if interrupted is not None and folder is not None and not _began(log):
+    except BaseException as error:
+        later = error
+        if outcome is None and not isinstance(error, KeyboardInterrupt | SystemExit):
+            if folder is not None and not _began(log):
+                folder.discard()
+            raise
+    if later is not None and folder is not None and not _began(log):
         folder.discard()
-        raise interrupted
+        raise later
     outcome = _sober(outcome or training.outcome(), log)
     if not any(isinstance(event, Stopped) for event in log.new):
         log(Stopped(seconds=outcome.seconds, why=outcome.why))
     run = _finished(job, dataset, training, outcome, log, folder, None if mpi.rank() else _cpu() - began)
-    if interrupted is not None:
-        raise interrupted
+    if later is not None:
+        raise later
     if outcome.failed:
         failure = RunFailed(outcome.why, "" if run.folder is None else str(run.folder))
         failure.run = run
@@ -258,7 +259,12 @@ def _finished(
     job: Job, dataset: Dataset, training: Underway, outcome: Outcome, log: Log, folder: Folder | None, cpu: float | None
 ) -> Run:
     model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
-    summary = summarise(job, dataset, outcome, log.events, cpu)
+    try:
+        summary = summarise(job, dataset, outcome, log.events, cpu)
+    except BaseException:
+        if folder is not None and model is not None:
+            folder.keep(model)  # what was learned is not lost to what is told of it
+        raise
     run = Run(job, model, summary, log.events, None if folder is None else folder.path)
     if folder is not None:
         try:
@@ -321,7 +327,7 @@ def summarise(
         "emulated": job.emulate.words(),
         "bytes_sent": outcome.sent,
         "bytes_received": outcome.received,
-        "staleness": _staleness(outcome.staleness),
+        "staleness": figures.staleness(outcome.staleness),
         "stopped_because": outcome.why,
         "failed": outcome.failed,
         "machine": machine(),
@@ -374,21 +380,6 @@ def _spent(events: Sequence[RunEvent]) -> dict[str, float]:
             total.update(event.spent)
     whole = sum(total.values())
     return {kind: round(seconds / whole, 4) for kind, seconds in total.items()} if whole else {}
-
-
-def _staleness(histogram: Sequence[int]) -> dict[str, Any]:
-    """Of the pushes that were counted: how many others came between what they read and them."""
-    counts = np.asarray(histogram, np.int64)
-    total = int(counts.sum())
-    if not total:
-        return {"mean": None, "p95": None, "max": None, "counts": []}
-    ages = np.arange(len(counts))
-    return {
-        "mean": round(float((ages * counts).sum() / total), 3),
-        "p95": int(np.searchsorted(np.cumsum(counts), 0.95 * total)),
-        "max": int(ages[counts > 0].max()),
-        "counts": counts.tolist(),
-    }
 
 
 def _say(progress: Callable[[str], None] | None, what: str) -> None:

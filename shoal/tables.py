@@ -254,6 +254,11 @@ def _plain(spec: Table) -> Table:
     ):
         if not isinstance(getattr(spec, field), kinds):
             raise Invalid(f"{field}={getattr(spec, field)!r}: needs something like {how}")
+    if not isinstance(spec.filters, list | tuple) or not all(isinstance(one, Filter) for one in spec.filters):
+        raise Invalid(
+            f"filters={spec.filters!r}: needs a list of filters, each with its parentheses: [shoal.Int8(), shoal.DeltaKeys()]; "
+            f"names alone are for a job"
+        )
     if spec.wire not in get_args(Wire):
         raise Invalid(f"wire={spec.wire!r}: needs one of {', '.join(map(repr, get_args(Wire)))}")
     try:

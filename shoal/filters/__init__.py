@@ -206,10 +206,10 @@ def known(name: str) -> Known:
     if found is None:
         names = sorted({*_own(), *_known})
         near = get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f": did you mean {near[0]!r}?" if near else ""
         raise Invalid(
-            f"no filter {name!r} here: {hint}(known: {', '.join(names)}); a server knows the filters of the modules it was "
-            f"started with, so name yours: shoal.local(..., modules=['my_module'])"
+            f"no filter {name!r} here{hint} (known: {', '.join(names)}); one of your own is in a module that is named: "
+            f"shoal.local(..., modules=['my_module']), or launch.modules of a job"
         )
     return found
 

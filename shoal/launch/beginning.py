@@ -14,15 +14,25 @@ from shoal.errors import Invalid
 from shoal.files import replace_file
 from shoal.filters import described
 from shoal.job import Job
+from shoal.launch.child import prepare
 from shoal.launch.kept_slab import Kept
 from shoal.models.learning import Learner, LinearLearner, learner_of
 from shoal.models.linear import Linear
 from shoal.models.objective import ObjectiveLearner
 from shoal.store.checkpoint import Manifest
+from shoal.store.filtering import check_named
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.tables import Dense, Given, Table
 
 START = "start.f32"
+
+
+def import_own(job: Job) -> None:
+    """This process knows the user's own filters and rules, as servers and workers do: what cannot be is said before it begins."""
+    if job.launch.modules:
+        prepare(job.launch.modules)
+        wire = "float32" if isinstance(job.model, Linear) else job.model.wire
+        check_named(job.filters, job.update.update(), wire, modules=False)
 
 
 def check(job: Job, dataset: Dataset) -> Learner:

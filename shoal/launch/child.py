@@ -84,13 +84,30 @@ def event_of(text: str) -> RunEvent:
 
 
 def prepare(modules: Sequence[str]) -> None:
-    """Import what the servers of this process need: the kernels, and the modules that the operator named."""
+    """Import what this process needs: the kernels, and the modules that the operator named, wherever they are needed.
+
+    They are found where Python looks, and after that in the current folder, however shoal was called.
+    """
     importlib.import_module("shoal.store.kernels")
+    with contextlib.suppress(FileNotFoundError):  # somebody may have removed it
+        if modules and (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)  # last: a file that happens to lie there is nobody else's module
+            importlib.invalidate_caches()
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise Invalid(f"cannot import {module!r}, which was named in modules=: {error}") from None
+            raise Invalid(
+                f"cannot import {module!r}, which was named in modules=: {error}; go to the folder it is in, or name that: "
+                f"export PYTHONPATH=folder"
+            ) from None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it may raise what it likes, and may want to leave
+            traceback.print_exc()
+            raise Invalid(
+                f"{type(error).__name__} while importing {module!r}, which was named in modules=: {error}; see its traceback"
+            ) from None
 
 
 def moved_by(transport: Transport) -> Callable[[], dict[str, int]]:

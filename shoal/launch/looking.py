@@ -222,6 +222,10 @@ def address_of(where: str) -> str:
                     f"a run by {alone} has no coordinator that could be asked: how far it is, its events say (shoal report "
                     f"{where}); if it was killed, go on with it: shoal train --resume {where}"
                 ) from None
+            if _has_owner(folder):
+                raise ClusterError(
+                    f"the run in {where} is being started (or runs as threads, which nobody can look at): ask again in a moment"
+                ) from None
             raise ClusterError(
                 f"no run is under way in {where} (or it runs as threads, which nobody can look at): if it was started just now, "
                 f"ask again in a moment; if it was ended, go on with it: shoal train --resume {where}"
@@ -229,6 +233,16 @@ def address_of(where: str) -> str:
         raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...)") from None
     except OSError as error:
         raise Invalid(f"cannot read {folder / ADDRESS}: {error.strerror}") from None
+
+
+def _has_owner(folder: Path) -> bool:
+    """A process that is there has the folder (its lock is not tried: whoever starts meanwhile would be refused)."""
+    import psutil
+
+    try:
+        return bool(psutil.pid_exists(int((folder / "lock").read_text())))
+    except (OSError, ValueError, OverflowError):
+        return False
 
 
 def _alone(folder: Path) -> str | None:

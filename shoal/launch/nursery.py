@@ -292,9 +292,9 @@ def _keep(nursery: Nursery, setup: Setup, reports: int) -> int:
     except Invalid as error:
         say(reports, Refused(str(error)))
         return 1
-    except BaseException as error:  # of a module, which may raise what it likes
+    except BaseException as error:
         traceback.print_exc()
-        say(reports, Refused(f"{type(error).__name__} while importing {setup.modules}: {error}; see its traceback"))
+        say(reports, Refused(f"{type(error).__name__} while importing what servers need: {error}; see its traceback"))
         return 1
     nursery.run()
     return 0

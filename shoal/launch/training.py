@@ -158,7 +158,7 @@ class Training:
     @property
     def course(self) -> m.Course:
         """How far it is: now, or when the coordinator was last heard."""
-        if not self._cluster._ended and not self._unheard:
+        if not self._cluster._ended and not self._unheard and not self._closed.is_set():
             with contextlib.suppress(ShoalError):
                 self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)  # the last figures are worth a wait
         return self._course
@@ -248,21 +248,24 @@ class Training:
         )
 
     def interrupted(self) -> Outcome:
-        """Somebody wants it to end now: judge what the servers have, if they still answer, and say how it stands."""
+        """Somebody wants it to end now: keep and judge what the servers have, if they still answer, and say how it stands."""
         self._why = self._why or "interrupted"
+        pulled, workers = None, len(self.workers)
         if self._folder is not None and self.course.done:
             with contextlib.suppress(ShoalError, AttributeError):  # what was saved last will do
                 self._client.save(limits.DRAIN / limits.SECOND)
         with contextlib.suppress(ShoalError, AttributeError):  # or what was judged last will do
             pulled = self._client.pull(TABLE, slice(None), exact=True).result(limits.DRAIN / limits.SECOND)
-            if self._evaluator is not None:
-                judged = self._evaluator.judge_now(pulled)
-                with self._telling:
-                    self._judged_last = True
-                    self._listener(self._told(judged))
+        _ = self.course  # heard for the last time
+        self.close()  # before it is judged: what was computed meanwhile would be in no checkpoint
+        if self._evaluator is not None and pulled is not None:
+            judged = self._evaluator.judge_now(pulled)
+            with self._telling:
+                self._judged_last = True
+                self._listener(self._told(judged, workers))
         return self.outcome()
 
-    def _told(self, judged: Judged) -> Evaluated:
+    def _told(self, judged: Judged, workers: int) -> Evaluated:
         """An evaluation that nobody had asked for."""
         course = self.course
         return Evaluated(
@@ -274,7 +277,7 @@ class Training:
             train_loss=None,
             test_loss=judged.loss,
             metrics=judged.metrics,
-            workers=len(self.workers),
+            workers=workers,
             best=self._evaluator is not None and self._evaluator.best is judged,
         )
 

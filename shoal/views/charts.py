@@ -178,7 +178,7 @@ def costs(runs: Sequence[Told]) -> Figure:
 
 
 def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
-    """What went of each plain byte, filter by filter and in all; a panel for each run and way."""
+    """What went into and came out of each filter, and of all; a panel for each run and way."""
     ways = [
         (name, found, way)
         for name, found in told[:FEW]
@@ -194,17 +194,20 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
             whole = row == len(bars) - 1
             axes.barh(row, before, 0.7, color=PALE, label="in" if row == 0 else None)
             axes.barh(row, after, 0.7, color=SERIES[1 if whole else 0], label="out" if row == 0 else None)
-            times = f"{before / after:,.1f} times fewer" if after else ""
-            axes.text(
-                max(before, after),
-                row,
-                f"  {after / 1e6:,.2f} of {before / 1e6:,.2f} MB, {times}",
+            times = f", {before / after:,.1f} times fewer" if after else ""
+            axes.annotate(
+                f"{after / 1e6:,.2f} of {before / 1e6:,.2f} MB{times}",
+                (max(before, after), row),
+                (6, 0),
+                textcoords="offset points",
                 va="center",
                 fontsize=8.5,
             )
         axes.set_yticks(range(len(bars)), [words.clean(said)[:28] for said, _, _ in bars])
         axes.set(ylim=(len(bars) - 0.5, -0.5))
-        axes.margins(x=0.35)
+        axes.set_xlim(
+            0, 1.75 * max(max(before, after) for _, before, after in bars)
+        )  # room for what stands beside the longest
         axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,.3g} MB")
         axes.locator_params(axis="x", nbins=6)
         axes.tick_params(axis="y", length=0)
@@ -215,6 +218,8 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
 
 def _bars(found: dict[str, Any], way: str) -> list[tuple[str, int, int]]:
     bars = [(name, *counts[way]) for name, counts in found["bytes"].items() if counts[way][0]]
+    if saved := found.get("by_number", {}).get(way, 0):
+        bars.insert(0, ("lists by number", found["plain"][way], found["plain"][way] - saved))
     return [*bars, ("all together", found["plain"][way], found["sent"][way])]
 
 

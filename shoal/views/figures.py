@@ -1,13 +1,16 @@
 """Figures of a run's summary that take more than a line: what filters did, what known lists of keys saved, what was lost.
 
 Bytes of filters are as workers counted them. To servers go keys and gradients, to workers weights; "plain" is what 8-byte keys and 4-byte
-values would have been, and the ratio is how many times fewer bytes went.
+values would have been, and the ratio is how many times fewer bytes went. Of that, what lists known by a number saved is no filter's
+doing: it is told apart, and taken off before it is said what filters saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from shoal.filters import acts
 from shoal.views import charts
@@ -25,6 +28,7 @@ def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dic
     if ALL not in filtered:
         return None
     to_plain, to_sent, from_plain, from_sent = filtered[ALL]
+    saved = min(filtered[HANDLES][3], to_plain) if HANDLES in filtered else 0
     by = {
         name: {"to_servers": list(counts[:2]), "to_workers": list(counts[2:])}
         for name, counts in sorted(filtered.items(), key=lambda one: acts(one[0]))
@@ -34,7 +38,12 @@ def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dic
         "bytes": by,  # into and out of each
         "plain": {"to_servers": to_plain, "to_workers": from_plain},
         "sent": {"to_servers": to_sent, "to_workers": from_sent},
+        "by_number": {"to_servers": saved, "to_workers": 0},  # of plain: keys that were not sent again
         "ratio": {"to_servers": _ratio(to_plain, to_sent), "to_workers": _ratio(from_plain, from_sent)},
+        "ratio_of_filters": {
+            "to_servers": _ratio(to_plain - saved, to_sent),
+            "to_workers": _ratio(from_plain, from_sent),
+        },
         "left": left[0],  # the size (2-norm) of what workers had left for later when it ended
         "lost": left[1],  # and of what died with workers, or could be counted for nobody
     }
@@ -68,16 +77,36 @@ def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:
     return {"counted": counts["updates counted"], "lost": counts["updates lost"]}
 
 
+def staleness(histogram: Sequence[int]) -> dict[str, Any]:
+    """Of the pushes that were counted: how many others came between what they read and them."""
+    counts = np.asarray(histogram, np.int64)
+    total = int(counts.sum())
+    if not total:
+        return {"mean": None, "p95": None, "max": None, "counts": []}
+    ages = np.arange(len(counts))
+    return {
+        "mean": round(float((ages * counts).sum() / total), 3),
+        "p95": int(np.searchsorted(np.cumsum(counts), 0.95 * total)),
+        "max": int(ages[counts > 0].max()),
+        "counts": counts.tolist(),
+    }
+
+
 def line(summary: Mapping[str, Any]) -> str:
     """One line about filters, at the end of a run; "" if there were none."""
     found = summary.get("filters")
     if not found:
         return ""
-    parts = [
-        f"{found['sent'][way] / 1e6:,.1f} MB {said} instead of {found['plain'][way] / 1e6:,.1f} ({found['ratio'][way]:.1f} times fewer)"
-        for way, said in (("to_servers", _WAYS[0]), ("to_workers", _WAYS[1]))
-        if found["ratio"][way]
-    ]
+    numbered = found.get("by_number", {})  # runs of earlier versions have no such figure
+    parts = []
+    for way, said in (("to_servers", _WAYS[0]), ("to_workers", _WAYS[1])):
+        if not found["ratio"][way]:
+            continue
+        saved, plain, sent = numbered.get(way, 0), found["plain"][way], found["sent"][way]
+        part = f"{_size(sent)} {said} instead of {_size(plain - saved)} ({(plain - saved) / sent:.1f} times fewer)"
+        if saved:
+            part += f" and of {_size(plain)} without lists by number ({plain / sent:.1f} times)"
+        parts.append(part)
     lost = f"; lost with workers: {found['lost']:.3g}" if found["lost"] else ""
     left = f"; left for later: {found['left']:.3g}" if found["left"] else ""
     return f"filters: {', '.join(parts)}{left}{lost}"
@@ -92,9 +121,10 @@ def section(runs: Sequence[Told]) -> Section | None:
     for one, found in told:
         name = [one.name] if len(runs) > 1 else []
         said = line(one.summary).removeprefix("filters: ")
-        saved = (one.summary.get("handles") or {}).get("bytes_saved", 0)
-        said += f"; {saved / 1e6:,.1f} MB of keys did not travel, since servers knew them by a number" if saved else ""
         words.append(f"{one.name}: {said}." if len(runs) > 1 else f"{said[:1].upper()}{said[1:]}.")
+        if saved := found.get("by_number", {}).get("to_servers", 0):
+            plain = found["plain"]["to_servers"]
+            rows.append([*name, "lists by number", *_cells([plain, plain - saved]), "-", "-"])
         for filter_name, ways in found["bytes"].items():
             rows.append([*name, filter_name, *_cells(ways["to_servers"]), *_cells(ways["to_workers"])])
         plain, sent = found["plain"], found["sent"]
@@ -106,13 +136,17 @@ def section(runs: Sequence[Told]) -> Section | None:
     drawn: list[Picture] = pictures(
         "filters",
         lambda: charts.filtered([(one.name, found) for one, found in told]),
-        "Bytes that went, for each byte of plain keys and values: one bar for each way.",
+        "Megabytes into (pale) and out of each filter, and of all together, where in are 8-byte keys and 4-byte values.",
     )
     return Section("Filters", words, drawn, [Table([*(["run"] if len(runs) > 1 else []), *heads], rows, caption)])
 
 
 def _cells(pair: Sequence[int]) -> list[str]:
     return [f"{size / 1e6:,.2f} MB" if size else "-" for size in pair]
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
 
 
 def _ratio(plain: int, sent: int) -> float | None:

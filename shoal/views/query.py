@@ -140,7 +140,9 @@ def _figures(seen: Look) -> list[Text]:
     for name in ("l1", "l2", "largest"):
         second.append(f"{name} ", "dim").append(f"{_figure(told[name])}   ", "")
     if minus := told["histogram"]["minus zero"]:
-        second.append("minus zero ", "dim").append(f"{minus:,}   ", "")
+        second.append("minus zero ", "dim").append(f"{minus:,} ", "").append(
+            "(block-proximal: keys left out)   ", "dim"
+        )
     if strange := told["histogram"]["not finite"]:
         second.append(f"{words.many(strange, 'weight')} infinite or no number", "bold red")
     second.rstrip()

@@ -107,7 +107,7 @@ def _answer(
     from shoal.store.question import Found
 
     prepare(modules or modules_of(where))
-    found = asked.ask(ask, slice(None), servers=None, **given)
+    answer = found = asked.ask(ask, slice(None), servers=None, **given)
     if isinstance(found, Found):
         found = {"numbers": found.numbers.tolist(), "keys": found.keys.tolist(), "values": found.values.tolist()}
     told = msgspec.json.encode(found, enc_hook=str)
@@ -115,6 +115,11 @@ def _answer(
         click.echo(msgspec.json.format(told))
         return
     plain = msgspec.json.decode(told)
+    if own := isinstance(answer, Found):  # what a question of one's own did not answer with is not shown
+        plain = {name: value for name, value in plain.items() if value}
+    if own and list(plain) == ["numbers"]:
+        click.echo("  ".join(f"{number:.6g}" for number in plain["numbers"]))
+        return
     rows = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else [("", plain)]
     for name, value in rows:
         click.echo(f"{name}  {value}" if name != "" else value)

@@ -17,6 +17,7 @@ from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid
 from shoal.events import Gone
 from shoal.job import Job
+from shoal.launch.training import Training
 from shoal.report import report
 from shoal.run import Run, train
 from shoal.store import dispatch
@@ -160,9 +161,37 @@ def test_a_server_that_does_not_know_a_filter_says_so_and_the_table_is_not_made(
         assert kv.tables() == {}
 
 
-def test_a_run_in_processes_uses_a_filter_of_a_users_own(mine: str) -> None:
-    run = small(launch__how="processes", launch__modules=[mine], filters=["turns", "delta"], workers=2, stop__epochs=2)
+def test_a_run_in_processes_uses_a_filter_of_a_users_own_in_the_current_folder(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    filters = [{"name": "turns", "every": 3}, "delta"]
+    run = small(launch__how="processes", launch__modules=[mine], filters=filters, workers=2, stop__epochs=2)
     assert run.summary["filters"]["bytes"]["turns"]["to_servers"][1] > 0
+    assert mine in sys.modules  # this process knows it as well: it is asked before the run begins
+    with pytest.raises(Invalid, match="no filter 'turn' here: did you mean 'turns'"):
+        small(tmp_path / "run", launch__modules=[mine], filters=["turn"])
+    with pytest.raises(Invalid, match=r"cannot import 'no_such'.*PYTHONPATH"):
+        small(tmp_path / "run", launch__modules=["no_such"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("late", ["summary", "close"])
+def test_an_error_after_the_training_does_not_cost_the_model(
+    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Training.close
+
+    def fails(*given: Any) -> None:
+        if late == "close":
+            close(given[0])
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("shoal.run.summarise" if late == "summary" else "shoal.launch.training.Training.close", fails)
+    with pytest.raises(ZeroDivisionError):
+        small(tmp_path / "run", stop__epochs=1)
+    assert shoal.query(tmp_path / "run", "nonzeros")["nonzero"] > 0
 
 
 def test_threads_that_push_first_at_once_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,17 +97,20 @@ def test_a_model_file_is_asked_as_servers_are(tmp_path: Path) -> None:
         (["ended"], 1, "has ended and left no model"),
         (["damaged"], 2, "cannot be read as a model"),
         (["alone"], 1, "a run by serial has no coordinator"),
+        (["starting"], 1, "is being started"),
     ],
 )
 def test_where_there_is_nothing_to_ask_that_is_said(
     tmp_path: Path, arguments: list[str], code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("kept", "ended", "damaged", "alone"):
+    for name in ("kept", "ended", "damaged", "alone", "starting"):
         (tmp_path / name).mkdir()
     kept(tmp_path / "kept")
     (tmp_path / "ended" / "summary.json").write_text("{}")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"\0" * 40)
     (tmp_path / "alone" / "job.toml").write_text('data = "clicks"\nstrategy = "serial"\n')
+    (tmp_path / "starting" / "job.toml").write_text('data = "clicks"\n')
+    (tmp_path / "starting" / "lock").write_text(str(os.getpid()))
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["query", *arguments])
     assert (done.exit_code, said in done.output) == (code, True), done.output
@@ -123,11 +126,14 @@ def test_one_question_is_asked_by_its_name_a_users_own_too(tmp_path: Path, monke
     (tmp_path / "questions_of_a_job.py").write_text(
         "import shoal\n@shoal.question(above=0.0)\ndef some(keys, weights, settings):\n"
         "    return (weights > settings.above).sum(), keys[:1], weights[:1]\n"
+        "@shoal.question()\ndef positive(keys, weights, settings):\n    return (weights > 0).sum()\n"
     )
     (tmp_path / "job.toml").write_text('data = "clicks"\nlaunch = {modules = ["questions_of_a_job"]}\n')
-    monkeypatch.syspath_prepend(str(tmp_path))  # where the job's modules are found, is known from the job
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)  # which modules a job has is known from the job, and they are found here
     done = CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "some", "--set", "above=1", "--json"])
     assert json.loads(done.output) == {"numbers": [1.0], "keys": [0], "values": [[0.5]]}
+    assert CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "positive"]).output == "2\n"
 
 
 def test_a_run_that_is_over_is_asked_like_its_folder(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Spans, Started, Stopped, read_run
 from shoal.job import Job
 from shoal.launch.training import Training
+from shoal.nodes.evaluator import Evaluator
 from shoal.run import Run, execute, train
 from shoal.settings import changed
 
@@ -242,7 +243,16 @@ def test_labels_that_a_model_cannot_learn_are_refused_and_leave_no_folder(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_ctrl_c_ends_everything_and_keeps_what_was_judged(tmp_path: Path) -> None:
+def test_ctrl_c_ends_everything_and_keeps_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work: list[list[str]] = []
+    judge_now = Evaluator.judge_now
+
+    def watched(self: Evaluator, pulled: Any) -> Any:
+        at_work.append([one.name for one in threading.enumerate() if one.name.startswith("worker")])
+        return judge_now(self, pulled)
+
+    monkeypatch.setattr(Evaluator, "judge_now", watched)
+
     def interrupt(event: RunEvent) -> None:
         if isinstance(event, Evaluated) and event.number == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -256,6 +266,8 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_judged(tmp_path: Path) -> Non
     assert back.model is not None and back.summary["examples"] > 0
     stopped = [event for event in read_run(tmp_path / "run" / "events.jsonl") if isinstance(event, Stopped)]
     assert [event.why for event in stopped] == ["interrupted"]
+    assert at_work == [[]]  # what they would compute while it is judged is in no checkpoint
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_a_worker_that_breaks_is_lost_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

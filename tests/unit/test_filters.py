@@ -109,7 +109,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
 
 def test_a_client_leaves_filters_that_it_does_not_know_to_the_servers() -> None:
     Client("me").create("t", shoal.Dense(rows=9, filters=[Filter("somebody_elses")]))
-    with pytest.raises(Invalid, match="a server knows the filters of the modules it was started with"):
+    with pytest.raises(Invalid, match="one of your own is in a module that is named"):
         Extent(shoal.Dense(rows=9, filters=[Filter("somebody_elses")]), [(0, KeyRange(0, 9))])
 
 
@@ -232,9 +232,24 @@ def test_a_summary_and_its_line_say_how_many_times_fewer_bytes_went() -> None:
     assert found is not None
     assert found["ratio"] == {"to_servers": 12.0, "to_workers": 4.0}
     assert found["bytes"] == {"delta": {"to_servers": [8, 1], "to_workers": [0, 0]}}
+    assert found["ratio_of_filters"] == found["ratio"]
     assert figures.line({"filters": found}) == (
-        "filters: 1.0 MB to servers instead of 12.0 (12.0 times fewer), 1.0 MB to workers instead of 4.0 (4.0 times fewer); "
+        "filters: 1.0 MB to servers instead of 12.0 MB (12.0 times fewer), 1.0 MB to workers instead of 4.0 MB (4.0 times fewer); "
         "left for later: 0.5; lost with workers: 0.25"
     )
+
+
+def test_what_lists_by_number_saved_is_no_filters_doing() -> None:
+    found = figures.filters({"all": [12_000_000, 1_000_000, 0, 0], "handles": [9, 1, 0, 8_000_000]}, (0.0, 0.0))
+    assert found is not None and found["ratio"]["to_servers"] == 12.0
+    assert found["ratio_of_filters"]["to_servers"] == 4.0 and found["by_number"]["to_servers"] == 8_000_000
+    assert figures.line({"filters": found}) == (
+        "filters: 1.0 MB to servers instead of 4.0 MB (4.0 times fewer) and of 12.0 MB without lists by number (12.0 times)"
+    )
+    older = {name: value for name, value in found.items() if name not in ("by_number", "ratio_of_filters")}
+    assert figures.line({"filters": older}).endswith("instead of 12.0 MB (12.0 times fewer)")
+
+
+def test_where_there_are_no_filters_there_is_no_line() -> None:
     assert figures.filters({"handles": [1, 2, 3, 4]}, (0, 0)) is None and figures.line({"filters": None}) == ""
     assert figures.handles({"handles": [1, 2, 3, 4]}) == {"hits": 1, "misses": 2, "forgotten": 3, "bytes_saved": 4}

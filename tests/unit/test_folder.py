@@ -18,8 +18,9 @@ from shoal.job import Job
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
 from shoal.resuming import differences
-from shoal.run import Run, _staleness, train
+from shoal.run import Run, train
 from shoal.settings import changed
+from shoal.views import figures
 
 EVENTS: list[RunEvent] = [Joined(seconds=0.0, name="worker-0", role="worker"), Stopped(seconds=1.5, why="done")]
 
@@ -268,7 +269,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_staleness_is_told_as_mean_tail_and_most() -> None:
-    assert _staleness([]) == _staleness([0, 0]) == {"mean": None, "p95": None, "max": None, "counts": []}
-    assert _staleness([5]) == {"mean": 0.0, "p95": 0, "max": 0, "counts": [5]}
-    assert _staleness([94, 0, 0, 6, 0]) == {"mean": 0.18, "p95": 3, "max": 3, "counts": [94, 0, 0, 6, 0]}
-    assert _staleness([95, 0, 0, 5]) == {"mean": 0.15, "p95": 0, "max": 3, "counts": [95, 0, 0, 5]}
+    assert figures.staleness([]) == figures.staleness([0, 0]) == {"mean": None, "p95": None, "max": None, "counts": []}
+    assert figures.staleness([5]) == {"mean": 0.0, "p95": 0, "max": 0, "counts": [5]}
+    assert figures.staleness([94, 0, 0, 6, 0]) == {"mean": 0.18, "p95": 3, "max": 3, "counts": [94, 0, 0, 6, 0]}
+    assert figures.staleness([95, 0, 0, 5]) == {"mean": 0.15, "p95": 0, "max": 3, "counts": [95, 0, 0, 5]}

@@ -174,9 +174,19 @@ def test_distinct_keys_are_those_that_numpy_finds() -> None:
         assert distinct(keys).tolist() == np.unique(keys).tolist() and distinct(keys).dtype == np.uint64
 
 
-@pytest.mark.parametrize(
-    "given", ["abc", None, [1, 2], np.array([1, 2]), np.array([2, 1], np.uint64), KeyList(np.empty(0, np.uint64))]
-)
-def test_a_list_to_be_used_again_is_made_of_sorted_keys(given: Any) -> None:
-    with pytest.raises(BadKeys, match=r"sorted keys without repeats, an array of uint64: np\.unique"):
-        KeyList(given)
+def test_a_list_is_made_of_whatever_are_sorted_keys() -> None:
+    for keys in ([3, 17, 99], np.array([3, 17, 99]), np.array([3, 17, 99], np.uint8), (3, 17, 99)):
+        made = KeyList(keys)
+        assert made.keys.dtype == np.uint64 and made.keys.tolist() == [3, 17, 99] and made.last == 99
+    assert len(KeyList([])) == 0
+    for bad, said in (
+        ([17, 3], r"np.unique\(keys\)"),
+        ([-1, 3], "negative"),
+        ([0.5], "whole numbers"),
+        ([[1]], "dimension"),
+        ("abc", "whole numbers"),
+        (None, "whole numbers"),
+        (KeyList([1]), "keys are"),
+    ):
+        with pytest.raises(BadKeys, match=said):
+            KeyList(bad)

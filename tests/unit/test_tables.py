@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+import shoal
 from shoal.errors import Invalid
 from shoal.limits import GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, SLOTS_PER_STEP, WIDTH
 from shoal.tables import Dense, Each, Given, Normal, Sparse, Step, Table, Uniform, Update, checked
@@ -126,3 +129,11 @@ def test_a_description_travels(spec: Table) -> None:
 def test_a_description_with_an_unknown_setting_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="colour"):
         msgspec.json.decode(b'{"type": "dense", "rows": 8, "colour": "red"}', type=Table)
+
+
+@pytest.mark.parametrize(
+    "filters", [["int8"], [shoal.Int8], "int8", shoal.Int8()], ids=["name", "class", "text", "one"]
+)
+def test_filters_of_a_table_are_named_with_their_parentheses(filters: Any) -> None:
+    with pytest.raises(Invalid, match=r"each with its parentheses: \[shoal.Int8\(\), shoal.DeltaKeys\(\)\]"):
+        checked(shoal.Sparse(keys=9, filters=filters))

@@ -220,3 +220,8 @@ def test_the_example_of_the_docs_gives_the_same_bits(rows: Dataset) -> None:
     finally:
         sys.path.remove(str(path))
     np.testing.assert_array_equal(own.weights, serial(job_of(), rows))
+
+
+def test_a_network_is_refused_by_what_it_is() -> None:
+    with pytest.raises(Invalid, match=r"solves linear models with loss logistic or squared, and this is a module"):
+        Job.of({"data": "mnist", "strategy": "block-proximal", "model": {"net": "linear"}})

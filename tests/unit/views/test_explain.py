@@ -130,6 +130,8 @@ def test_a_run_whose_test_loss_rises_while_the_train_loss_falls_overfits(story: 
     assert "fell further, from 0.8000 to 0.7000: it overfits." in said
     rising = [replace(one, train_loss=float(at)) for at, one in enumerate(judged(story, 0.7, 0.4, 0.5))]
     assert "overfits" not in words_of(rising)  # its train loss rose as well
+    solving = [replace(one, metrics={"objective": 9.0}) for one in judged(story, 0.7, 0.4, 0.5)]
+    assert "overfits" not in words_of(solving) and "it rose since" not in words_of(solving)
 
 
 def test_a_loss_that_ran_away_is_told(story: Any) -> None:

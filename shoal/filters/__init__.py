@@ -23,12 +23,10 @@ A filter of your own is one class, in a module that the servers are started with
 from __future__ import annotations
 
 import inspect
-import keyword
 import math
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,6 +34,7 @@ import numpy.typing as npt
 
 from shoal.errors import Invalid
 from shoal.keys import Values
+from shoal.registered import check_setting, check_taken, instead, near
 from shoal.tables import Filter
 from shoal.wire.base import Array
 
@@ -135,11 +134,7 @@ class Known:
     def made(self, given: Mapping[str, float]) -> Base:
         for name, value in given.items():
             if name not in self.defaults:
-                near = get_close_matches(name, self.defaults, n=1, cutoff=0.4)
-                known = f" (settings: {', '.join(self.defaults)})" if self.defaults else " (it has none)"
-                raise Invalid(
-                    f"filter {self.name!r} has no setting {name!r}{f': did you mean {near[0]!r}?' if near else known}"
-                )
+                raise Invalid(f"filter {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
             self._check(name, value)
         merged = {**self.defaults, **given}
         made = self.kind(_named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values())))
@@ -184,14 +179,9 @@ def filter(**settings: float) -> Callable[[type[Base]], Constructor]:
             )
         if name in _own():
             raise Invalid(f"filter {name!r} is one of shoal's own: give your class another name")
-        old = _known.get(name)
-        if old is not None and old.kind.__module__ != kind.__module__ and _file(old.kind) != _file(kind):
-            raise Invalid(f"filter {name!r} is already registered by {_file(old.kind)}: give one of them another name")
+        check_taken("filter", name, _known[name].kind if name in _known else None, kind)
         for one in settings:
-            if one.startswith("_") or not one.isidentifier() or keyword.iskeyword(one):
-                raise Invalid(
-                    f"setting {one!r}: a name that does not begin with an underscore and is no word of Python's is needed"
-                )
+            check_setting(one)
         known = Known(name, kind, {one: float(value) for one, value in settings.items()})
         known.made({})
         _known[name] = known
@@ -205,10 +195,8 @@ def known(name: str) -> Known:
     found = _own().get(name) or _known.get(name)
     if found is None:
         names = sorted({*_own(), *_known})
-        near = get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f": did you mean {near[0]!r}?" if near else ""
         raise Invalid(
-            f"no filter {name!r} here{hint} (known: {', '.join(names)}); one of your own is in a module that is named: "
+            f"no filter {name!r} here{near(name, names)} (known: {', '.join(names)}); one of your own is in a module that is named: "
             f"shoal.local(..., modules=['my_module']), or launch.modules of a job"
         )
     return found
@@ -267,13 +255,6 @@ def _own() -> Mapping[str, Known]:
     from shoal.filters import choosing, pressing, shortening
 
     return {**choosing.KNOWN, **shortening.KNOWN, **pressing.KNOWN}
-
-
-def _file(kind: type) -> str:
-    try:
-        return str(inspect.getfile(kind))
-    except (TypeError, OSError):
-        return str(kind.__module__)
 
 
 _known: dict[str, Known] = {}

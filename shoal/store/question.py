@@ -23,12 +23,9 @@ settings travel, never code. A user's own, in a module that the servers are star
 from __future__ import annotations
 
 import inspect
-import keyword
-import math
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -37,6 +34,7 @@ import numpy.typing as npt
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.keys import Keys, Values
+from shoal.registered import check_number, check_setting, check_taken, instead, near
 from shoal.theirs import ends_us, said, told
 
 Numbers = npt.NDArray[np.float64]
@@ -78,8 +76,8 @@ class Question:
         """The named tuple that the function takes: the defaults, with what was given in their place."""
         for name, value in given.items():
             if name not in self.defaults:
-                raise Invalid(f"question {self.name!r} has no setting {name!r}{_instead(name, list(self.defaults))}")
-            _check_number(f"{name}={value!r}", value)
+                raise Invalid(f"question {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
+            check_number(f"{name}={value!r}", value)
             if name == "k" and self.join == "largest" and not (1 <= value <= limits.CALL_KEYS and value == int(value)):
                 raise Invalid(f"k={value!r}: an answer has 1 to {limits.CALL_KEYS:,} keys")
         merged = {**self.defaults, **given}
@@ -150,11 +148,10 @@ def question(
 ) -> Callable[[Function], Question]:
     """Register a function as a question under its own name."""
     for name, value in settings.items():
-        _check_number(f"{name}={value!r}", value)
-        if name.startswith("_") or name in _TAKEN or not name.isidentifier() or keyword.iskeyword(name):
-            raise Invalid(
-                f"setting {name!r}: another name is needed, that does not begin with an underscore and is no word of Python's"
-            )
+        check_number(f"{name}={value!r}", value)
+        check_setting(name)
+        if name in _TAKEN:
+            raise Invalid(f"setting {name!r}: another name is needed, since a call has that one itself")
     words = (join,) if isinstance(join, str) else join if isinstance(join, tuple) else ()
     known = (*_BY_NUMBER, "largest") if isinstance(join, str) else tuple(_BY_NUMBER)
     for word in words:
@@ -181,7 +178,7 @@ def question_named(name: str) -> Question:
     known = _all()
     if name not in known:
         raise Invalid(
-            f"no question {name!r} here{_near(name, known)} (known: {', '.join(sorted(known))}): servers know those of the modules they were started "
+            f"no question {name!r} here{near(name, known)} (known: {', '.join(sorted(known))}): servers know those of the modules they were started "
             f"with (shoal.local(..., modules=['my_module']), launch.modules of a job), and who asks imports the module, too"
         )
     return known[name]
@@ -257,35 +254,5 @@ def _checked_name(function: Function) -> str:
 
     if name in questions.OWN:
         raise Invalid(f"question {name!r} is one of shoal's own: give your function another name")
-    old = _questions.get(name)
-    # The same function edited keeps its module (a notebook, a reload) or its file (run as a script, then imported).
-    if old is not None and old.function.__module__ != function.__module__ and _file(old.function) != _file(function):
-        raise Invalid(
-            f"question {name!r} is already registered by {_file(old.function)}: give one of them another name"
-        )
+    check_taken("question", name, _questions[name].function if name in _questions else None, function)
     return str(name)
-
-
-def _file(function: Function) -> str:
-    code: Any = getattr(getattr(function, "py_func", function), "__code__", None)
-    return str(code.co_filename)
-
-
-def _check_number(what: str, value: object) -> None:
-    try:
-        finite = not isinstance(value, bool | str) and math.isfinite(value)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):
-        finite = False
-    if not finite:
-        raise Invalid(f"setting {what}: a finite number is needed")
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f": did you mean {near[0]!r}?" if near else ""
-
-
-def _instead(name: str, known: list[str]) -> str:
-    if near := _near(name, known):
-        return near
-    return f" (settings: {', '.join(known)})" if known else " (it has none)"

@@ -34,16 +34,15 @@ pushed, penalties included: it is the same however long the key was left alone.
 from __future__ import annotations
 
 import inspect
-import math
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from shoal import tables
 from shoal.errors import Invalid
 from shoal.limits import PUSHED
+from shoal.registered import check_number, check_setting, check_taken, instead
 from shoal.store import rules
 from shoal.tables import Update
 
@@ -71,8 +70,8 @@ class Rule:
         """The named tuple that the function takes: the defaults, with what was given in their place."""
         for name, value in given.items():
             if name not in self.defaults:
-                raise Invalid(f"update {self.name!r} has no setting {name!r}{_instead(name, list(self.defaults))}")
-            _check_number(f"{name}={value!r}", value)
+                raise Invalid(f"update {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
+            check_number(f"{name}={value!r}", value)
             if value <= 0 and name in self.above_zero:
                 raise Invalid(f"update {self.name!r}, {name}={value!r}: a number above 0 is needed")
             if value < 0 and name in self.from_zero:
@@ -104,9 +103,8 @@ def update(
     if not isinstance(pushed, int) or not 1 <= pushed <= PUSHED:
         raise Invalid(f"pushed={pushed!r}: a rule is given 1 to {PUSHED} numbers for each weight")
     for name, value in settings.items():
-        _check_number(f"{name}={value!r}", value)
-        if name.startswith("_"):
-            raise Invalid(f"setting {name!r}: a name that does not begin with an underscore is needed")
+        check_number(f"{name}={value!r}", value)
+        check_setting(name)
 
     def register(function: Function) -> Constructor:
         plain = {name: float(value) for name, value in settings.items()}
@@ -174,7 +172,7 @@ def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, 
 
     As torch.optim.SGD has it: the first gradient is not dampened, and with momentum=0 there is no velocity to dampen.
     """
-    _check_number(f"dampening={dampening!r}", dampening)
+    check_number(f"dampening={dampening!r}", dampening)
     if not _is_zero(momentum):
         if _is_zero(dampening):
             return Constructor(_rules["sgd_momentum"])(step=step, momentum=momentum, decay=decay)
@@ -274,37 +272,9 @@ def _checked_name(function: Function) -> str:
         )
     if name in _builtin:
         raise Invalid(f"update {name!r} is one of shoal's own: give your function another name")
-    old = _rules.get(name)
-    # The same function edited keeps its module (a notebook, a reload) or its file (run as a script, then imported).
-    if old is not None and _module(old.function) != _module(function) and _file(old.function) != _file(function):
-        raise Invalid(f"update {name!r} is already registered by {_file(old.function)}: give one of them another name")
+    check_taken("update", name, _rules[name].function if name in _rules else None, function)
     return name
-
-
-def _module(function: Function) -> str:
-    return str(function.__module__)
-
-
-def _file(function: Function) -> str:
-    code: Any = getattr(function, "__code__", None)
-    return str(code.co_filename)
 
 
 def _is_zero(penalty: object) -> bool:
     return not isinstance(penalty, bool) and penalty == 0  # False is no number: the rule with penalties refuses it
-
-
-def _check_number(what: str, value: object) -> None:
-    try:
-        finite = not isinstance(value, bool | str) and math.isfinite(value)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):
-        finite = False
-    if not finite:
-        raise Invalid(f"setting {what}: a finite number is needed")
-
-
-def _instead(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
-    if near:
-        return f": did you mean {near[0]!r}?"
-    return f" (settings: {', '.join(known)})" if known else " (it has none)"

@@ -39,6 +39,7 @@ LEVELS = (
         "compiled",
         "files",
         "theirs",
+        "registered",
     ),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

@@ -257,9 +257,9 @@ def test_what_is_found_is_a_copy_of_the_rows() -> None:
         ({"join": "largest"}, "k: question(join='largest', k=10)"),
         ({"above": "x"}, "a finite number is needed"),
         ({"servers": 1}, "another name is needed"),
-        ({"_x": 1}, "another name is needed"),
+        ({"_x": 1}, "does not begin with an underscore"),
         ({"lambda": 1}, "no word of Python's"),
-        ({"a b": 1}, "another name is needed"),
+        ({"a b": 1}, "a name that"),
     ],
 )
 def test_a_question_that_cannot_be_is_refused(settings: Any, said: str) -> None:

@@ -56,5 +56,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,view,compress,torch,mpi]'
+	$(PIP) -e '.[dev,view,compress,sklearn,torch,mpi]'
 	@touch $@ $(VENV)/.run

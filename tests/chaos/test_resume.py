@@ -94,7 +94,10 @@ def check_whole(run: Run, clean: Run) -> None:
     assert not run.summary["failed"] and run.summary["stopped_because"] == clean.summary["stopped_because"]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+SOAK = pytest.mark.soak
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK), pytest.param(3, marks=SOAK)])
 def test_a_synchronous_run_that_was_killed_and_taken_up_is_the_same_bit_for_bit(
     den: Den, tmp_path: Path, calm: dict[str, Run], seed: int
 ) -> None:
@@ -114,7 +117,7 @@ def test_a_synchronous_run_that_was_killed_and_taken_up_is_the_same_bit_for_bit(
     assert seconds == sorted(seconds)  # time is never taken back
 
 
-@pytest.mark.parametrize("strategy", ["bounded", "async"])
+@pytest.mark.parametrize("strategy", [pytest.param("bounded", marks=SOAK), "async"])
 def test_a_run_that_was_killed_and_taken_up_learns_as_well(
     den: Den, tmp_path: Path, calm: dict[str, Run], strategy: str
 ) -> None:
@@ -158,7 +161,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     np.testing.assert_array_equal(again.model.table, clean.model.table)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=SOAK)])
 def test_an_interrupted_run_goes_on_from_where_it_was_interrupted(
     den: Den, tmp_path: Path, calm: dict[str, Run], number: int, code: int
 ) -> None:

@@ -33,8 +33,8 @@ def expected(epochs: int) -> np.ndarray[Any, Any]:
     return serial(job, load(job.data, job.seed))
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak), 4])
 @pytest.mark.parametrize("how", PLACES)
 def test_any_number_of_workers_and_servers_makes_the_same_model(how: str, workers: int, servers: int) -> None:
     run = watch(job_of(how, workers=workers, servers=servers))

@@ -54,6 +54,7 @@ def test_all_runs_of_the_study_make_as_many_epochs() -> None:
     assert len({msgspec.json.encode([job.data, job.model, job.update, job.stop, job.evaluate]) for job in jobs}) == 1
 
 
+@pytest.mark.soak
 def test_a_mean_of_ranks_with_one_start_learns_and_of_ranks_with_their_own_does_not() -> None:
     same, own = accuracy("psgd", 2, small=0.1), accuracy("own-starts", 2, small=0.1)
     assert same > 0.8 and own < same - 0.2

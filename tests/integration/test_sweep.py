@@ -162,7 +162,10 @@ def begun(den: Den) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak), (signal.SIGKILL, -9)],
+)
 def test_a_sweep_that_is_ended_leaves_nothing_behind_and_goes_on_when_started_again(
     home: Path, den: Den, number: signal.Signals, code: int
 ) -> None:

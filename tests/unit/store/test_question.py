@@ -217,8 +217,11 @@ def test_what_puts_things_together_and_fails_is_an_answer_too(at: str, raised: B
 
     made = question(**{at: fails})(broken)  # type: ignore[arg-type]
     some = Found(np.ones(1))
-    with pytest.raises(Invalid, match=f"putting it together failed: {type(raised).__name__}"):
-        made.whole([some, some], made.settings({}))
+    with (
+        ThreadPoolExecutor(1) as server,
+        pytest.raises(Invalid, match=f"putting it together failed: {type(raised).__name__}"),
+    ):
+        server.submit(made.whole, [some, some], made.settings({})).result()
 
 
 def test_ctrl_c_in_the_main_thread_is_the_users() -> None:

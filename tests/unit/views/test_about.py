@@ -154,6 +154,7 @@ def test_what_goes_with_a_strategy_is_not_told_as_a_setting() -> None:
         "data": "rcv1",
         "model": "logistic",
         "strategy": "block-proximal",
+        "strategy.blocks": 48,  # more of them, since there is a delay: that is worth a word
         "strategy.max_delay": 2,
         "update.l1": 3.0,
     }

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ _named_tuple: Any = namedtuple  # type checkers want its fields written out
 SORTS = ("choosing", "shortening", "pressing")  # as they act
 
 
-class Base:
+class Base(ABC):
     """What all filters have: settings, each within its bounds."""
 
     sort: ClassVar[str]
@@ -57,6 +58,7 @@ class Base:
 
     def check(self) -> None:
         """Raise Invalid if this filter cannot work here."""
+        return
 
 
 class Choosing(Base):
@@ -64,9 +66,9 @@ class Choosing(Base):
 
     sort = "choosing"
 
+    @abstractmethod
     def choose(self, values: Values, seed: int) -> Mask:
         """True for each row of ``values`` (rows, width) that goes; the same for the same arguments."""
-        raise NotImplementedError
 
 
 class Shortening(Base):
@@ -85,24 +87,24 @@ class Shortening(Base):
     def pulls(self) -> bool:
         return "pulls" in self.directions and bool(getattr(self.settings, "pulls", 1.0))
 
+    @abstractmethod
     def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes] | None:
         """One row of codes for each row, and what all of them need to be read; None if a value does not fit.
 
         With a seed chance may be used, and must be for a value that lies between two codes, lest small ones never count.
         """
-        raise NotImplementedError
 
     def pack(self, codes: Array) -> Bytes:
         """The bytes of some rows of codes."""
         return np.ascontiguousarray(codes).reshape(-1).view(np.uint8)
 
+    @abstractmethod
     def size(self, rows: int, width: int) -> int:
         """Bytes of so many rows, packed, with what all of them need."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self, packed: Bytes, rows: int, width: int) -> Values:
         """The values again, (rows, width); ``packed`` is of the right size, and nothing else is known of it."""
-        raise NotImplementedError
 
     def held(self, values: Values) -> Values:
         """The nearest values that fit: what is too large is cut, and the rest comes later."""
@@ -114,13 +116,13 @@ class Pressing(Base):
 
     sort = "pressing"
 
+    @abstractmethod
     def press(self, data: Bytes, item: int) -> Bytes | None:
         """Shorter bytes for these, of elements of ``item`` bytes each (8: sorted keys); None if that is not for this filter."""
-        raise NotImplementedError
 
+    @abstractmethod
     def release(self, data: Bytes, item: int, most: int) -> Bytes:
         """What was pressed, of no more than ``most`` bytes; ValueError if it cannot be."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,9 @@ def filter(**settings: float) -> Callable[[type[Base]], Constructor]:
         check_taken("filter", name, _known[name].kind if name in _known else None, kind)
         for one in settings:
             check_setting(one)
+        if inspect.isabstract(kind):
+            missing = ", ".join(sorted(kind.__abstractmethods__))
+            raise Invalid(f"filter {name!r} lacks {missing}: write that, too, as shoal.filters says what it does")
         known = Known(name, kind, {one: float(value) for one, value in settings.items()})
         known.made({})
         _known[name] = known

@@ -155,6 +155,13 @@ def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
 
     with pytest.raises(Invalid, match="'zstd' is one of shoal's own"):
         filters.filter()(zstd)
+    with pytest.raises(Invalid, match="filter 'half' lacks release: write that"):
+
+        @filters.filter()
+        class half(filters.Pressing):
+            def press(self, data: Any, item: int) -> Any:
+                return data
+
     with pytest.raises(Invalid, match=r"a class of shoal\.filters\.Choosing, Shortening or Pressing is needed"):
         filters.filter()(dict)  # type: ignore[arg-type]
     for name in ("_hidden", "lambda"):

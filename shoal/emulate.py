@@ -31,9 +31,10 @@ class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pause_every: float = 1.0  # seconds of computing on average between two pauses
     stall: float = 0.0  # seconds that they stand still once ...
     stall_at: float = 0.0  # ... after so many seconds of computing
+    link: float = 0.0  # seconds that every message between peers takes
 
     def __post_init__(self) -> None:
-        for name in ("per_example", "pause", "stall", "stall_at"):
+        for name in ("per_example", "pause", "stall", "stall_at", "link"):
             if not 0 <= getattr(self, name) <= 3600:
                 raise Invalid(f"emulate.{name}={getattr(self, name)!r}: needs 0 to 3600 seconds")
         if not 0 < self.pause_every < math.inf:
@@ -66,6 +67,8 @@ class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.stall:
                 how.append(f"stalled once for {_short(self.stall)} after {_short(self.stall_at)}")
             said.append(f"{_names(self.slow)} {' and '.join(how)}{'' if said else ' (emulated)'}")
+        if self.link:
+            said.append(f"emulated links ({_short(self.link)} for a message)")
         return ", ".join(said)
 
     def pace(self, worker: int, seed: int) -> Pace | None:

@@ -120,6 +120,10 @@ class Evaluated(Happening, frozen=True, kw_only=True):
     best: bool  # the lowest test loss so far
     read: float | None = None  # seconds when the weights were read: the model was as good then
     each: dict[str, dict[str, float]] = {}  # of every worker since the last of these: "slots", and seconds by kind
+    spread: dict[
+        str, float
+    ] = {}  # where everybody has a model: "best" and "worst" loss, "distance" of all from their mean
+    by: str = ""  # who judged it, where that is chosen
 
 
 class Joined(Happening, frozen=True, kw_only=True):
@@ -193,6 +197,26 @@ class Delayed(Happening, frozen=True, kw_only=True):
     waiting: float  # share of their time that workers waited before
 
 
+class Linked(Happening, frozen=True, kw_only=True):
+    """Who hears whom, in a run without a server."""
+
+    topology: str
+    nodes: list[str]
+    links: list[tuple[int, int]]  # from the first to the second, by their places in nodes; both ways: each pair once
+    directed: bool
+    gap: float  # 1 - |second eigenvalue| of the mixing matrix
+    rounds: float | None  # until the distance is a hundredth of what it was, if nobody learned; None: never
+    parts: list[list[int]]  # strongly connected ones
+    why: str = ""  # somebody is gone
+
+
+class Elected(Happening, frozen=True, kw_only=True):
+    """Who judges the model and deals the slots from now on, in a run of peers."""
+
+    name: str
+    why: str = ""  # the one before is gone, and how
+
+
 class Stopped(Happening, frozen=True, kw_only=True):
     """Training has ended, and this is why."""
 
@@ -212,6 +236,8 @@ RunEvent = (
     | RolledBack
     | Spans
     | Delayed
+    | Linked
+    | Elected
     | Stopped
 )
 

@@ -37,8 +37,10 @@ from shoal.store.chosen import Rule as Rule
 from shoal.store.filtering import check_named
 from shoal.strategies.averaging import AllReduce, Averaging, Over
 from shoal.strategies.block_proximal import BlockProximal, go_together
+from shoal.strategies.gossip import Gossip
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
+from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.strategies.serial import Serial
 from shoal.strategies.turns import Turns
 
@@ -51,6 +53,8 @@ STRATEGIES = {
     "allreduce": AllReduce,
     "hogwild": Hogwild,
     "block-proximal": BlockProximal,
+    "gossip": Gossip,
+    "peer-to-peer": PeerToPeer,
 }
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
@@ -116,7 +120,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     data: Source = Source()
     model: Linear | Module = Linear()
-    strategy: Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild | BlockProximal = Async()
+    strategy: (
+        Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild | BlockProximal | Gossip | PeerToPeer
+    ) = Async()
     update: Rule = Rule()
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
@@ -155,6 +161,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                 f"all its parameters from the start; leave it out"
             )
         self.emulate.check(self.workers if self.has_workers else 1)
+        if self.emulate.link and not isinstance(self.strategy, Gossip | PeerToPeer):
+            raise Invalid(
+                f"emulate.link={self.emulate.link:g} is for workers that talk to each other (gossip, peer-to-peer), and strategy "
+                f"{self.strategy.name!r} has none: leave it out"
+            )
         self.update.check(self.launch.modules, isinstance(self.strategy, OnServers))
         self._check_filters()
         go_together(self.strategy, self.model, self.update, self.stop, self.workers)

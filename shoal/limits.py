@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 MB = 1 << 20
 
 # What a message may be.
-PROTOCOL = 6  # first byte pair of every header; another number is refused at hello
+PROTOCOL = 7  # first byte pair of every header; another number is refused at hello
 FRAME_BYTES = 64 * MB  # one array; larger pushes are split at segment boundaries
 HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
@@ -73,6 +73,14 @@ CALL_VALUES = 1 << 20
 HANDLE_KEYS = 1 << 24  # keys that one client names at one server; 0: none
 HANDLE_LEAST = 4  # keys in such a list: shorter ones are sent
 HANDLE_BYTES = 512 * MB  # that a server keeps of all clients' lists; the least recently used go
+
+# Peers without a server.
+PEERS = 256  # in one run
+PEER_WINDOW = 64  # things that one has said and not all have heard; then it waits with the next, and adds to it
+PEER_BYTES = 256 * MB  # of these
+PEER_PARTS = 64  # of the weights, where they are owned
+PIECE_BYTES = 16 * MB  # of a model that is copied
+JOIN_WITHIN = 60 * SECOND
 
 # What a worker keeps.
 SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.events import Gone, Joined, Resumed, RolledBack, Saved, Voided, Warned
+from shoal.events import Elected, Gone, Joined, Linked, Resumed, RolledBack, Saved, Voided, Warned
 from shoal.views import charts, compare, explain, figures, timeline, words
 from shoal.views.account import OF_WORKERS, Happened, seconds_of
 from shoal.views.drawing import clock, pictures
@@ -354,6 +354,10 @@ def _told(event: Happened) -> tuple[str, str]:
             return "void", words.news(event)
         case Warned():
             return "warning", words.news(event).removeprefix("warning: ")
+        case Linked():
+            return "graph", words.news(event)
+        case Elected():
+            return "chosen", words.news(event)
 
 
 def _felt(one: Told, event: Happened) -> str:

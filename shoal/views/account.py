@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 from shoal.events import (
     Delayed,
+    Elected,
     Evaluated,
     Gone,
     Joined,
+    Linked,
     Progress,
     Resumed,
     RolledBack,
@@ -34,7 +36,7 @@ OF_WORKERS = KINDS[:4]
 JITTER = 0.004  # seconds between two spans that are only the time a message took
 BACK = 0.9  # of the rows/s before a fault: then it is over
 
-Happened = Joined | Gone | Voided | Warned | Resumed | RolledBack | Saved
+Happened = Joined | Gone | Voided | Warned | Resumed | RolledBack | Saved | Linked | Elected
 Span = tuple[str, float, float]  # what, from, to
 
 

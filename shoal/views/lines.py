@@ -23,9 +23,11 @@ from dataclasses import dataclass
 
 from shoal.events import (
     Delayed,
+    Elected,
     Evaluated,
     Gone,
     Joined,
+    Linked,
     Progress,
     Resumed,
     RolledBack,
@@ -91,11 +93,20 @@ class Lines:
                 return [*self._tell_news(event.seconds), *self._tell_evaluation(event)]
             case Stopped():
                 return [*self.end(), self._stopped(event)]
-            case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack() | Saved() | Delayed() if (
-                self._verbosity > 1
-            ):
+            case (
+                Joined()
+                | Gone()
+                | Voided()
+                | Warned()
+                | Resumed()
+                | RolledBack()
+                | Linked()
+                | Elected()
+                | Saved()
+                | Delayed()
+            ) if self._verbosity > 1:
                 return [every.line(event)]
-            case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack():
+            case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack() | Linked() | Elected():
                 return self._tell_happening(event) if words.is_news(event) else []
             case _:  # a checkpoint was saved, say: that is as it should be
                 return []

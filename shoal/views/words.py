@@ -10,11 +10,23 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-from shoal.events import Evaluated, Gone, Joined, Resumed, RolledBack, RunEvent, Started, Voided, Warned
+from shoal.events import (
+    Elected,
+    Evaluated,
+    Gone,
+    Joined,
+    Linked,
+    Resumed,
+    RolledBack,
+    RunEvent,
+    Started,
+    Voided,
+    Warned,
+)
 
 NAMED = 3  # names in a summary before it says how many more
 
-News = Joined | Gone | Voided | Warned | Resumed | RolledBack
+News = Joined | Gone | Voided | Warned | Resumed | RolledBack | Linked | Elected
 
 
 def clean(text: str) -> str:
@@ -138,6 +150,10 @@ def news(event: News) -> str:
             return f"slot {number:,} of pass {number_of_pass:,} counts as empty: {clean(why)}"
         case Warned(what=what):
             return f"warning: {clean(what)}"
+        case Linked():
+            return linked(event)
+        case Elected(name=name, why=why):
+            return f"{clean(name)} judges the model and deals the slots{f': {clean(why)}' if why else ''}"
         case Resumed(checkpoint=None):
             return "there is no checkpoint: it begins anew"
         case Resumed(checkpoint=checkpoint, steps=steps):
@@ -145,6 +161,17 @@ def news(event: News) -> str:
         case RolledBack(steps_before=before, steps_after=after, why=why):
             to = "the beginning" if event.checkpoint is None else f"checkpoint {event.checkpoint:,}"
             return f"back to {to}, from step {before:,} to {after:,}{done_again(event.slots)}: {clean(why)}"
+
+
+def linked(event: Linked) -> str:
+    """A graph, in one line."""
+    rounds = "never" if event.rounds is None else f"in {event.rounds:,.3g} rounds"
+    ways = "one-way links" if event.directed else "links"
+    pieces = f", in {many(len(event.parts), 'piece')}" if len(event.parts) > 1 else ""
+    return (
+        f"{clean(event.topology)} of {many(len(event.nodes), 'worker')} with {len(event.links):,} {ways}{pieces}: spectral gap "
+        f"{event.gap:.3g}, a hundredth of the distance is left {rounds}{f' ({clean(event.why)})' if event.why else ''}"
+    )
 
 
 def summary(events: Sequence[News]) -> str:

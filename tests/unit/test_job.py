@@ -229,7 +229,7 @@ def test_a_value_on_the_command_line_is_what_it_would_be_in_a_file_or_a_string(t
         ({"update": {"stepp": 2}}, "no setting update.stepp: did you mean 'update.step'?"),
         ({"strategy": {"name": "sync", "slots_per_stop": 2}}, "did you mean 'strategy.slots_per_step'?"),
         ({"strategy": {"name": "async", "max_delay": 2}}, "strategy 'async' has no setting 'max_delay', only sync, bounded"),
-        ({"strategy": "synch"}, "no strategy 'synch': did you mean 'sync'? (strategies: sync, bounded, async, serial, averaging, allreduce, hogwild, block-proximal)"),
+        ({"strategy": "synch"}, "no strategy 'synch': did you mean 'sync'? (strategies: sync, bounded, async, serial, averaging, allreduce, hogwild, block-proximal, gossip, peer-to-peer)"),
         ({"strategy": 3}, "no strategy 3"),
         ({"strategy": ["sync"]}, "no strategy ['sync']"),
         ({"launch": {"qqqq": 1}}, "no setting launch.qqqq (settings: launch.how, launch.transport"),

@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import OtherVersion, WireError
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update, Wire
-from shoal.wire import coding
+from shoal.wire import coding, neighbours, peers
 from shoal.wire import messages as m
 
 KINDS = typing.get_args(m.AnyMessage)
@@ -35,7 +35,42 @@ CHANGES = [
     m.Change(7, "push", 3, stream=-5, number=2, floor=1, incarnation=5, step=4, spell=1, entered=2, name="ann"),
     m.Change(8, "step", 2, 0, 8, [1, 3]),
 ]
+PEER = peers.Peer("worker-1.3f9c", "worker-1", 1, "tcp://here")
+LINK = neighbours.Link("worker-2", "ipc://there", 0.25)
+WORDS: list[peers.Word] = [
+    peers.Learned([(0, 3)], 96, 2.5, [1, 2, 3], (4, 5)),
+    peers.Dealt([("worker-1.3f9c", [(3, 9)])], 2),
+    peers.Judged(1, 0.5, 0.75, 3, 96, None, {"accuracy": 0.5, "auc": None}, 0.25, 2, False, [None, 0.5, 1, None]),
+    peers.Halt("5 epochs done"),
+    peers.Rested(),
+    peers.Ended("5 epochs done", False, 1.5),
+    peers.Leaving("no memory", [(3, 9)]),
+    peers.Owners(2, ["worker-1.3f9c"]),
+    peers.Yielded(2),
+    peers.Owned([(0, {"worker-1.3f9c": 4})]),
+]
 EXAMPLES: list[m.Message] = [
+    *(peers.Said("worker-1.3f9c", 7, word, {"worker-2.aa": 5}) for word in WORDS),
+    peers.Beat(PEER, {"worker-1.3f9c": 7}, [PEER], {"worker-0.1": "killed"}, False),
+    peers.Greet(1),
+    peers.Here(1, "seed = 1", 10, 20, [PEER], {}),
+    peers.Fetch(1, "worker-1.3f9c", 2),
+    peers.Piece(1, 0, 2, {"worker-1.3f9c": 7}, b"state"),
+    peers.Account(
+        1, "worker-1.3f9c", [PEER], {}, 3, 9, 9, 96, (2.5, 96), 0.5, [1], (4, 5), [WORDS[2]], [3, 1], {"lost": 1}
+    ),
+    peers.Watch(1, 2),
+    peers.Weigh(1, 2, 3),
+    peers.Stop(1, "interrupted", True, "worker-1.3f9c"),
+    peers.Share("worker-1.3f9c", 4, 2, [0, 5]),
+    neighbours.Leg(1, 8, 0.5, [LINK], [LINK], 1),
+    neighbours.Without(1, "worker-2", 0.5, [LINK], []),
+    neighbours.Offer(1, 7, 0.5),
+    neighbours.Meet(7, 6),
+    neighbours.Met(7),
+    neighbours.Along(1, 7, 96, 2.5, [1, 2, 3], 4, 5),
+    neighbours.Rest(1, [8.0, 96.0, 2.5, 4.0, 5.0], 0.5, 3, 0.25, "no memory"),
+    neighbours.Heard(1, True),
     VIEW,
     m.Hello("ann", "server", "token.0", "tcp://here"),
     m.Hello("ann", "server", "token.0"),

@@ -1,0 +1,39 @@
+"""Peer to peer: every worker has the whole model, learns at its own pace, and sends what it changed to all others (S4-04 to S4-11).
+
+    all         what was changed in ``every`` rows goes to every peer, which adds it to its own weights
+    owned       it goes to the owners of its keys; each of them adds up what comes, and sends that to all
+
+Nobody waits for an answer. Who comes asks any one peer who is here, is entered by all, and copies a model with its version; who is
+lost is left out, and what it had said reaches all of the others or none. So when everything that was said is heard, all have the
+same weights, up to the order in which numbers were added.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shoal.errors import Invalid
+
+
+class PeerToPeer(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="peer-to-peer", kw_only=True
+):
+    """Everybody learns, and tells all others."""
+
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
+    every: int = 200  # own rows between two times that it tells
+    send: Literal["all", "owned"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.every is True or not 1 <= self.every <= 1 << 30:
+            raise Invalid(f"strategy.every={self.every}: needs 1 to {1 << 30:,} rows")
+
+    @property
+    def name(self) -> str:
+        return "peer-to-peer"
+
+    @property
+    def in_steps(self) -> bool:
+        return False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shoal.events import Linked
 from shoal.views import graph, words
 from shoal.views.account import Account
-from shoal.views.drawing import PALE, SERIES, canvas, pictures, tidy
+from shoal.views.drawing import SERIES, canvas, pictures, tidy
 from shoal.views.plots import FEW
 from shoal.views.sections import Picture, Section
 from shoal.views.told import Told
@@ -55,7 +55,7 @@ def graphs(run: Account) -> list[Linked]:
 
 
 def picture(run: Account) -> Figure | None:
-    """The distance over rounds, in powers of ten; and where it would be if nobody had learned, from where it began."""
+    """The distance over rounds, in powers of ten where it changes by these; and where it would be if nobody had learned, from where it began."""
     over, found = points(run)
     drawn = [(at, distance) for at, distance in found if distance > 0]
     if not drawn:
@@ -67,14 +67,13 @@ def picture(run: Account) -> Figure | None:
         axes.plot(*zip(*predicted, strict=True), "--", color=SERIES[1], linewidth=1.2, label=_label(graphs(run)[0]))
     (line,) = axes.plot(x, y, "-", color=SERIES[0], marker="o" if len(drawn) <= FEW else None, label="measured")
     line.set(linewidth=1.5, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
-    axes.set_yscale("log")
+    if max(y) > 10 * min(y):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.set(ylabel="distance from the mean", xlabel=over)
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
-    if max(y) < 10 * min(y):  # a log scale names only powers of ten by itself
-        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:.3g}")
-        axes.tick_params(axis="y", which="minor", labelsize=8)
-        axes.grid(True, axis="y", which="minor", color=PALE, linewidth=0.3)
     return figure
 
 

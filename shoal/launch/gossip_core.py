@@ -79,12 +79,17 @@ class GossipCore:
             total += np.multiply(values.reshape(now.shape), weight, dtype=np.float64)
         now[:] = total
 
-    def add(self, delta: Floats) -> None:
-        self._now[:] += delta.reshape(self._now.shape)
+    def add(self, delta: Floats, times: float = 1.0) -> None:
+        """weights <- weights + times * delta."""
+        now = self._now
+        now[:] = now + np.multiply(delta.reshape(now.shape), times, dtype=np.float64)
 
-    def step(self) -> None:
-        """By the rule, with the gradient that was kept."""
+    def step(self, scale: float = 1.0) -> None:
+        """By the rule, with the gradient that was kept; weights move by ``scale`` times what the rule would have them."""
+        before = self._now.copy() if scale != 1.0 else None
         self._core.apply(self._kept, 1)
+        if before is not None:
+            self._now[:] = before + np.subtract(self._now, before, dtype=np.float64) * scale
 
     @property
     def _now(self) -> Floats:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+
 import msgspec
 
 from shoal import limits

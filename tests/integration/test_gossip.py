@@ -269,9 +269,10 @@ def test_what_a_module_raises_in_a_worker_is_told_and_the_others_go_on(tmp_path:
         "class Net(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.layer = nn.Linear(4, 2)\n\n"
+        "        self.layer, self.calls = nn.Linear(4, 2), 0\n\n"
         "    def forward(self, x):\n"
-        "        if self.training:\n"
+        "        self.calls += self.training\n"
+        "        if self.calls > 3:\n"
         "            raise RuntimeError('not today')\n"
         "        return self.layer(x)\n"
     )

@@ -30,7 +30,10 @@ from shoal.models.linear import Floats
 from shoal.strategies.gossip import Gossip
 
 Doubles = npt.NDArray[np.float64]
-RUNAWAY: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}  # a model that runs away is found out where it is judged
+RUNAWAY: dict[str, Any] = {
+    "over": "ignore",
+    "invalid": "ignore",
+}  # a model that runs away is found out where it is judged
 
 
 class GossipCore:

@@ -6,7 +6,6 @@ nothing. What a worker that is lost had told stays counted.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from shoal.launch.gossip_home import Told
@@ -25,7 +24,7 @@ class Fresh:
     loss: float = 0.0
     sent: int = 0
     received: int = 0
-    spent: Counter[str] = field(default_factory=Counter)
+    spent: dict[str, float] = field(default_factory=dict)
 
 
 class Tally:
@@ -60,7 +59,7 @@ class Tally:
         fresh.sent += moved[0]
         fresh.received += moved[1]
         for kind, more in zip(KINDS, moved[2:], strict=False):
-            fresh.spent[kind] += more / 1e6
+            fresh.spent[kind] = fresh.spent.get(kind, 0.0) + more / 1e6
 
     def _more(self, name: str, now: list[int]) -> list[int]:
         """How much these figures have grown."""

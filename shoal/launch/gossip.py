@@ -102,7 +102,7 @@ class GossipRun:
         self._seen = self._set_off = self._rested = (
             0.0  # up to when time is counted; when the last leg began, and ended
         )
-        self._tally = Tally()
+        self._tally = Tally(self._parts.rows)
         self._in_leg = [0, 0]  # slots and rows that were counted in this leg
         self._mean: Floats | None = (
             None  # a slab, when all rested last: what is kept, and judged when it is interrupted
@@ -256,6 +256,7 @@ class GossipRun:
             return
         self._remember()
         self._in_leg = [0, 0]
+        self._tell_lost()
         if score.due or (score.why and score.unjudged) or not is_finite(self._apart.mean):
             self._judge()
         if self._keeper.due and not score.failed:
@@ -263,8 +264,9 @@ class GossipRun:
 
     def _remember(self) -> None:
         """The mean of what all have now, and how far that is; who is interrupted meanwhile still has the one before."""
-        told = self._home.told.values()
-        self._apart.take([(one.slab, one.rest.weight) for one in told if one.slab is not None and one.rest is not None])
+        told = [(one.slab, one.rest) for one in self._home.told.values()]
+        whole = self._graph.directed and len(self._graph.parts()) == 1  # otherwise weights gather where links end
+        self._apart.take([(slab, rest.weight if whole else 1.0) for slab, rest in told if slab is not None and rest])
         self._mean, self._at = self._apart.mean, self._position()
 
     def _position(self) -> tuple[Standing, int, int, Ids]:
@@ -343,6 +345,15 @@ class GossipRun:
             self._warn(
                 f"without {name} the others are not connected any more ({self._graph.words()}): each group goes on, and they can "
                 f"never agree"
+            )
+
+    def _tell_lost(self) -> None:
+        """What went with lost neighbours: of an exchange that one side had taken and the other not (P12)."""
+        rests = [one.rest for one in self._home.told.values() if one.rest is not None]
+        self.score.counts["meetings"] += sum(rest.met for rest in rests)
+        if lost := sum(rest.lost for rest in rests):
+            self._warn(
+                f"exchanges with those who are gone may be half done: the sum of all models moved by at most {lost:.3g}"
             )
 
     def _see_to_the_silent(self) -> None:

@@ -34,7 +34,6 @@ class Told:
     slots: Ids
     heard: bool = False  # it has said something of this leg
     rounds: int = 0
-    rows: int = 0
     loss: float = 0.0
     rest: Rest | None = None  # it is done with its slots
     slab: Floats | None = None  # in one row

@@ -1,13 +1,15 @@
 """What workers that gossip have told of their work, and how much of it is new since it was last asked for.
 
-A worker tells rounds, rows and losses since its leg began, and times and bytes since it began itself: what is told twice, or late, adds
+A worker tells rounds and losses since its leg began, and times and bytes since it began itself: what is told twice, or late, adds
 nothing. What a worker that is lost had told stays counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shoal.data.batch import Ids
 from shoal.launch.gossip_home import Told
 from shoal.wire.neighbours import Along, Rest
 
@@ -30,7 +32,9 @@ class Fresh:
 class Tally:
     """Of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Callable[[Ids], int]) -> None:
+        """``rows``: how many some slots have."""
+        self._rows = rows
         self._fresh = Fresh()
         self._moved: dict[str, list[int]] = {}  # bytes sent and received, and microseconds by kind, of each worker
 
@@ -42,19 +46,19 @@ class Tally:
     def hear(self, name: str, one: Told, said: Along | Rest) -> None:
         """A word of this leg; ``one`` is what its worker had told of it before."""
         if isinstance(said, Rest):
-            rounds, rows, sent, received, *spent = (int(one) for one in (*said.along[:2], *said.along[3:]))
+            rounds, sent, received, *spent = (int(one) for one in (said.along[0], *said.along[3:]))
             loss = said.along[2]
         else:
-            rounds, rows, loss = said.rounds, said.rows, said.loss
+            rounds, loss = said.rounds, said.loss
             sent, received, spent = said.sent, said.received, said.spent
         fresh = self._fresh
         fresh.words += 1
         if rounds >= one.rounds:
             before, one.rounds = one.done, rounds
             fresh.slots += one.done - before
-            fresh.rows += rows - one.rows
+            fresh.rows += self._rows(one.slots[before : one.done])  # what it says may have a round more that is not done
             fresh.loss += loss - one.loss
-            one.rows, one.loss = rows, loss
+            one.loss = loss
         moved = self._more(name, [sent, received, *spent])
         fresh.sent += moved[0]
         fresh.received += moved[1]

@@ -102,7 +102,7 @@ def test_the_last_to_be_done_is_lost_and_the_others_are_asked() -> None:
 
 
 def test_what_is_told_twice_or_late_is_counted_once() -> None:
-    tally, one = Tally(), Told(ids(1, 2))
+    tally, one = Tally(lambda some: 8 * len(some)), Told(ids(1, 2))
     for rounds in (1, 1, 0):
         tally.hear("worker-0", one, Along(1, rounds, 8 * rounds, 0.5 * rounds, [100, 10, 1], 50, 60))
     tally.hear("worker-0", one, Rest(1, [3, 16, 1.0, 70, 80]))

@@ -80,7 +80,7 @@ class Meetings:
 
     def begin(self, leg: Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
         self.leg, self._rounds, self._slots = leg.number, leg.rounds, slots
-        self.round, self.met, self.lost, self.frozen, self._waits = 0, 0, 0.0, False, False
+        self.round, self.met, self.frozen, self._waits = 0, 0, False, False
         self._number = leg.number * NUMBERS
         self._neighbours = sorted({one.name for one in leg.hears} - set(gone))
         for name, (number, _) in self.answered.items():

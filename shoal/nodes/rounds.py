@@ -24,6 +24,7 @@ everybody counts alike however many hear it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,14 @@ from shoal.wire.neighbours import Leg, Offer, Reached
 _LEAST = 1e-290  # a weight does not vanish, even where it is only given away
 
 Part = tuple[float, Floats]  # weight (push-sum: of what was sent) and model
+
+
+class Said(NamedTuple):
+    """What was offered in a round."""
+
+    model: Floats
+    weight: float  # of push-sum, before it was shared out,
+    kept: float  # and what is left of it after that
 
 
 class Rounds:
@@ -51,8 +60,7 @@ class Rounds:
         self._hears: dict[str, float] = {}
         self._tells: dict[str, float] = {}
         self._slots: Sequence[int] = ()
-        self._said: dict[int, tuple[Floats, dict[str, float]]] = {}  # by round: the model, and the share of each
-        self._kept = 1.0  # of the weight in this round, after the shares (push-sum)
+        self._said: dict[int, Said] = {}  # by round
         self._offers: dict[tuple[int, str], Part] = {}
         self._early: dict[tuple[int, str], Part] = {}  # of the next leg
         self._reached: dict[str, int] = {}  # the round that who hears us is known to be in
@@ -81,7 +89,7 @@ class Rounds:
     def begin(self, leg: Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
         """The next leg."""
         self.leg, self._rounds, self._slots, self._rides = leg.number, leg.rounds, slots, leg.rides
-        self._own, self.round, self.lost, self._last = leg.own, 0, 0.0, None
+        self._own, self.round, self._last, self._ready = leg.own, 0, None, False
         self._hears = {one.name: one.weight for one in leg.hears}
         self._tells = {one.name: one.weight for one in leg.tells}
         self._reached = dict.fromkeys(self._tells, -1)
@@ -101,13 +109,12 @@ class Rounds:
 
     def _start(self, weights: Floats) -> None:
         """Say what we have, and take a gradient at it."""
-        shares = {name: share * self.weight if self._rides else 1.0 for name, share in self._tells.items()}
-        self._said[self.round], self._kept = (weights, shares), self._own * self.weight
+        self._said[self.round] = Said(weights, self.weight, self._own * self.weight)
         self._said.pop(self.round - 2, None)
-        for name in shares:
+        for name in self._tells:
             self._offer(name, self.round)
         for name in self._hears:
-            if name not in shares:  # where a link goes one way, nothing else says how far we are
+            if name not in self._tells:  # where a link goes one way, nothing else says how far we are
                 self._hands.send(name, Reached(self.leg, self.round))
         self._ready = False
         if self.round < len(self._slots):
@@ -139,7 +146,7 @@ class Rounds:
                 model.step(scale)
             return model.weights
 
-        self._last = (self._said[self.round][0], parts) if parts else None
+        self._last = (self._said[self.round].model, parts) if parts else None
         self._hands.spent.computing()
         self._hands.do(settle, lambda weights: self._settled(weights, weight), self._size * (2 + len(parts)))
 
@@ -147,8 +154,9 @@ class Rounds:
         """How much of the own model, and of which others, is in the mean; and the weight after it (push-sum)."""
         if not self._rides:
             return self._own, [(self._hears[name], values) for name, (_, values) in parts.items()], 1.0
-        total = max(self._kept + sum(share for share, _ in parts.values()), _LEAST)
-        return self._kept / total, [(share / total, values) for share, values in parts.values()], total
+        kept = self._said[self.round].kept
+        total = max(kept + sum(share for share, _ in parts.values()), _LEAST)
+        return kept / total, [(share / total, values) for share, values in parts.values()], total
 
     def _settled(self, weights: Floats, weight: float) -> None:
         self._hands.spent.computed()
@@ -190,9 +198,10 @@ class Rounds:
         self._try()
 
     def without(self, name: str) -> None:
-        """A neighbour is gone."""
+        """Somebody is gone. Whoever hears of it no longer divides steps by a weight that may go to nothing now."""
+        self._rides = min(2, 2 * self._rides)
         if name in self._hears or name in self._tells:
-            weight = self._hears.get(name, 0.0)
+            weight = self._tells.get(name, 0.0) if self._rides else self._hears.get(name, 0.0)
             self._hands.do(lambda: self._took_along(name, weight), self._add_lost, self._size, first=True)
             self._leave(name)
             self._try()
@@ -208,8 +217,9 @@ class Rounds:
     # ------------------------------------------------------------ odds and ends
 
     def _offer(self, name: str, number: int) -> None:
-        weights, shares = self._said[number]
-        self._hands.send(name, Offer(self.leg, number, shares.get(name, 0.0)), cut(weights))
+        said = self._said[number]
+        weight = self._tells[name] * said.weight if self._rides else 1.0
+        self._hands.send(name, Offer(self.leg, number, weight), cut(said.model))
 
     def _is_in(self, name: str, number: int) -> None:
         if name in self._reached:
@@ -226,7 +236,7 @@ class Rounds:
     def _took_along(self, name: str, weight: float) -> float:
         """How much may be lost with it: our half of its last exchange, or the shares that it was sent."""
         if self._rides:
-            return sum(shares.get(name, 0.0) for _, shares in self._said.values())
+            return weight * sum(said.weight for said in self._said.values())
         if self._last is None or name not in self._last[1]:
             return 0.0
         mine, theirs = self._last[0], self._last[1][name][1]

@@ -94,7 +94,7 @@ class Rest(Message, frozen=True):
     along: list[float]  # rounds, rows, loss, sent, received, and what its time was spent for
     weight: float = 1.0  # of push-sum
     met: Count = 0  # meetings of this leg that it asked for and settled
-    lost: float = 0.0  # at most so much went with lost neighbours: the length of it, in this leg
+    lost: float = 0.0  # at most so much went with lost neighbours: the length of it, in its life
     error: str = ""
 
 

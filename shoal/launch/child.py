@@ -42,7 +42,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
-    kind: Literal["server", "worker", "racer", "rank", "coordinator"]
+    kind: Literal["server", "worker", "racer", "rank", "peer", "coordinator"]
     token: str
     bind: str  # where it listens, if others call it
     coordinator: str
@@ -118,7 +118,7 @@ def moved_by(transport: Transport) -> Callable[[], dict[str, int]]:
 def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1) -> int:
     """Do what was ordered, to the end; returns the exit code.
 
-    ``hangup`` is watched, ``reports`` written to; by ``inbox`` a coordinator hears from the top process.
+    ``hangup`` is watched, ``reports`` written to; by ``inbox`` a coordinator or a peer hears from the top process.
     """
     watch = threading.Thread(target=end_with, args=(nursery, hangup, orders.folder), name="shoal-watch", daemon=True)
     watch.start()
@@ -134,6 +134,8 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
                 _race(orders, reports)
             case "rank":
                 _be_rank(orders, reports)
+            case "peer":
+                _be_peer(orders, reports, inbox)
             case "coordinator":
                 _coordinate(orders, reports, inbox)
     except ShoalError as error:
@@ -178,6 +180,12 @@ def _be_rank(orders: Orders, reports: int) -> None:
     from shoal.launch.others import be_rank
 
     be_rank(orders, lambda: say(reports, Running(orders.name)))
+
+
+def _be_peer(orders: Orders, reports: int, inbox: int) -> None:
+    from shoal.launch.peer_process import be_peer
+
+    be_peer(orders, lambda address: say(reports, Running(orders.name, address)), inbox)
 
 
 def _coordinate(orders: Orders, reports: int, inbox: int) -> None:

@@ -15,6 +15,7 @@ from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
 from shoal.doors import Wrong, end_when_told
+from shoal.frontends.join_command import join, leave
 from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
@@ -66,7 +67,7 @@ def main() -> None:
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net.")
-@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; block-proximal; or serial.")
+@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; block-proximal; peer-to-peer; or serial.")
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
 @click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
@@ -311,7 +312,9 @@ def limits() -> None:
 main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
+main.add_command(join)
 main.add_command(launch)
+main.add_command(leave)
 main.add_command(query)
 main.add_command(report)
 main.add_command(simulate)

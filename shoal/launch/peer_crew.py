@@ -169,15 +169,15 @@ class ThreadCrew:
         return [name for name, thread in list(self._threads.items()) if thread.is_alive()]
 
     def start(self, count: int) -> list[Peer]:
-        lives = [Life(*self._made(number)) for number in range(count)]
+        lives = [self._life(number) for number in range(count)]
         founders = [life.me for life in lives]
         for life in lives:
-            self._begin(life, founders, None)
+            self._begin(life, founders, [])
         return founders
 
     def add(self, number: int, through: Peer) -> Peer:
-        life = Life(*self._made(number))
-        self._begin(life, [], through)
+        life = self._life(number)
+        self._begin(life, [], [(through.life, through.address)])
         return life.me
 
     def signal(self, name: str, number: int) -> None:
@@ -194,19 +194,17 @@ class ThreadCrew:
         if late := self.here:
             print(f"shoal: {counted(len(late), 'thread')} did not end: {', '.join(late)}", file=sys.stderr)
 
-    def _made(self, number: int) -> tuple[Made, Callable[[str], Transport], str, int]:
-        name = name_of(number)
-        work = msgspec.structs.replace(self._work, number=number, life=life_of(name))
-        return Made(work), self._hub.open, name, number
+    def _life(self, number: int) -> Life:
+        return Life(Made(msgspec.structs.replace(self._work, number=number)), self._hub.open)
 
-    def _begin(self, life: Life, founders: list[Peer], through: Peer | None) -> None:
+    def _begin(self, life: Life, founders: list[Peer], through: list[tuple[str, str]]) -> None:
         name = life.me.name
         self.peers[name] = life.me
 
         def run() -> None:
             why = ""
             try:
-                live(life, founders, through, self._closing)
+                why = live(life, founders, through, self._closing).why
             except BaseException as error:
                 why = f"{type(error).__name__}: {error}"
             if not self._closing.is_set():

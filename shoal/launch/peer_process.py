@@ -11,20 +11,17 @@ import os
 import secrets
 import signal
 import threading
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal import limits
 from shoal.cluster.book import State
-from shoal.cluster.mesh import Mesh
+from shoal.cluster.mesh import About, Mesh
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
-from shoal.errors import ClusterError, ShoalError
+from shoal.errors import ClusterError
 from shoal.job import Job
 from shoal.launch.child import Line, Orders
 from shoal.launch.kept_slab import read
@@ -34,6 +31,9 @@ from shoal.models.learning import learner_of
 from shoal.models.linear import Linear
 from shoal.nodes.loop import Loop
 from shoal.nodes.peer import Facts, PeerNode
+from shoal.store import generate
+from shoal.store.update import rule_named
+from shoal.strategies.serial import warm as warm_loop
 from shoal.wire import Transport
 from shoal.wire.effects import Received
 from shoal.wire.peers import Peer, Stop
@@ -86,3 +86,116 @@ class Made:
             kept = read(Path(work.kept))
             self.begin = begin_of(kept, self.slots.per_pass)
             self.core.restore(kept.slab)
+
+    def node(self, mesh: Mesh) -> PeerNode:
+        """What learns, deals and judges."""
+        test, learner = self.dataset.test, self.learner
+        return PeerNode(
+            mesh,
+            self.core,
+            Facts.of(self.job, self.slots),
+            lambda weights: learner.judge(test, weights),
+            begin=self.begin,
+        )
+
+
+class Life:
+    """A peer that has an address, and has not begun yet."""
+
+    def __init__(self, made: Made, open_: Open) -> None:
+        name = f"worker-{made.work.number}"
+        life = made.work.life or life_of(name)
+        self.made, self.open = made, open_
+        self.transport = open_(life)
+        self.me = Peer(life, name, made.work.number, self.transport.address)
+
+    def again(self, number: int) -> Life:
+        """The same one, under a new name on the wire."""
+        work = msgspec.structs.replace(self.made.work, number=number, life="")
+        self.made.work, self.made.begin = work, None
+        return Life(self.made, self.open)
+
+
+def live(
+    life: Life,
+    founders: list[Peer],
+    through: list[tuple[str, str]],
+    closing: threading.Event,
+    asked: threading.Event | None = None,
+    look: Callable[[PeerNode], bool] = lambda node: False,
+) -> PeerNode:
+    """Until it may go, or ``closing`` is set. ``asked``: it is to leave, in order. ``look`` is shown how it stands, and says whether it
+    may go when the run has ended: as a rule whoever watches copies the model first, and sets ``closing``."""
+    while True:
+        made = life.made
+        about = About(made.work.job, made.dataset.train.rows, made.dataset.features)
+        mesh = Mesh.joining(life.me, through, about=about) if through else Mesh(life.me, founders, about=about)
+        node = made.node(mesh)
+        loop = Loop(node, life.transport)
+        try:
+            _turn(loop, node, closing, asked, look)
+        finally:
+            loop.close()
+        if not node.put_out or closing.is_set():
+            return node
+        through = [(peer.life, peer.address) for peer in node.others]
+        if not through:
+            return node
+        life = life.again(1 + max(life.me.number, *(peer.number for peer in node.others)))
+
+
+def _turn(
+    loop: Loop,
+    node: PeerNode,
+    closing: threading.Event,
+    asked: threading.Event | None,
+    look: Callable[[PeerNode], bool],
+) -> None:
+    told = False
+    while not closing.is_set():
+        loop.turn(_LOOK)
+        if asked is not None and asked.is_set() and not told:
+            told = True
+            loop.tell(Received("home", Stop(0, "asked to leave", leave=True)))
+        may = look(node)
+        if node.put_out or (node.may_go and (may or not node.ended)):
+            return
+
+
+def sockets(folder: str) -> Open:
+    """Lives that are called by other processes: in this folder, or, without one, by a port of this machine."""
+    return lambda life: ZmqTransport(life, f"ipc://{folder}/{life}" if folder else "tcp://127.0.0.1:*")
+
+
+def warm(work: dict[str, object]) -> None:
+    """Load what peers run, in the process that they are forked from: each would take a fifth of a second for it."""
+    job = Job.of(tomllib.loads(msgspec.convert(work, PeerWork).job))
+    rule = rule_named(job.update.update().name)
+    importlib.import_module("shoal.strategies.peer_kernels")
+    if isinstance(job.model, Linear):
+        warm_loop(rule)
+    else:
+        generate.dense_kernels(rule)
+
+
+def be_peer(orders: Orders, running: Callable[[str], None], inbox: int) -> None:
+    """In a process of its own. SIGTERM asks it to finish what it is at, say what it learned, and go."""
+    asked, never = threading.Event(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    work = msgspec.convert(orders.work, PeerWork)
+    made = Made(work)
+    made.learner.settle(alone=True)
+    life = Life(made, sockets("" if orders.bind.startswith("tcp:") else orders.folder))
+    running(life.me.address)
+    with os.fdopen(inbox, "rb") as lines:
+        line = lines.readline() if work.through is None else b""
+    if line:
+        founders = msgspec.json.decode(line, type=Founders).peers
+    elif work.through is None:
+        return  # nobody is left who would say
+    else:
+        founders = []
+    through = [] if work.through is None else [(work.through.life, work.through.address)]
+    node = live(life, founders, through, never, asked)
+    if node.why:
+        raise ClusterError(node.why)

@@ -19,6 +19,7 @@ from shoal.store.checkpoint import Manifest
 from shoal.strategies.averaging import AllReduce, Averaging
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import OnServers
+from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.wire.messages import Course
 
 
@@ -99,6 +100,10 @@ def _without_coordinator(
         from shoal.launch.hogwild import HogwildRun
 
         return HogwildRun(job, dataset, listener, folder, kept)
+    if isinstance(job.strategy, PeerToPeer):
+        from shoal.launch.peer_to_peer import PeerRun
+
+        return PeerRun(job, dataset, listener, folder, kept)
     from shoal.launch.alone import Alone
 
     return Alone(job, dataset, listener, folder)

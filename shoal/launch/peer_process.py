@@ -6,11 +6,11 @@ with what they know and none of what it had not told. Where a run is kept on dis
 
 from __future__ import annotations
 
-import importlib
 import os
 import secrets
 import signal
 import threading
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -30,16 +30,17 @@ from shoal.launch.peer_keeping import begin_of
 from shoal.models.learning import learner_of
 from shoal.models.linear import Linear
 from shoal.nodes.loop import Loop
-from shoal.nodes.peer import Facts, PeerNode
-from shoal.store import generate
-from shoal.store.update import rule_named
-from shoal.strategies.serial import warm as warm_loop
+from shoal.nodes.lead import Facts
+from shoal.nodes.peer import PeerNode
+from shoal.nodes.replica import Hold
 from shoal.wire import Transport
 from shoal.wire.effects import Received
 from shoal.wire.peers import Peer, Stop
 from shoal.wire.zmq import ZmqTransport
 
 _LOOK = 0.5  # seconds at most between two looks at whether it may go
+
+_made: dict[tuple[str, str, str], Made] = {}  # before this process was forked; a peer is one process, so nobody shares it
 
 Open = Callable[[str], Transport]  # for a life of this name
 
@@ -87,15 +88,20 @@ class Made:
             self.begin = begin_of(kept, self.slots.per_pass)
             self.core.restore(kept.slab)
 
-    def node(self, mesh: Mesh) -> PeerNode:
+    def node(self, mesh: Mesh, transport: Transport) -> PeerNode:
         """What learns, deals and judges."""
-        test, learner = self.dataset.test, self.learner
+        test, learner, emulate = self.dataset.test, self.learner, self.job.emulate
+        pace = emulate.pace(self.work.number, self.job.seed)
         return PeerNode(
             mesh,
             self.core,
-            Facts.of(self.job, self.slots),
+            Facts.of(self.job, self.dataset.train.rows),
             lambda weights: learner.judge(test, weights),
             begin=self.begin,
+            hold=None if pace is None else Hold(pace, time.monotonic_ns, threading.Event().wait),
+            link=emulate.link,
+            traffic=lambda: transport.traffic,
+            keys=self.core.size,
         )
 
 
@@ -126,22 +132,23 @@ def live(
 ) -> PeerNode:
     """Until it may go, or ``closing`` is set. ``asked``: it is to leave, in order. ``look`` is shown how it stands, and says whether it
     may go when the run has ended: as a rule whoever watches copies the model first, and sets ``closing``."""
+    known = {peer.life: peer for peer in founders}
     while True:
         made = life.made
         about = About(made.work.job, made.dataset.train.rows, made.dataset.features)
         mesh = Mesh.joining(life.me, through, about=about) if through else Mesh(life.me, founders, about=about)
-        node = made.node(mesh)
+        node = made.node(mesh, life.transport)
         loop = Loop(node, life.transport)
         try:
             _turn(loop, node, closing, asked, look)
         finally:
             loop.close()
-        if not node.put_out or closing.is_set():
+        known.update({life: one.peer for life, one in mesh.members.items()})
+        others = [peer for peer in known.values() if peer.life != life.me.life]
+        if not node.put_out or closing.is_set() or not others:
             return node
-        through = [(peer.life, peer.address) for peer in node.others]
-        if not through:
-            return node
-        life = life.again(1 + max(life.me.number, *(peer.number for peer in node.others)))
+        through = [(peer.life, peer.address) for peer in others]
+        life = life.again(1 + max(life.me.number, *(peer.number for peer in others)))
 
 
 def _turn(
@@ -168,14 +175,11 @@ def sockets(folder: str) -> Open:
 
 
 def warm(work: dict[str, object]) -> None:
-    """Load what peers run, in the process that they are forked from: each would take a fifth of a second for it."""
-    job = Job.of(tomllib.loads(msgspec.convert(work, PeerWork).job))
-    rule = rule_named(job.update.update().name)
-    importlib.import_module("shoal.strategies.peer_kernels")
-    if isinstance(job.model, Linear):
-        warm_loop(rule)
-    else:
-        generate.dense_kernels(rule)
+    """Make what peers learn with, in the process that they are forked from: it takes a while, and they share the memory of what none of
+    them changes. A module is made by each for itself: PyTorch has threads."""
+    ordered = msgspec.convert(work, PeerWork)
+    if isinstance(Job.of(tomllib.loads(ordered.job)).model, Linear):
+        _made[ordered.job, ordered.data, ordered.kept] = Made(ordered)
 
 
 def be_peer(orders: Orders, running: Callable[[str], None], inbox: int) -> None:
@@ -183,7 +187,8 @@ def be_peer(orders: Orders, running: Callable[[str], None], inbox: int) -> None:
     asked, never = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     work = msgspec.convert(orders.work, PeerWork)
-    made = Made(work)
+    made = _made.pop((work.job, work.data, work.kept), None) or Made(work)
+    made.work = work
     made.learner.settle(alone=True)
     life = Life(made, sockets("" if orders.bind.startswith("tcp:") else orders.folder))
     running(life.me.address)

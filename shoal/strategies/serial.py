@@ -17,7 +17,7 @@ import hashlib
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from shoal.data.localise import Localiser
 from shoal.errors import Invalid
 from shoal.models.linear import NONE, Linear
 from shoal.store import generate
-from shoal.store.update import Rule, rule_named
+from shoal.store.update import rule_named
 from shoal.tables import Update
 
 LOOP = '''
@@ -174,7 +174,7 @@ class OneCore:
             raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
         model.check_labels(rows.labels)
         rule = rule_named(update.name)
-        kernels = warm(rule)
+        kernels = generate._module(rule, generate.ROWS + LOOP.format(models=_hash_of_kernels()))
         self._slots = -(-len(rows) // batch_size)
         self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
         values = NONE if rows.values is None else rows.values
@@ -209,11 +209,6 @@ class OneCore:
         if slots.size and not 0 <= slots.min() <= slots.max() < self._slots:
             raise Invalid(f"slots {slots.min()} to {slots.max()}: there are {self._slots}, numbered from 0")
         return float(self._run(slots, self._given))
-
-
-def warm(rule: Rule) -> Any:
-    """The compiled loops of a rule: from numba's cache, or made now."""
-    return generate._module(rule, generate.ROWS + LOOP.format(models=_hash_of_kernels()))
 
 
 def serial_fit(

@@ -67,7 +67,9 @@ def main() -> None:
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net.")
-@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; block-proximal; peer-to-peer; or serial.")
+@click.option(
+    "--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; block-proximal; peer-to-peer; or serial."
+)
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
 @click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")

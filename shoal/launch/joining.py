@@ -15,12 +15,10 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from shoal import limits
 from shoal.data.datasets import load
 from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import counted
@@ -130,7 +128,9 @@ def leave(where: str, name: str, say: Say) -> None:
                 if account.ended or life in account.gone or all(peer.life != life for peer in account.peers):
                     return
             time.sleep(0.2)  # it is learning: there is nothing to hear but that it is gone
-        raise ClusterError(f"{name} has not left in {_LEAVE_WITHIN:g} s: it may be stopped; the others go on without it")
+        raise ClusterError(
+            f"{name} has not left in {_LEAVE_WITHIN:g} s: it may be stopped; the others go on without it"
+        )
 
 
 class _Telling:

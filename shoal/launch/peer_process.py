@@ -29,8 +29,8 @@ from shoal.launch.peer_core import PeerCore
 from shoal.launch.peer_keeping import begin_of
 from shoal.models.learning import learner_of
 from shoal.models.linear import Linear
-from shoal.nodes.loop import Loop
 from shoal.nodes.lead import Facts
+from shoal.nodes.loop import Loop
 from shoal.nodes.peer import PeerNode
 from shoal.nodes.replica import Hold
 from shoal.wire import Transport
@@ -40,7 +40,9 @@ from shoal.wire.zmq import ZmqTransport
 
 _LOOK = 0.5  # seconds at most between two looks at whether it may go
 
-_made: dict[tuple[str, str, str], Made] = {}  # before this process was forked; a peer is one process, so nobody shares it
+_made: dict[
+    tuple[str, str, str], Made
+] = {}  # before this process was forked; a peer is one process, so nobody shares it
 
 Open = Callable[[str], Transport]  # for a life of this name
 

@@ -157,4 +157,3 @@ class Story:
                 by=self.names.get(one.by, one.by),
             )
         )
-

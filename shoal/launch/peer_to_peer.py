@@ -11,19 +11,16 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from shoal import limits
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
-from shoal.errors import Invalid, ShoalError, Unanswered
+from shoal.errors import Invalid, Unanswered
 from shoal.events import RunEvent, Started, Stopped, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
@@ -31,7 +28,7 @@ from shoal.launch.best import Best
 from shoal.launch.child import state_of
 from shoal.launch.kept_slab import Keeper, Kept
 from shoal.launch.looking import ADDRESS
-from shoal.launch.peer_crew import Crew, crew_of, name_of
+from shoal.launch.peer_crew import Crew, crew_of
 from shoal.launch.peer_keeping import check_left, keep
 from shoal.launch.peer_story import Story
 from shoal.launch.peer_watch import Watching

@@ -21,7 +21,10 @@ ROWS, BATCH = 600, 4
 
 
 def job_of(**settings: Any) -> Job:
-    given = {"data": {"source": "rcv1-like", "rows": ROWS, "features": 3_000, "batch": BATCH}, "strategy": "peer-to-peer"}
+    given = {
+        "data": {"source": "rcv1-like", "rows": ROWS, "features": 3_000, "batch": BATCH},
+        "strategy": "peer-to-peer",
+    }
     return Job.of(changed(given, {name.replace("__", "."): value for name, value in settings.items()}))
 
 

@@ -34,7 +34,9 @@ def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tm
     last = Judged(3, 1.0, 1.5, 11, 110, 0.4, {}, None, 2, True, [0.4, 0.41, 2.0, None], "worker-0.aa")
     state = State(counted=COUNTED, rows=120, seconds=2.5, judged=[last], moved={"a": (10, 20), "b": (1, 2)})
     slab = np.arange(6, dtype=np.float32)
-    keep(Keeper(tmp_path, job, "", events.append), msgspec.msgpack.encode(state), slab, PER_PASS, 3, {"workers lost": 1})
+    keep(
+        Keeper(tmp_path, job, "", events.append), msgspec.msgpack.encode(state), slab, PER_PASS, 3, {"workers lost": 1}
+    )
     assert [event.steps for event in events if isinstance(event, Saved)] == [12]
     kept, refused = newest(tmp_path / "checkpoints", job.identity)
     assert kept is not None and not refused

@@ -17,7 +17,6 @@ from collections.abc import Callable
 import msgspec
 
 from shoal import limits
-from shoal.cluster.runs import Runs
 from shoal.cluster.spans import Spans, count
 from shoal.wire import peers as p
 
@@ -53,6 +52,7 @@ class State(msgspec.Struct, frozen=True):
     rested: list[str] = []
     ended: p.Ended | None = None
     owners: p.Owners | None = None
+    since: dict[str, int] = {}  # by life: the version of the owners of which it was the first time
     yielded: dict[str, int] = {}
     included: list[dict[str, int]] = []  # by part: of each peer, up to which contribution
     open: dict[str, list[Contribution]] = {}
@@ -76,7 +76,7 @@ class Book:
         self.counts: Counter[str] = Counter(state.counts)
         self.halt, self.rested, self.ended = state.halt, dict.fromkeys(state.rested), state.ended
         self.owners = state.owners
-        self.yielded = dict(state.yielded)
+        self.since, self.yielded = dict(state.since), dict(state.yielded)
         self.included = [dict(part) for part in state.included] or [{} for _ in range(parts)]
         self.open = {life: list(found) for life, found in state.open.items()}
         self.returned = 0  # times that something was given back
@@ -100,6 +100,7 @@ class Book:
             list(self.rested),
             self.ended,
             self.owners,
+            dict(self.since),
             dict(self.yielded),
             [dict(part) for part in self.included],
             {life: list(found) for life, found in self.open.items() if found},
@@ -154,8 +155,7 @@ class Book:
             case p.Ended():
                 self.ended = self.ended or word
             case p.Owners():
-                if self.owners is None or word.version > self.owners.version:
-                    self.owners = word
+                self._owners(word)
             case p.Yielded():
                 self.yielded[life] = max(word.version, self.yielded.get(life, 0))
             case p.Owned():
@@ -206,6 +206,12 @@ class Book:
     def everywhere(self, life: str) -> int:
         """Up to this one its contributions are in every part."""
         return min((part.get(life, 0) for part in self.included), default=0)
+
+    def _owners(self, word: p.Owners) -> None:
+        for one in (*word.lives, *word.others):
+            self.since[one] = min(word.version, self.since.get(one, word.version))
+        if self.owners is None or word.version > self.owners.version:
+            self.owners = word
 
     def _owned(self, word: p.Owned) -> None:
         lives: dict[str, None] = {}

@@ -70,6 +70,16 @@ class Cut:
     workers: int
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who is there, as the one that leads sees it."""
+
+    living: Sequence[str]
+    gone: Sequence[str]
+    is_closed: Callable[[str], bool]
+    deals_to: Sequence[str]  # those of the living that may be dealt something
+
+
 class Lead:
     """One peer's, while it leads."""
 
@@ -100,12 +110,12 @@ class Lead:
             return False  # what is unjudged then is judged when all rest
         return not self._why and book.done // self._facts.evaluate > last.done // self._facts.evaluate
 
-    def is_last_due(self, living: Sequence[str], is_closed: Callable[[str], bool], gone: Sequence[str]) -> bool:
+    def is_last_due(self, view: View) -> bool:
         """All rest, and something is unjudged."""
         book = self._book
         if self._open is not None or book.ended is not None or book.halt is None or not book.halt.judge:
             return False
-        return (book.last is None or book.last.done != book.done) and self._all_rest(living, is_closed, gone)
+        return (book.last is None or book.last.done != book.done) and self._all_rest(view)
 
     def cut(self, seconds: float, done: int, rows: int, loss: tuple[float, int], workers: int) -> None:
         """The weights were cut: they are judged while others are learned."""
@@ -116,7 +126,7 @@ class Lead:
     def open(self) -> Cut | None:
         return self._open
 
-    def judged(self, seconds: float, loss: float, metrics: Mapping[str, float | None]) -> list[p.Word]:
+    def judged(self, seconds: float, loss: float, metrics: Mapping[str, float | None]) -> p.Judged:
         """What is found of those that were cut last."""
         cut, self._open = self._open, None
         assert cut is not None
@@ -133,12 +143,10 @@ class Lead:
             self.end(why, failed=True)
         elif why:
             self.end(why, judges=False)
-        return [
-            p.Judged(
-                cut.number, cut.seconds, seconds, cut.done, cut.rows, loss if fine else None, found, train,
-                cut.workers, best, patience, self._me,
-            )
-        ]  # fmt: skip
+        return p.Judged(
+            cut.number, cut.seconds, seconds, cut.done, cut.rows, loss if fine else None, found, train,
+            cut.workers, best, patience, self._me,
+        )  # fmt: skip
 
     def unjudged(self, why: str) -> None:
         """The model cannot be judged."""
@@ -155,19 +163,13 @@ class Lead:
         per_pass, reached = self._facts.slots.per_pass, self._book.next
         self._floor = 0 if failed or now else max(0, reached - 1) // per_pass * per_pass
 
-    def look(
-        self,
-        seconds: float,
-        living: Sequence[str],
-        is_closed: Callable[[str], bool],
-        gone: Sequence[str],
-    ) -> list[p.Word]:
+    def look(self, seconds: float, view: View) -> list[p.Word]:
         """What there is to be said now."""
         book = self._book
         if book.ended is not None:
             return []
         if book.halt is not None:
-            if not self._is_settled(living, is_closed, gone):
+            if not self._is_settled(view):
                 return []
             return [p.Ended(book.halt.why, book.halt.failed or self._failed, seconds)]
         if book.last is None and not self._why:
@@ -179,34 +181,34 @@ class Lead:
                 self.end(why)
         if self._why and book.counted.within([(0, self._floor)]) == self._floor and self._open is None:
             return [p.Halt(self._why, self._failed, self._judges)]
-        return self._deal(living, is_closed, gone)
+        return self._deal(view)
 
-    def _all_rest(self, living: Sequence[str], is_closed: Callable[[str], bool], gone: Sequence[str]) -> bool:
+    def _all_rest(self, view: View) -> bool:
         book = self._book
-        at_work = any(book.open.get(life) for life in living)
-        return all(life in book.rested for life in living) and not at_work and all(map(is_closed, gone))
+        at_work = any(book.open.get(life) for life in view.living)
+        return all(life in book.rested for life in view.living) and not at_work and all(map(view.is_closed, view.gone))
 
-    def _is_settled(self, living: Sequence[str], is_closed: Callable[[str], bool], gone: Sequence[str]) -> bool:
+    def _is_settled(self, view: View) -> bool:
         """All rest, and nothing is left to be judged."""
         book = self._book
         assert book.halt is not None
-        if self._open is not None or not self._all_rest(living, is_closed, gone):
+        if self._open is not None or not self._all_rest(view):
             return False
         return not book.halt.judge or self._failed or (book.last is not None and book.last.done == book.done)
 
     # ------------------------------------------------------------ dealing
 
-    def _deal(self, living: Sequence[str], is_closed: Callable[[str], bool], gone: Sequence[str]) -> list[p.Word]:
-        book, pool = self._book, self._free(is_closed, gone)
+    def _deal(self, view: View) -> list[p.Word]:
+        book, pool = self._book, self._free(view)
         room = self._room(pool)
-        if room <= 0:
+        if room <= 0 or not view.deals_to:
             return []
         least = max(1, self._facts.per_told // _LEAST)
-        fair = max(least, room // (2 * len(living)))
+        fair = max(least, room // (2 * len(view.deals_to)))
         below = self._floor if self._why else None
         found: list[tuple[str, Runs]] = []
         again, first = 0, book.next
-        for life in sorted(living, key=book.left):  # who has least comes first
+        for life in sorted(view.deals_to, key=book.left):  # who has least comes first
             target = min(self._ahead(life), fair)
             has = book.left(life)
             if room <= 0 or 2 * has > target:
@@ -222,12 +224,12 @@ class Lead:
                 found.append((life, runs))
         return [p.Dealt([(life, list(runs)) for life, runs in found], again)] if found else []
 
-    def _free(self, is_closed: Callable[[str], bool], gone: Sequence[str]) -> Spans:
+    def _free(self, view: View) -> Spans:
         """What nobody has any more; looked for only when somebody is gone or gave something back, for that is when there is any."""
         book = self._book
-        seen = (book.returned, sum(map(is_closed, gone)))
+        seen = (book.returned, sum(map(view.is_closed, view.gone)))
         if seen != self._seen or self._pool:
-            self._pool, self._seen = book.free(is_closed), seen
+            self._pool, self._seen = book.free(view.is_closed), seen
         return self._pool
 
     def _room(self, pool: Spans) -> int:
@@ -243,5 +245,3 @@ class Lead:
         """Slots that it should have before it."""
         slots, took = self._book.rates.get(life, (0, 0))
         return max(2 * self._facts.per_told, slots * AHEAD // took if took else 0, 1)
-
-

@@ -96,6 +96,7 @@ class Owners(msgspec.Struct, frozen=True, array_like=True, tag="owners"):
 
     version: Count
     lives: list[str]  # of part 0, 1, ...
+    others: list[str] = []  # those who own nothing, and contribute
 
 
 class Yielded(msgspec.Struct, frozen=True, array_like=True, tag="yielded"):

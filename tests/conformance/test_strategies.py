@@ -42,8 +42,8 @@ BLOCK_PROXIMAL = [
     Candidate("block-proximal", settings=(*BLOCKS, ("strategy.max_delay", 2), ("strategy.blocks", 16)), exact=True),
     Candidate("block-proximal", "processes", settings=BLOCKS, exact=True),
 ]
-# Each tells all others every 64 rows. In processes slowly, or it is over before anybody can be killed.
-TELLING = (("strategy.every", 64),)
+# Each tells all others every 64 rows. AdaGrad's sums would be each peer's own, and its steps larger than the serial run's.
+TELLING = (("strategy.every", 64), ("update.rule", "sgd"), ("update.step", 1.0))
 OWNED = (*TELLING, ("strategy.send", "owned"))
 PEERS = [
     Candidate("peer-to-peer", settings=TELLING),

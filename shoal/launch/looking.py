@@ -20,6 +20,7 @@ from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
 from shoal.strategies.parameter_server import OnServers
+from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
@@ -251,7 +252,7 @@ def _alone(folder: Path) -> str | None:
         job = Job.load(folder / "job.toml")
     except Invalid:
         return None
-    return None if isinstance(job.strategy, OnServers) else job.strategy.name
+    return None if isinstance(job.strategy, OnServers | PeerToPeer) else job.strategy.name
 
 
 def look_at(address: str) -> Looking:

@@ -1,0 +1,459 @@
+"""Peers without a server: who is here, and everything that is said reaches all of them.
+
+Each peer tells all others, now and then, what it has heard, who is here and who is gone (``Beat``). That is enough for all the rest:
+
+    said      goes to all at once, is kept until all have heard it, and is sent again to whoever says that it has not
+    handed on what one that is gone has said, by whoever has it: all that live hear it, or none
+    gone      for good, and told with every beat; nothing is taken from it any more. It is *closed* once all that live know so of it
+              and of everybody else who is gone, and none of them has heard more of it than we: then nothing more can come
+    put out   held for gone by the others, though alive: this life is over. Of two halves the smaller one gives way
+
+A newcomer is entered by all before it copies a model (``joining``), so all keep for it what the copy does not have. No rule needs a
+clock that agrees with another's, none an order between words of different peers. Nothing here sends, sleeps, reads the time or draws.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shoal import limits
+from shoal.cluster.joining import Donor, Newcomer
+from shoal.cluster.streams import Delivery, Kept, Streams
+from shoal.wire import peers as p
+from shoal.wire.base import Array, Arrays
+from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
+
+
+@dataclass(slots=True)
+class Member:
+    """Another peer, as far as we know it."""
+
+    peer: p.Peer
+    since: int  # when it was last heard
+    filled: bool = False
+    met: bool = False  # heard at all
+    lists_me: bool = False  # it has entered us
+    patient: bool = False  # a founder: its process may take a while to begin
+    heard: dict[str, int] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, frozen=True)
+class About:
+    """What a newcomer must know of the run before it begins."""
+
+    job: str = ""
+    rows: int = 0
+    features: int = 0
+
+
+class Mesh:
+    """One peer's part in it. Whoever holds it hands in what came, and carries out what is returned."""
+
+    def __init__(
+        self,
+        me: p.Peer,
+        founders: Sequence[p.Peer] = (),
+        *,
+        about: About | None = None,
+        beat: int = limits.HEARTBEAT,
+        dead_after: int = limits.DEAD_AFTER,
+    ) -> None:
+        self.me, self.about = me, about or About()
+        self.gone: dict[str, str] = {}
+        self.put_out = ""  # why this life is over
+        self.counts: Counter[str] = Counter()
+        self.here: p.Here | None = None  # a newcomer's answer
+        self.streams = Streams()
+        self.streams.heard[me.life] = 0
+        self.members: dict[str, Member] = {
+            one.life: Member(one, -1, True, patient=True) for one in founders if one != me
+        }
+        self._filled = True
+        self._newcomer: Newcomer | None = None
+        self._donor = Donor()
+        self._beat, self._dead_after = beat, dead_after
+        self._begun = self._last = -1
+        self._next_beat = self._next_look = self._told_heard = 0
+        self._answered: dict[str, int] = {}  # when those that are gone were last told so
+
+    @classmethod
+    def joining(
+        cls,
+        me: p.Peer,
+        through: Sequence[tuple[str, str]],
+        *,
+        about: About | None = None,
+        beat: int = limits.HEARTBEAT,
+        dead_after: int = limits.DEAD_AFTER,
+    ) -> Mesh:
+        """A newcomer, which asks these (name and address) in turn."""
+        mesh = cls(me, about=about, beat=beat, dead_after=dead_after)
+        mesh._filled = False
+        mesh._newcomer = Newcomer(list(through))
+        return mesh
+
+    # ------------------------------------------------------------ what others may look at
+
+    @property
+    def filled(self) -> bool:
+        """We have a model."""
+        return self._filled
+
+    @property
+    def filled_with(self) -> tuple[bytes, Array] | None:
+        """A newcomer's model, once; what is heard from now on follows it."""
+        return self._newcomer.take() if self._newcomer is not None else None
+
+    @property
+    def heard(self) -> dict[str, int]:
+        """Of each life, our own included, how much we have heard: copy it at the moment at which a model is cut."""
+        return self.streams.heard
+
+    @property
+    def version(self) -> p.Heard:
+        return dict(self.streams.heard)
+
+    @property
+    def living(self) -> list[p.Peer]:
+        """All that have a model, the one that leads first."""
+        found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
+        return sorted(found, key=_rank)
+
+    @property
+    def leads(self) -> str:
+        """The life that leads; empty while nobody has a model."""
+        living = self.living
+        return living[0].life if living else ""
+
+    @property
+    def is_met(self) -> bool:
+        """Everybody that is here has been heard at least once."""
+        return all(one.met for one in self.members.values())
+
+    @property
+    def may_say(self) -> bool:
+        words, size = self.streams.own_unheard(self.me.life, self._others)
+        return self._filled and words < limits.PEER_WINDOW and size < limits.PEER_BYTES
+
+    @property
+    def unheard(self) -> int:
+        """Words of ours that somebody here has not heard."""
+        return self.streams.own_unheard(self.me.life, self._others)[0]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Everybody here has heard all that we know was said, we as well."""
+        ours = self.streams.heard
+        for one in self.members.values():
+            if any(one.heard.get(life, 0) < number for life, number in ours.items()):
+                return False
+            if any(number > ours.get(life, 0) for life, number in one.heard.items()):
+                return False
+        return True
+
+    def is_closed(self, life: str) -> bool:
+        """Nothing more can come of this one, here or anywhere."""
+        if life not in self.gone:
+            return False
+        heard = self.streams.heard.get(life, 0)
+        # Who does not know yet that somebody is gone could still take from it what that one hands on.
+        return all(one.heard.get(life, 0) <= heard and self.gone.keys() <= one.gone for one in self.members.values())
+
+    @property
+    def wanted(self) -> list[str]:
+        """Newcomers that want a model of us: cut one, and ``hand`` it."""
+        return self._donor.wanted
+
+    @property
+    def wake_at(self) -> int:
+        return min(self._next_beat, self._next_look)
+
+    @property
+    def _others(self) -> list[dict[str, int]]:
+        return [one.heard for one in self.members.values()]
+
+    # ------------------------------------------------------------ what is said
+
+    def say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
+        number = self.streams.heard[self.me.life] + 1
+        self.streams.take(now, Delivery(self.me.life, number, word, arrays))
+        return self._send_all(self._said(now, number, word), arrays)
+
+    def heard_now(self) -> list[Delivery]:
+        return self.streams.drain()
+
+    def _said(self, now: int, number: int, word: p.Word) -> p.Said:
+        """With what we have heard, but not every time: it grows with the number of peers."""
+        if now - self._told_heard < self._beat:
+            return p.Said(self.me.life, number, word)
+        self._told_heard = now
+        return p.Said(self.me.life, number, word, self.version)
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, now: int, event: Event) -> list[Effect] | None:
+        """What this event asks for; None: it is not the mesh's."""
+        match event:
+            case Tick():
+                return self._tick(now)
+            case Received(sender, p.Beat() as beat):
+                return self._beaten(now, sender, beat)
+            case Received(sender, p.Said() as said, arrays):
+                return self._heard(now, sender, said, arrays)
+            case Received(sender, p.Greet(request)):
+                return self._greeted(sender, request)
+            case Received(sender, p.Here() as here):
+                return self._answer(now, here)
+            case Received(sender, p.Fetch() as fetch):
+                known = self._filled and fetch.life in self.members and not self.put_out
+                return self._donor.fetch(fetch) if known else []
+            case Received(sender, p.Piece() as piece, arrays) if self._newcomer is not None and not self._filled:
+                known = sender in self.members and not self.put_out
+                return self._newcomer.piece(now, self.me.life, sender, piece, arrays) + self._fill(now) if known else []
+        return None
+
+    def _tick(self, now: int) -> list[Effect]:
+        if self.put_out:
+            self._next_beat = self._next_look = now + self._dead_after
+            return []
+        effects = self._begin(now) if self._begun < 0 else []
+        if now - self._last > self._dead_after // 2:  # it was us who slept, not they
+            for one in self.members.values():
+                one.since = now
+        self._last = now
+        if now >= self._next_look:
+            self._next_look = now + self._beat
+            effects += self._look(now)
+        if now >= self._next_beat:
+            effects += self._beat_all(now)
+        return effects
+
+    def _begin(self, now: int) -> list[Effect]:
+        self._begun = self._last = now
+        for one in self.members.values():
+            one.since = now
+        return [Connect(one.peer.life, one.peer.address, mutual=True) for one in self.members.values()]
+
+    def _look(self, now: int) -> list[Effect]:
+        """Who is silent, what need not be kept, what a newcomer does next."""
+        effects: list[Effect] = []
+        patience = max(self._dead_after, 10 * self._period)
+        if self._filled:  # a newcomer judges nobody: it may be the one that is not reached
+            for life, one in list(self.members.items()):
+                most = max(patience, limits.JOIN_WITHIN) if one.patient and not one.met else patience
+                if now - one.since > most:
+                    effects += self.tell_ended(now, life, f"silent for {(now - one.since) / limits.SECOND:.1f} s")
+        self.streams.forget(self._others)
+        if self._newcomer is not None and not self._filled:
+            effects += self._newcomer.tick(now, self.me.life, self.members)
+            effects += self._fill(now)
+        return effects
+
+    @property
+    def _period(self) -> int:
+        """Between two beats: more rarely with many peers, since each tells each."""
+        return max(self._beat, len(self.members) * limits.SECOND // 16)
+
+    # ------------------------------------------------------------ beats
+
+    def _beat_now(self) -> p.Beat:
+        peers = [self.me, *(one.peer for one in self.members.values())]
+        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled)
+
+    def _beat_all(self, now: int) -> list[Effect]:
+        self._next_beat = now + self._period
+        self._told_heard = now
+        return self._send_all(self._beat_now())
+
+    def _send_all(self, message: p.Beat | p.Said, arrays: Arrays = ()) -> list[Effect]:
+        return [Send(life, message, arrays) for life in self.members]
+
+    def _beaten(self, now: int, sender: str, beat: p.Beat) -> list[Effect]:
+        life = beat.me.life
+        if self.put_out or life == self.me.life or (self._newcomer is not None and self.here is None):
+            return []
+        if self.me.life in beat.gone:
+            return self._claimed(now, beat)
+        if life in self.gone:
+            return self._tell_gone(now, sender)
+        effects = self._enter(now, [beat.me]) if life not in self.members else []
+        one = self.members.get(life)
+        if one is None:
+            return effects
+        effects += self._adopt(now, beat.gone)
+        effects += self._enter(now, beat.peers)
+        if not one.met:  # it waits for this: that we have entered it
+            effects.append(Send(life, self._beat_now()))
+        one.met, one.since = True, now
+        one.filled |= beat.filled
+        one.lists_me |= any(peer.life == self.me.life for peer in beat.peers)
+        one.gone.update(beat.gone)
+        if beat.filled:
+            self._donor.done(life)
+        effects += self._learn(now, one, beat.heard)
+        if self._newcomer is not None and not self._filled:
+            effects += self._newcomer.tick(now, self.me.life, self.members) + self._fill(now)
+        return effects
+
+    def _learn(self, now: int, one: Member, heard: p.Heard) -> list[Effect]:
+        """This one has heard so much: send what it lacks."""
+        for life, number in heard.items():
+            if number > one.heard.get(life, 0):
+                one.heard[life] = number
+        if not self._filled or not one.filled:
+            return []
+        effects: list[Effect] = []
+        size = 0
+        for kept in self.streams.lacking(one.heard):
+            if self._may_send(now, kept, one):
+                word = kept.delivery
+                effects.append(Send(one.peer.life, p.Said(word.origin, word.number, word.word), word.arrays))
+                self.counts["handed on" if word.origin != self.me.life else "said again"] += 1
+                if (size := size + kept.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
+                    break  # the rest when it has these
+        return effects
+
+    def _may_send(self, now: int, kept: Kept, one: Member) -> bool:
+        """Not while it may be on its way, and not by everybody at once."""
+        to, origin, number = one.peer.life, kept.delivery.origin, kept.delivery.number
+        if to in kept.again:
+            at, wait = kept.again[to]
+        else:
+            wait = limits.RESEND_FIRST
+            at = kept.since + self._turn(origin, number) * wait
+        if now < at:
+            return False
+        kept.again[to] = (now + wait, min(2 * wait, limits.RESEND_MOST))
+        return True
+
+    def _turn(self, origin: str, number: int) -> int:
+        """How long we wait, in waits, before we send this: who said it first, then the others, one after the other."""
+        if origin == self.me.life:
+            return 1
+        before = [
+            one
+            for one in self.members.values()
+            if one.filled and one.heard.get(origin, 0) >= number and _rank(one.peer) < _rank(self.me)
+        ]
+        return len(before) + (0 if origin in self.gone else 4)
+
+    # ------------------------------------------------------------ who is here
+
+    def _enter(self, now: int, found: Sequence[p.Peer]) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer in found:
+            full = len(self.members) + 1 >= limits.PEERS
+            if peer.life == self.me.life or peer.life in self.members or peer.life in self.gone or full:
+                continue
+            self.members[peer.life] = Member(peer, now)
+            self.counts["entered"] += 1
+            effects.append(Connect(peer.life, peer.address, mutual=True))
+        return effects
+
+    def _adopt(self, now: int, gone: dict[str, str]) -> list[Effect]:
+        effects: list[Effect] = []
+        for life, why in gone.items():
+            effects += self.tell_ended(now, life, why)
+        return effects
+
+    def tell_ended(self, now: int, life: str, why: str) -> list[Effect]:
+        """This one is gone, for good."""
+        if life in self.gone or life == self.me.life or self.put_out:
+            return []
+        self.gone[life] = why
+        self.counts["gone"] += 1
+        self._donor.done(life)
+        self._next_beat = now  # all must know before it is closed
+        if self._newcomer is not None and not self._filled:
+            self._newcomer.lost(life)
+        if self.members.pop(life, None) is None:
+            return []
+        return [Connect(life, "")]
+
+    def _claimed(self, now: int, beat: p.Beat) -> list[Effect]:
+        """It holds us for gone. The smaller side gives way; of two that are equal, the one without the first of all."""
+        if beat.me.life in self.members:
+            self._learn(now, self.members[beat.me.life], beat.heard)
+        theirs = [beat.me, *(one for one in beat.peers if one.life not in (self.me.life, beat.me.life))]
+        lives = [one.life for one in theirs]
+        ours = [self.me, *(one.peer for one in self.members.values() if one.peer.life not in lives)]
+        if _weight(theirs) > _weight(ours) or not self._filled:
+            self.put_out = beat.gone[self.me.life] or "the others hold it for gone"
+            self.counts["put out"] += 1
+            return []
+        self.counts["claims refused"] += 1
+        effects = self.tell_ended(now, beat.me.life, "it held us for gone")
+        return effects + self._tell_gone(now, beat.me.life)
+
+    def _tell_gone(self, now: int, to: str) -> list[Effect]:
+        """One that is gone speaks: it must know, but need not be told each time."""
+        if now - self._answered.get(to, -self._beat) < self._beat or to not in self.gone:
+            return []
+        self._answered[to] = now
+        return [Send(to, self._beat_now())]
+
+    # ------------------------------------------------------------ what came
+
+    def _heard(self, now: int, sender: str, said: p.Said, arrays: Arrays) -> list[Effect]:
+        if self.put_out or (self._newcomer is not None and self.here is None):
+            return []
+        if sender in self.gone:
+            return self._tell_gone(now, sender)
+        one = self.members.get(sender)
+        if one is None:
+            return []  # it is entered by its beat, and says this again
+        one.met, one.since = True, now
+        if said.number > one.heard.get(said.origin, 0):
+            one.heard[said.origin] = said.number  # words are sent by those who have heard them
+        self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays), wait=not self._filled)
+        return self._learn(now, one, said.heard) if said.heard else []
+
+    # ------------------------------------------------------------ coming
+
+    def _greeted(self, sender: str, request: int) -> list[Effect]:
+        if not self._filled or self.put_out:
+            return []
+        peers = [self.me, *(one.peer for one in self.members.values())]
+        about = self.about
+        return [Send(sender, p.Here(request, about.job, about.rows, about.features, peers, dict(self.gone)))]
+
+    def _answer(self, now: int, here: p.Here) -> list[Effect]:
+        answered = self.here is not None and bool(self.members)
+        if self._newcomer is None or self._filled or answered or self.put_out:
+            return []
+        self.here = here
+        if self.me.life in here.gone:
+            self.put_out = here.gone[self.me.life] or "the others hold it for gone"
+            return []
+        effects = self._newcomer.answered() + self._adopt(now, here.gone) + self._enter(now, here.peers)
+        return effects + self._beat_all(now)
+
+    def _fill(self, now: int) -> list[Effect]:
+        """The newcomer has a model that nobody's death can take from the others."""
+        newcomer = self._newcomer
+        version = newcomer.ready(self.members) if newcomer is not None and not self._filled else None
+        if version is None:
+            return []
+        self._filled = True
+        self.streams.begin_at(now, {self.me.life: 0, **version})
+        self.counts["filled"] += 1
+        return self._beat_all(now)
+
+    def hand(self, now: int, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
+        """The model for a newcomer, with what had been heard (and is in it) when it was cut."""
+        if life not in self.members or self.streams.is_behind(version):
+            return []  # it is wanted still: what this version lacks is kept by nobody
+        return self._donor.hand(life, state, slab, version)
+
+
+def _rank(peer: p.Peer) -> tuple[int, str]:
+    return peer.number, peer.life
+
+
+def _weight(side: Sequence[p.Peer]) -> tuple[int, int, str]:
+    """Which side goes on: the larger one, then the one with the lowest of all numbers."""
+    first = min(side, key=_rank)
+    return len(side), -first.number, first.life

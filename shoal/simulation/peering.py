@@ -286,7 +286,7 @@ class Peering:
                 self._on_words.remove(one)
                 for life in self.peers:  # from here on nobody is told
                     self.world.weather.cuts[sender, life] = self.world.now + 1
-                self.world.at(self.world.now, lambda: self._crash_on(victim, "word"))
+                self.world.at(self.world.now, lambda: self._crash_on(sender, "word"))
                 return
 
     def _crash_on(self, victim: str, what: str) -> None:

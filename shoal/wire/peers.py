@@ -37,6 +37,7 @@ class Learned(msgspec.Struct, frozen=True, array_like=True, tag="learned"):
     spent: list[Count] = []  # microseconds since the last of these: computed, communicated, idle
     moved: tuple[Count, Count] = (0, 0)  # bytes sent and received, in this life
     part: Count = 0  # owned: which contribution of its this is; 0: the change rides with it
+    stale: Count = 0  # changes of others that were told before this one, and that it was computed without
 
 
 class Dealt(msgspec.Struct, frozen=True, array_like=True, tag="dealt"):
@@ -60,6 +61,7 @@ class Judged(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
     workers: Count
     best: bool
     patience: list[float | None]  # what the stop rules remember: cluster.stopping.Patience
+    by: str = ""  # the life of the one that judged it, and has its weights
 
 
 class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
@@ -67,6 +69,7 @@ class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
 
     why: str
     failed: bool = False
+    judge: bool = True  # what was learned since the last evaluation is judged
 
 
 class Rested(msgspec.Struct, frozen=True, array_like=True, tag="rested"):
@@ -93,6 +96,7 @@ class Owners(msgspec.Struct, frozen=True, array_like=True, tag="owners"):
 
     version: Count
     lives: list[str]  # of part 0, 1, ...
+    others: list[str] = []  # those who own nothing, and contribute
 
 
 class Yielded(msgspec.Struct, frozen=True, array_like=True, tag="yielded"):
@@ -200,11 +204,15 @@ class Watch(Message, frozen=True):
 
 
 class Weigh(Message, frozen=True):
-    """Whoever was called, to the one that leads: "give me the weights of this evaluation", piece by piece (``Piece``)."""
+    """Whoever was called, to a peer: "give me the weights of this evaluation", piece by piece (``Piece``; none: it has them not).
+
+    ``whole``: "give me all that you have, as it is now"; a new request is a new moment.
+    """
 
     request: int
     number: Count
     piece: Count = 0
+    whole: bool = False
 
 
 class Stop(Message, frozen=True):

@@ -1,0 +1,465 @@
+"""A peer: it learns from the slots that it is dealt, tells all what that changed, and adds what the others changed.
+
+    learning    in short pieces (``at_work``); before each, what others changed meanwhile is added. Nobody waits for anybody
+    telling     after ``every`` rows, or when there is nothing more to do: to all, or to the owners of the weights (``owning``)
+    leading     the first of those who live deals, judges and ends (``lead``), from what all know (``cluster.book``)
+    coming      a newcomer gets a copy with the version that is in it: what was heard when it was cut, and nothing else
+    going       in order: it tells what it learned, and gives back what it did not; with an error: all others leave it alone (S4-05)
+
+The model is touched in visits only (``replica``), one at a time, off the loop's thread; it is judged on the disk thread, beside the learning.
+Time, the network and the judge are handed in: the same peer runs in a process, in a thread and in the simulator. It never ends by
+itself: whoever holds it asks ``may_go``, and until then it answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal import limits
+from shoal.cluster.book import Book, State
+from shoal.cluster.mesh import Mesh
+from shoal.cluster.runs import Runs
+from shoal.cluster.streams import Delivery
+from shoal.errors import ShoalError
+from shoal.nodes.answers import Answers, account
+from shoal.nodes.at_work import AtWork, Moment, Under
+from shoal.nodes.lead import Facts, Lead, View
+from shoal.nodes.owning import Owning
+from shoal.nodes.replica import Change, Floats, Found, Hold, Replica, Visit
+from shoal.wire import peers as p
+from shoal.wire.base import Arrays
+from shoal.wire.effects import Computed, Effect, Event, Received, Send, Store, Stored, Wake
+
+_LOOK = 100 * limits.MILLISECOND  # so often the one that leads looks at the clock, and one that goes whether it may
+_FRAME = limits.FRAME_BYTES // 8  # keys in one
+
+Judge = Callable[[Floats], tuple[float, Mapping[str, float | None]]]
+Traffic = Callable[[], tuple[int, int]]
+
+
+class PeerNode:
+    """One peer."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        replica: Replica,
+        facts: Facts,
+        judge: Judge,
+        *,
+        begin: State | None = None,
+        hold: Hold | None = None,
+        link: float = 0.0,
+        traffic: Traffic = lambda: (0, 0),
+        keys: int = 0,
+        parts: int = limits.PEER_PARTS,
+    ) -> None:
+        """``begin``: where a run is taken up again, or where an earlier life was; ``link``: seconds that messages between peers take.
+
+        ``keys`` weights, in ``parts``, where they are owned.
+        """
+        self.name, self.mesh, self.facts = mesh.me.life, mesh, facts
+        self._parts = parts if facts.owned else 0
+        self.book = Book(begin, self._parts)
+        self.why = ""  # why it left; empty: in order, or it did not
+        self.owning = Owning(self.name, parts, keys) if facts.owned else None
+        self.work = AtWork(replica, facts, hold)
+        self.left = False  # it said that it leaves
+        self.may_go = False  # nobody needs anything of it any more, or so much time has passed that nobody will ask
+        self.put_out = ""  # the others hold it for gone: begin a new life, with what ``rest`` says
+        self._judge, self._traffic = judge, traffic
+        self._link = round(link * limits.SECOND)
+        self._delayed: deque[tuple[int, Event]] = deque()  # in the order in which they came
+        self._before = round(begin.seconds * limits.SECOND) if begin is not None else 0  # of the run, when we began
+        self._clock: int | None = None  # when the run began, by our own clock
+        self._first: int | None = None  # when we did
+        self._lead: Lead | None = None
+        self._judging = 0  # token of what is judged
+        self._others = 0  # changes of others that were heard
+        self._answers = Answers()
+        self._stop = ""
+        self._leave: str | None = None  # it is to leave: why; empty: in order
+        self._rested = False
+        self._over_at: int | None = None  # it left, or heard that the run ended
+
+    @property
+    def ended(self) -> bool:
+        """The run is over: all rest, and have heard all."""
+        return self.book.ended is not None
+
+    @property
+    def leads(self) -> bool:
+        return self._lead is not None
+
+    @property
+    def others(self) -> list[p.Peer]:
+        """All that are here, for whoever must find them again."""
+        return [one.peer for one in self.mesh.members.values()]
+
+    def rest(self, now: int) -> tuple[State, p.Heard]:
+        """Of one that was put out: its book, and what its model has heard."""
+        return self.book.state(self._seconds(now)), self.mesh.version
+
+    def leave(self) -> None:
+        """Leave in order: with the next event."""
+        self._leave = "" if self._leave is None else self._leave
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, now: int, event: Event) -> list[Effect]:
+        self._first = now if self._first is None else self._first
+        effects: list[Effect] = []
+        while self._delayed and self._delayed[0][0] <= now:
+            effects += self._event(now, self._delayed.popleft()[1])
+        if self._link and isinstance(event, Received) and event.sender in self.mesh.members:
+            self._delayed.append((now + self._link, event))
+        else:
+            effects += self._event(now, event)
+        effects += self._turn(now)
+        return [*effects, Wake(self._wake_at(now))]
+
+    def _event(self, now: int, event: Event) -> list[Effect]:
+        match event:
+            case Computed(token, result, error):
+                return self._computed(now, token, result, error)
+            case Stored(token, result, error):
+                return self._judged(now, token, result, error)
+            case Received(sender, p.Watch() as watch):
+                return [Send(sender, self._account(now, watch))] if self.mesh.filled else []
+            case Received(sender, p.Weigh() as weigh):
+                return self._answers.weigh(sender, weigh) if self.mesh.filled else []
+            case Received(_, p.Stop() as stop):
+                return self._stopped(now, stop)
+            case Received(_, p.Share() as share, arrays):
+                if self.owning is not None and share.life not in self.mesh.gone and not self.left:
+                    self.owning.share(now, share, arrays, self.book.owners)
+                return []
+        return self.mesh.handle(now, event) or []
+
+    def _wake_at(self, now: int) -> int:
+        times = [self.mesh.wake_at]
+        if self._delayed:
+            times.append(self._delayed[0][0])
+        if self.leads or (self._over_at is not None and not self.may_go):
+            times.append(now + _LOOK)
+        if self.owning is not None:
+            times.append(self.owning.wake_at(now))
+        return max(min(times), now + 1)
+
+    def _turn(self, now: int) -> list[Effect]:
+        """After every event: write down what was heard, lead if it is us, and see that the model is at work."""
+        if self.mesh.put_out:
+            return self._wind_up(now)
+        if (given := self.mesh.filled_with) is not None:
+            self._adopt(now, *given)
+        effects = self._hear(now)
+        if self.mesh.filled:
+            effects += self._own(now)
+            effects += self._led(now)
+            effects += self._finish(now)
+            effects += self._start(now)
+            self._look_whether_over(now)
+        return effects
+
+    # ------------------------------------------------------------ what is heard and said
+
+    def _adopt(self, now: int, packed: bytes, slab: Floats) -> None:
+        """A newcomer's first model."""
+        state = msgspec.msgpack.decode(packed, type=State)
+        self.book, self._lead = Book(state, self._parts), None
+        self.work.model = slab
+        if state.judged:
+            self._clock = now - round(state.seconds * limits.SECOND)
+
+    def _say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
+        if self.work.under is not None:
+            self.work.under.moment.said.append(word)
+        return self.mesh.say(now, word, arrays) + self._hear(now)
+
+    def _hear(self, now: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for delivery in self.mesh.heard_now():
+            effects += self._heard(now, delivery)
+        return effects
+
+    def _heard(self, now: int, delivery: Delivery) -> list[Effect]:
+        origin, word, arrays = delivery.origin, delivery.word, delivery.arrays
+        self.book.take(origin, word)
+        match word:
+            case p.Learned() if origin != self.name:
+                self._others += bool(word.slots)
+                if len(arrays) == 2:
+                    self.work.inbox.append((arrays[0], arrays[1]))
+            case p.Owned() if self.owning is not None and len(arrays) == 2:
+                self.work.inbox += self.owning.owned(word, (arrays[0], arrays[1]))
+            case p.Dealt(slots):
+                self._clock = now if self._clock is None else self._clock
+                if self.book.halt is None and not self.left:
+                    for runs in (runs for life, runs in slots if life == self.name):
+                        self.work.todo.add(runs)
+            case p.Judged():  # its clock may be ahead of ours: no run's goes back
+                at = now - round(word.now * limits.SECOND)
+                self._clock = at if self._clock is None else min(self._clock, at)
+            case p.Halt():
+                self.work.drop()
+            case p.Leaving(why) if origin != self.name:
+                return self.mesh.tell_ended(now, origin, why)
+        return []
+
+    # ------------------------------------------------------------ leading
+
+    def _seconds(self, now: int) -> float:
+        return (now - self._clock if self._clock is not None else self._before) / limits.SECOND
+
+    def _view(self) -> View:
+        living = [one.life for one in self.mesh.living]
+        owning, book = self.owning, self.book
+        if owning is None:
+            return View(living, list(self.mesh.gone), self.mesh.is_closed, living)
+        owners = book.owners
+        known = () if owners is None else (*owners.lives, *owners.others)
+
+        def is_closed(life: str) -> bool:
+            return self.mesh.is_closed(life) and owning.is_closed(life, book, living)
+
+        return View(living, list(self.mesh.gone), is_closed, [life for life in living if life in known])
+
+    def _has_begun(self, now: int) -> bool:
+        """All are here, or it begins without those who were not heard of by now."""
+        if self._clock is not None or self.mesh.is_met:
+            return True
+        return self._first is not None and now - self._first > limits.JOIN_WITHIN
+
+    def _led(self, now: int) -> list[Effect]:
+        """What there is to be decided, if it is us who decide."""
+        mesh, book = self.mesh, self.book
+        if mesh.leads != self.name or self.left:
+            self._lead = None
+            return []
+        if self._lead is None:
+            if not all(map(mesh.is_closed, mesh.gone)):
+                return []  # somebody may have decided what we have not heard
+            self._lead = Lead(self.name, self.facts, book)
+        if self._stop:
+            self._lead.end(self._stop, now=True)
+        if not self._has_begun(now):
+            return []
+        if self._clock is None and book.last is not None:
+            self._clock = now - self._before  # a run that is taken up again
+        effects: list[Effect] = []
+        view = self._view()
+        if self.owning is not None and not self.ended and (owners := self.owning.choose(book, view.living)) is not None:
+            effects += self._say(now, owners)
+            view = self._view()
+        for word in self._lead.look(self._seconds(now), view):
+            effects += self._say(now, word)
+        return effects
+
+    def _is_to_weigh(self, now: int) -> bool:
+        lead = self._lead
+        if lead is None or not self._has_begun(now):
+            return False
+        return lead.due or lead.is_last_due(self._view())
+
+    def _judge_now(self, now: int, weights: Floats, done: int, rows: int, loss: tuple[float, int]) -> list[Effect]:
+        """The weights were cut: they are judged beside the learning."""
+        lead = self._lead
+        if lead is None:
+            return []
+        lead.cut(self._seconds(now), done, rows, loss, len(self.mesh.living))
+        assert lead.open is not None
+        self._answers.keep(lead.open.number, weights)
+        self._judging += 1
+        return [Store(self._judging, partial(_judge, self._judge, weights))]
+
+    def _judged(self, now: int, token: int, result: Any, error: BaseException | None) -> list[Effect]:
+        lead = self._lead
+        if token != self._judging or lead is None or lead.open is None:
+            return []  # of a time when it led before
+        if error is not None:
+            lead.unjudged(str(error) or type(error).__name__)
+            return []
+        word = lead.judged(self._seconds(now), *result)
+        self._answers.judged(word.number, word.best)
+        if self._clock is None:
+            self._clock = now - self._before  # the first weights are judged: from here on slots are dealt
+        return self._say(now, word)
+
+    # ------------------------------------------------------------ the model at work
+
+    def _start(self, now: int) -> list[Effect]:
+        if self.work.under is not None:
+            return []
+        wanted, book = list(self.mesh.wanted), self.book
+        stops = self._leave is not None or book.halt is not None or self.left
+        may_tell = self.mesh.may_say and (self.owning is None or self.owning.may_contribute)
+        todo = self.work.plan(
+            learns=not stops,
+            may_tell=may_tell,
+            must_tell=stops,
+            weighs=self._is_to_weigh(now),
+            copies=bool(wanted) or self._answers.wants_copy,
+        )
+        if todo is None:
+            return []
+        if self.owning is not None:
+            todo.owned, todo.without = True, self.owning.pending() if todo.copy else []
+        state = book.state(self._seconds(now)) if todo.copy else None
+        moment = Moment(self.mesh.version, state, book.done, book.rows, book.loss, self._others, wanted)
+        return [self.work.start(now, todo, moment)]
+
+    def _computed(self, now: int, token: int, found: Any, error: BaseException | None) -> list[Effect]:
+        under = self.work.end(now, token)
+        if under is None:
+            return []
+        if error is not None:
+            return self._failed(now, error)
+        assert isinstance(found, Found)
+        self.work.learned(now, under, found.rows, found.loss)
+        if self.mesh.put_out:
+            return []
+        unsaid, moment, effects = self.work.unsaid, under.moment, list[Effect]()
+        if found.change is not None:
+            effects += self._tell(now, found.change, moment)
+        if found.weights is not None:
+            done, rows, loss = moment.done, moment.rows, moment.loss
+            if self.owning is None:  # what we learned ourselves is in the weights
+                done, rows = done + unsaid.slots.size, rows + unsaid.rows
+                loss = (loss[0] + unsaid.loss, loss[1] + unsaid.rows)
+            effects += self._judge_now(now, found.weights, done, rows, loss)
+        if found.slab is not None:
+            effects += self._hand(now, under, found.slab)
+        return effects
+
+    def _tell(self, now: int, change: Change, moment: Moment) -> list[Effect]:
+        """Say what was learned, and what it changed."""
+        word = self.work.word(self._traffic(), self._others)
+        if self.owning is not None:
+            word = msgspec.structs.replace(word, part=self.owning.contribute(change))
+            moment.said.append(word)
+            return self._say(now, word) + self.owning.send(now, self.book)
+        keys, values = change
+        effects: list[Effect] = []
+        last = max(0, (len(keys) - 1) // _FRAME * _FRAME)
+        for at in range(0, last, _FRAME):  # a frame holds no more; the slots count with the last
+            part = p.Learned([], 0, 0.0)
+            moment.said.append(part)
+            effects += self._say(now, part, (keys[at : at + _FRAME], values[at : at + _FRAME]))
+        moment.said.append(word)
+        return effects + self._say(now, word, (keys[last:], values[last:]))
+
+    def _hand(self, now: int, under: Under, slab: Floats) -> list[Effect]:
+        """A copy with the version that is in it: what was heard when the visit began, and what we have said since."""
+        moment = under.moment
+        assert moment.state is not None
+        book = Book(moment.state, self._parts)
+        for word in moment.said:
+            book.take(self.name, word)
+        version = {**moment.version, self.name: moment.version.get(self.name, 0) + len(moment.said)}
+        state = msgspec.msgpack.encode(book.state(moment.state.seconds))
+        flat = np.ascontiguousarray(slab, np.float32).reshape(-1)
+        effects = self._answers.copied(state, flat, version)
+        for life in moment.wanted:
+            effects += self.mesh.hand(now, life, state, flat, version)
+        return effects
+
+    def _own(self, now: int) -> list[Effect]:
+        """Weights that have owners: send what is not in, tell what came."""
+        owning = self.owning
+        if owning is None or self.left:
+            return []
+        owning.begin(self.book, self.mesh)
+        effects = owning.send(now, self.book)
+        for word, arrays in owning.words(
+            now, self.book, self.mesh, self._leave is not None or self.book.halt is not None
+        ):
+            effects += self._say(now, word, arrays)
+        return effects
+
+    # ------------------------------------------------------------ the end
+
+    def _stopped(self, now: int, stop: p.Stop) -> list[Effect]:
+        if stop.ended:
+            return self.mesh.tell_ended(now, stop.ended, stop.why)
+        if stop.leave:
+            self.leave()
+        else:
+            self._stop = self._stop or stop.why or "stopped"
+        return []
+
+    def _finish(self, now: int) -> list[Effect]:
+        """Rest when all are told to, go when asked to."""
+        if self.work.under is not None or self.work.unsaid.slots or self.left:
+            return []
+        if self.owning is not None and not self.owning.is_settled:
+            return []
+        if self.book.halt is not None:
+            rested, self._rested = self._rested, True
+            return [] if rested else self._say(now, p.Rested())
+        if self._leave is None:
+            return []
+        if len(self.mesh.living) > 1:
+            return self._go(now, self._leave, self.work.drop())
+        if self._lead is not None:
+            self._lead.end("the last peer was asked to leave", now=True)
+        return []
+
+    def _go(self, now: int, why: str, back: Runs) -> list[Effect]:
+        self.left, self._lead, self.why, self._over_at = True, None, why, now
+        return self._say(now, p.Leaving(why, back))
+
+    def _failed(self, now: int, error: BaseException) -> list[Effect]:
+        """It cannot compute: the others go on without it. If there is nobody else, that is the end of the run."""
+        why = str(error) if isinstance(error, ShoalError) and str(error) else f"{type(error).__name__}: {error}"
+        self.work.forget()
+        if self.left or self.mesh.put_out:
+            return []
+        self._leave, self.why = why, why
+        if self._lead is None or len(self.mesh.living) > 1:
+            return self._go(now, why, [])
+        self._lead.end(why, failed=True)
+        return []
+
+    def _wind_up(self, now: int) -> list[Effect]:
+        """The others hold us for gone: what was heard is added, and the next life begins with that."""
+        self._lead = None
+        self.may_go = self.left
+        for delivery in self.mesh.heard_now():
+            self._heard(now, delivery)
+        if self.left or self.put_out or self.work.under is not None:
+            return []
+        self.work.forget()  # nobody heard of it, and others will be dealt it
+        if self.work.is_idle:
+            self.put_out = self.mesh.put_out
+            return []
+        add, self.work.inbox = self.work.inbox, []
+        restore, self.work.model = self.work.model, None
+        return [self.work.start(now, Visit(restore=restore, add=add, take=True), Moment())]
+
+    def _look_whether_over(self, now: int) -> None:
+        if self.ended and self._over_at is None:
+            self._over_at = now
+        if self._over_at is None or self.may_go:
+            return
+        quiet = self.mesh.is_quiet if self.ended else not self.mesh.unheard
+        self.may_go = (quiet and self.work.is_idle) or now - self._over_at > limits.DRAIN
+
+    def _account(self, now: int, watch: p.Watch) -> p.Account:
+        limit, per_pass = self.facts.limit[0], self.facts.slots.per_pass
+        view = self._view()
+        return account(
+            self.book, self.mesh, watch, limit, per_pass, self._seconds(now), self._traffic(), view.is_closed
+        )
+
+
+def _judge(judge: Judge, weights: Floats) -> tuple[float, Mapping[str, float | None]]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        fine = math.isfinite(float(weights.sum(dtype=np.float64)))
+    return judge(weights) if fine else (math.inf, {})

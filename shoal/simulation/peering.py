@@ -19,6 +19,7 @@ from traceback import format_tb
 from shoal.cluster.mesh import Mesh
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.checker import Violation
+from shoal.simulation.counted import Learner
 from shoal.simulation.peers_plan import WEATHER, Fault, PeersPlan
 from shoal.simulation.sayer import SLOTS, Sayer
 from shoal.simulation.world import World
@@ -84,9 +85,13 @@ class Peering:
         self.plan, self.world = plan, World(plan.seed)
         self.world.trace = trace
         self.world.weather.delay = plan.delay * MILLISECOND
+        self.world.computing = (MILLISECOND, plan.took * MILLISECOND)
         self.world.after_event = self._after
         self.world.on_send = {p.Piece: self._on_piece, p.Said: self._on_said}
-        self.peers: dict[str, Sayer] = {}
+        self.peers: dict[str, Sayer | Learner] = {}
+        self._closed: dict[
+            str, dict[str, int]
+        ] = {}  # by life: of whom it was sure that nothing more comes, at which number
         self.counts: Counter[str] = Counter()
         self.violations: list[Violation] = []
         self._random = Random(f"{plan.seed}/peering")
@@ -103,7 +108,7 @@ class Peering:
         try:
             self._begin()
             world.run(lambda: self._healed, self.plan.lasts * MILLISECOND + SECOND, MOST_EVENTS)
-            latest = world.now + LIVE_WITHIN
+            latest = world.now + LIVE_WITHIN + self.plan.slots * self.plan.took * MILLISECOND  # one may be left for all
             if not world.run(self._settled, latest, MOST_EVENTS):
                 self._wrong("live", self._unsettled())
             self._check()
@@ -128,8 +133,10 @@ class Peering:
         return p.Peer(f"{name}.{self._lives}", name, number, f"memory:{name}")
 
     def _add(self, mesh: Mesh) -> None:
-        peer = self.peers[mesh.me.life] = Sayer(mesh, self._draw, self.plan.every)
-        self.world.add(peer, self._random.uniform(-0.02, 0.02), self._random.randrange(SECOND))
+        plan = self.plan
+        peer = self.peers[mesh.me.life] = Learner(mesh, plan) if plan.send else Sayer(mesh, self._draw, plan.every)
+        self._closed[mesh.me.life] = {}
+        self.world.add(peer.node, self._random.uniform(-0.02, 0.02), self._random.randrange(SECOND))
 
     def _draw(self, life: str) -> int | None:
         if not self._learning or self._slots >= SLOTS:
@@ -154,7 +161,7 @@ class Peering:
 
     @property
     def _filled(self) -> list[str]:
-        return [life for life, peer in self.peers.items() if peer.filled and not peer.mesh.put_out]
+        return [life for life, peer in self.peers.items() if peer.mesh.filled and not peer.mesh.put_out]
 
     @property
     def _stay(self) -> list[str]:
@@ -171,14 +178,14 @@ class Peering:
             for other in list(self.peers.values()):
                 self.world.at(self.world.now + MILLISECOND, lambda other=other: self._tell(other, life))  # type: ignore[misc]
 
-    def _tell(self, other: Sayer, life: str) -> None:
+    def _tell(self, other: Sayer | Learner, life: str) -> None:
         """The launcher's word: it saw the process end."""
         if other.name in self.peers and not other.mesh.put_out:
             host = self.world.hosts[other.name]
             other.mesh.tell_ended(self.world.local_time(host), life, "its process ended")
             self.world.poke(other.name)
 
-    def _add_up(self, peer: Sayer) -> None:
+    def _add_up(self, peer: Sayer | Learner) -> None:
         self.counts.update(peer.mesh.counts)
         self.counts["repeated words"] += peer.mesh.streams.repeated
         if (newcomer := peer.mesh._newcomer) is not None:
@@ -189,9 +196,13 @@ class Peering:
         peer = self.peers.get(life)
         if peer is None:
             return
+        mesh, closed = peer.mesh, self._closed[life]
+        for one in mesh.gone:
+            if one not in closed and mesh.filled and mesh.is_closed(one):
+                closed[one] = mesh.heard.get(one, 0)
         if peer.left:
             self._end(life, told=False)
-        elif peer.mesh.put_out:
+        elif peer.put_out:
             self._end(life, told=False)
             self.counts["rejoined"] += 1
             self._join(peer.mesh.me.name, [(name, "") for name, _ in peer.mesh.ways])
@@ -309,7 +320,13 @@ class Peering:
             return True  # all were put out by one another: see ``_check``
         lives = list(self.peers)
         for peer in self.peers.values():
-            if not peer.settled or sorted([peer.name, *peer.mesh.members]) != sorted(lives):
+            mesh = peer.mesh
+            together = len(mesh.members) == len(lives) - 1 and all(
+                life in mesh.members for life in lives if life != peer.name
+            )
+            if not together or not peer.settled or not mesh.filled or mesh.streams.kept or mesh.streams.early:
+                return False
+            if not mesh.is_quiet or not all(map(mesh.is_closed, mesh.gone)):
                 return False
         return True
 
@@ -319,7 +336,7 @@ class Peering:
             mesh = peer.mesh
             told.append(
                 f"{life}: filled={mesh.filled} quiet={mesh.is_quiet} kept={mesh.streams.kept} early={mesh.streams.early} "
-                f"pending={len(peer.pending)} members={list(mesh.members)} open={[g for g in mesh.gone if not mesh.is_closed(g)]}"
+                f"{peer.told()} members={list(mesh.members)} open={[g for g in mesh.gone if not mesh.is_closed(g)]}"
             )
         return "not at rest: " + "; ".join(told)
 
@@ -335,18 +352,14 @@ class Peering:
         for peer in peers:
             if _version(peer) != _version(first):
                 self._wrong("equal", f"versions: {peer.name} {_version(peer)}, {first.name} {_version(first)}")
-            if (peer.base != first.base).any():
-                self._wrong(
-                    "equal", f"{peer.name} and {first.name} differ in {(peer.base != first.base).sum()} weights"
-                )
-            if (peer.base > 1).any():
-                self._wrong("once", f"{peer.name} has slots {(peer.base > 1).nonzero()[0].tolist()} more than once")
-            if missing := [slot for slot in peer.said if not peer.base[slot]]:
-                self._wrong("once", f"{peer.name} said {missing}, and does not have it")
-            for life, number in peer.closed.items():
+            if (differ := peer.model != first.model).any():
+                self._wrong("equal", f"{peer.name} and {first.name} differ in {differ.sum()} weights")
+            for what in peer.wrong():
+                self._wrong("once", f"{peer.name}: {what}")
+            for life, number in self._closed[peer.name].items():
                 if first.mesh.heard.get(life, 0) != number:
                     self._wrong("closed", f"{peer.name}: {life} was closed at {number}: {first.mesh.heard.get(life)}")
 
 
-def _version(peer: Sayer) -> dict[str, int]:
+def _version(peer: Sayer | Learner) -> dict[str, int]:
     return {life: number for life, number in peer.mesh.heard.items() if number}

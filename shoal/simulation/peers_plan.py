@@ -35,7 +35,10 @@ class PeersPlan(msgspec.Struct, frozen=True):
     told: bool  # the launcher tells of deaths at once
     every: int  # milliseconds between two words of a peer
     faults: tuple[Fault, ...] = ()
-    send: str = "all"
+    send: str = "all"  # or owned; or "": they only talk
+    slots: int = 0  # to be learned
+    told_every: int = 1  # slots
+    took: int = 20  # milliseconds for one, at most
 
     @classmethod
     def draw(cls, seed: int) -> PeersPlan:
@@ -47,7 +50,10 @@ class PeersPlan(msgspec.Struct, frozen=True):
             delay=random.choice([1, 1, 5, 30]),
             told=random.random() < 0.5,
             every=random.choice([100, 300, 700]),
-            send=random.choice(["all", "owned"]),
+            send=random.choice(["", "all", "all", "owned"]),
+            slots=random.choice([30, 100, 250]),
+            told_every=random.choice([1, 3, 8]),
+            took=random.choice([20, 200, 400]),
         )
         families = random.sample(list(_DRAW), random.choice([0, 1, 2, 2, 3, 4, 5]))
         faults = [fault for family in families for fault in _DRAW[family](plan, random)]
@@ -55,7 +61,8 @@ class PeersPlan(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         faults = ", ".join(f"{one.kind}{' ' + one.how if one.how else ''}@{one.at}" for one in self.faults)
-        return f"seed {self.seed}: {self.founders} peers, {self.lasts} ms, told={self.told}: {faults or 'no faults'}"
+        what = f"{self.slots} slots, {self.send}" if self.send else "talk"
+        return f"seed {self.seed}: {self.founders} peers, {what}, {self.lasts} ms, told={self.told}: {faults or 'no faults'}"
 
 
 def _times(plan: PeersPlan, random: Random, most: int = 4) -> list[int]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from shoal.cluster.mesh import Mesh
 from shoal.limits import MILLISECOND
+from shoal.nodes.replica import Floats
 from shoal.wire import peers as p
 from shoal.wire.effects import Effect, Event, Wake
 
@@ -26,24 +27,41 @@ class Sayer:
         self.mesh, self.name = mesh, mesh.me.life
         self.base = np.zeros(SLOTS, np.float32)  # all that was heard
         self.pending: list[int] = []  # learned, and not said
-        self.closed: dict[str, int] = {}  # of whom it was sure that nothing more comes: how much it had heard
         self.said: list[int] = []
-        self.leaving = self.left = False
+        self.leaving = self.left = self._said_goodbye = False
         self._draw, self._every, self._next = draw, every * MILLISECOND, 0
 
     @property
-    def filled(self) -> bool:
-        return self.mesh.filled
+    def node(self) -> Sayer:
+        return self
+
+    @property
+    def put_out(self) -> bool:
+        return bool(self.mesh.put_out)
 
     @property
     def settled(self) -> bool:
-        """Nothing is left to say or to hear."""
-        mesh = self.mesh
-        quiet = mesh.is_quiet and not mesh.streams.kept and not mesh.streams.early
-        return mesh.filled and quiet and not self.pending and all(map(mesh.is_closed, mesh.gone))
+        """Nothing is left to say."""
+        return not self.pending
 
     def leave(self) -> None:
         self.leaving = True
+
+    @property
+    def model(self) -> Floats:
+        return self.base
+
+    def wrong(self) -> list[str]:
+        """What is not in the weights once."""
+        found = []
+        if (self.base > 1).any():
+            found.append(f"slots {(self.base > 1).nonzero()[0].tolist()} are there more than once")
+        if missing := [slot for slot in self.said if not self.base[slot]]:
+            found.append(f"it said {missing}, and does not have it")
+        return found
+
+    def told(self) -> str:
+        return f"pending={self.pending}"
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         mesh = self.mesh
@@ -58,9 +76,6 @@ class Sayer:
         for life in mesh.wanted:
             state = msgspec.msgpack.encode(int(self.base.sum()))
             effects += mesh.hand(now, life, state, self.base.copy(), dict(mesh.heard))
-        for life in mesh.gone:
-            if life not in self.closed and mesh.filled and mesh.is_closed(life):
-                self.closed[life] = mesh.heard.get(life, 0)
         self.left = self.leaving and (bool(mesh.put_out) or (not self.pending and mesh.unheard == 0))
         learns = mesh.filled and not mesh.put_out and not self.leaving
         return [*effects, Wake(min(mesh.wake_at, self._next) if learns else mesh.wake_at)]
@@ -83,8 +98,6 @@ class Sayer:
             self._said_goodbye = True
             effects += self.mesh.say(now, p.Leaving(""))
         return effects
-
-    _said_goodbye = False
 
     def _hear(self, now: int) -> list[Effect]:
         effects: list[Effect] = []

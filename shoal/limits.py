@@ -83,6 +83,7 @@ PIECE_BYTES = 16 * MB  # of a model that is copied
 JOIN_WITHIN = 60 * SECOND
 EDGE_LINE = 4_096  # characters of a line in a file of links
 EDGE_LINES = 1 << 20
+PEER_CALLED = 600 * SECOND  # so long one that fell silent is called: it may have been cut off, with others
 
 # What a worker keeps.
 SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass

@@ -150,7 +150,7 @@ class PeerNode:
         if self.leads or (self._over_at is not None and not self.may_go):
             times.append(now + _LOOK)
         if self.owning is not None:
-            times.append(self.owning.wake_at(now))
+            times.append(self.owning.wake_at(now, self.mesh.may_say))
         return max(min(times), now + 1)
 
     def _turn(self, now: int) -> list[Effect]:
@@ -375,7 +375,7 @@ class PeerNode:
         owning = self.owning
         if owning is None or self.left:
             return []
-        owning.begin(self.book, self.mesh)
+        owning.begin(now, self.book, self.mesh)
         effects = owning.send(now, self.book)
         for word, arrays in owning.words(
             now, self.book, self.mesh, self._leave is not None or self.book.halt is not None

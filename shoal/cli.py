@@ -15,6 +15,7 @@ from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
 from shoal.doors import Wrong, end_when_told
+from shoal.frontends.export_command import export
 from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
@@ -311,6 +312,7 @@ def limits() -> None:
 main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
+main.add_command(export)
 main.add_command(launch)
 main.add_command(query)
 main.add_command(report)

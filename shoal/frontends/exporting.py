@@ -74,6 +74,7 @@ class _Writer:
     tar: tarfile.TarFile
     top: str
     sums: list[tuple[str, str]] = field(default_factory=list)
+    newest: int = 0  # when the newest file was changed: tables that are made of them are as old
 
     def file(self, name: str, path: Path) -> bool:
         """A plain file as long as it is now; False if there is none."""
@@ -91,11 +92,12 @@ class _Writer:
         return True
 
     def text(self, name: str, text: str) -> None:
-        self._add(name, io.BytesIO(text.encode()), len(text.encode()), 0)
+        self._add(name, io.BytesIO(text.encode()), len(text.encode()), self.newest)
 
     def _add(self, name: str, source: IO[bytes], size: int, changed: int) -> None:
         about = tarfile.TarInfo(f"{self.top}/{name}")  # plain, mode 644, of nobody
         about.size, about.mtime = size, changed
+        self.newest = max(self.newest, changed)
         summed = _Summed(source)
         self.tar.addfile(about, summed)  # type: ignore[arg-type]  # it is only read from
         self.sums.append((name, summed.sum.hexdigest()))

@@ -49,9 +49,8 @@ def put(path: Path, url: str, silence: float, sent: Sent | None = None) -> str:
     try:
         with contextlib.closing(_connection(parts, silence)) as line:
             _send(line, parts, path, sent)
-            with _within(line, silence):
-                with line.getresponse() as answer:
-                    body = answer.read(ANSWER)
+            with _within(line, silence), line.getresponse() as answer:
+                body = answer.read(ANSWER)
     except TimeoutError:
         raise NotUploaded(where, f"nothing moved for {silence:g} s") from None
     except ssl.SSLError as error:

@@ -147,7 +147,8 @@ def test_cores_are_dealt_out_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> 
         ({"grid": {"m": {"a": {"workers": 2}, "b": {"workers": 2}}}}, "are the same run: leave one out"),
         ({"serial": {"workers": [1, 2]}}, "[serial] workers: a serial run is one process"),
         ({"picture": {"x": "servers"}}, "[picture] x = servers: it is no axis (axes: workers)"),
-        ({"picture": {"y": "workers"}}, "[picture] y: there are only x and lines"),
+        ({"picture": {"y": "workers"}}, "[picture] y: there are only x, lines and log"),
+        ({"picture": {"log": "yes"}}, "[picture] log = yes: give true or false"),
         ({"target": 0.3, "job": {"data": "clicks", "stop": {"target_loss": 0.5}}}, "ends it before it can reach target = 0.3"),
         ({"grid": {"workers": list(range(1, 500)), "servers": list(range(1, 500))}}, "10,000 is the most"),
         ({"grid": {f"axis{n}": {"a": {}, "b": {}} for n in range(200)}}, "10,000 is the most"),  # 2 ** 200 points

@@ -12,6 +12,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,10 @@ from shoal.models.linear import Floats
 from shoal.strategies.gossip import Gossip
 
 Doubles = npt.NDArray[np.float64]
+RUNAWAY: dict[str, Any] = {
+    "over": "ignore",
+    "invalid": "ignore",
+}  # a model that runs away is found out where it is judged
 
 
 class GossipCore:
@@ -74,22 +79,25 @@ class GossipCore:
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
         """weights <- own * weights + the sum of each weight * what came with it."""
         now = self._now
-        total: Doubles = np.multiply(now, own, dtype=np.float64)
-        for weight, values in parts:
-            total += np.multiply(values.reshape(now.shape), weight, dtype=np.float64)
-        now[:] = total
+        with np.errstate(**RUNAWAY):
+            total: Doubles = np.multiply(now, own, dtype=np.float64)
+            for weight, values in parts:
+                total += np.multiply(values.reshape(now.shape), weight, dtype=np.float64)
+            now[:] = total
 
     def add(self, delta: Floats, times: float = 1.0) -> None:
         """weights <- weights + times * delta."""
         now = self._now
-        now[:] = now + np.multiply(delta.reshape(now.shape), times, dtype=np.float64)
+        with np.errstate(**RUNAWAY):
+            now[:] = now + np.multiply(delta.reshape(now.shape), times, dtype=np.float64)
 
     def step(self, scale: float = 1.0) -> None:
         """By the rule, with the gradient that was kept; weights move by ``scale`` times what the rule would have them."""
         before = self._now.copy() if scale != 1.0 else None
-        self._core.apply(self._kept, 1)
-        if before is not None:
-            self._now[:] = before + np.subtract(self._now, before, dtype=np.float64) * scale
+        with np.errstate(**RUNAWAY):
+            self._core.apply(self._kept, 1)
+            if before is not None:
+                self._now[:] = before + np.subtract(self._now, before, dtype=np.float64) * scale
 
     @property
     def _now(self) -> Floats:

@@ -6,7 +6,6 @@ nothing. What a worker that is lost had told stays counted.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from shoal.launch.gossip_home import Told
@@ -25,7 +24,7 @@ class Fresh:
     loss: float = 0.0
     sent: int = 0
     received: int = 0
-    spent: Counter[str] = field(default_factory=Counter)
+    spent: dict[str, float] = field(default_factory=dict)
 
 
 class Tally:
@@ -43,24 +42,24 @@ class Tally:
     def hear(self, name: str, one: Told, said: Along | Rest) -> None:
         """A word of this leg; ``one`` is what its worker had told of it before."""
         if isinstance(said, Rest):
-            rounds, rows, loss, sent, received = said.along
-            spent = list[int]()
+            rounds, rows, sent, received, *spent = (int(one) for one in (*said.along[:2], *said.along[3:]))
+            loss = said.along[2]
         else:
-            rounds, rows, loss, sent, received = said.rounds, said.rows, said.loss, said.sent, said.received
-            spent = said.spent
+            rounds, rows, loss = said.rounds, said.rows, said.loss
+            sent, received, spent = said.sent, said.received, said.spent
         fresh = self._fresh
         fresh.words += 1
         if rounds >= one.rounds:
-            before, one.rounds = one.done, int(rounds)
+            before, one.rounds = one.done, rounds
             fresh.slots += one.done - before
-            fresh.rows += int(rows) - one.rows
+            fresh.rows += rows - one.rows
             fresh.loss += loss - one.loss
-            one.rows, one.loss = int(rows), loss
-        moved = self._more(name, [int(sent), int(received), *spent])
+            one.rows, one.loss = rows, loss
+        moved = self._more(name, [sent, received, *spent])
         fresh.sent += moved[0]
         fresh.received += moved[1]
         for kind, more in zip(KINDS, moved[2:], strict=False):
-            fresh.spent[kind] += more / 1e6
+            fresh.spent[kind] = fresh.spent.get(kind, 0.0) + more / 1e6
 
     def _more(self, name: str, now: list[int]) -> list[int]:
         """How much these figures have grown."""

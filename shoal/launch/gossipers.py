@@ -155,9 +155,11 @@ def loop_of(name: str, facts: Gossiping, transport: Transport) -> Loop:
         name,
         core,
         job.strategy.mode,
-        random.Random(f"meetings {job.seed} {number}"),
-        job.emulate.pace(number, job.seed),
-        job.emulate.link,
+        chance=random.Random(f"meetings {job.seed} {number}"),
+        pace=job.emulate.pace(number, job.seed),
+        link=job.emulate.link,
+        home=HOME,
+        clock=time.monotonic_ns,
         traffic=lambda: transport.traffic,
     )
     return Loop(node, transport)

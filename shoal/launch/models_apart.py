@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shoal.data.ordered import ordered
+from shoal.launch.gossip_core import RUNAWAY
 from shoal.launch.kept_slab import is_finite
 from shoal.models.learning import Learner
 from shoal.models.linear import Floats
@@ -34,7 +35,7 @@ class Apart:
         """These are the slabs now, and how much of the mean is each one's (of push-sum: otherwise all alike)."""
         slabs = [slab.reshape(self._shape) for slab, _ in models]
         total, whole = np.zeros(self._shape, np.float64), 0.0
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(**RUNAWAY):
             for slab, (_, weight) in zip(slabs, models, strict=True):
                 total += np.multiply(slab, weight, dtype=np.float64)
                 whole += weight
@@ -48,7 +49,7 @@ class Apart:
 
     def distance(self) -> float:
         mean = self.weights_in(self.mean)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(**RUNAWAY):
             squares = [
                 float(np.square(np.subtract(self.weights_in(slab), mean, dtype=np.float64)).sum())
                 for slab in self._slabs

@@ -13,7 +13,7 @@ import pytest
 import shoal
 from shoal.data.datasets import load
 from shoal.data.slots import Slots
-from shoal.errors import Invalid, RunFailed
+from shoal.errors import Invalid
 from shoal.events import Evaluated, Gone, Joined, Linked, Progress, Resumed, RunEvent, Saved, Stopped, Warned
 from shoal.job import Job
 from shoal.launch.gossip_core import GossipCore, dealt
@@ -216,7 +216,9 @@ def test_a_run_is_kept_and_taken_up_again_from_the_mean_by_any_number_of_workers
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        shoal.train("rcv1-like", strategy="gossip", workers=4, epochs=4, out=tmp_path / "run", settings=settings, on_event=stop)
+        shoal.train(
+            "rcv1-like", strategy="gossip", workers=4, epochs=4, out=tmp_path / "run", settings=settings, on_event=stop
+        )
     run = shoal.train(resume=tmp_path / "run", workers=3)
     (resumed,) = (event for event in run.events if isinstance(event, Resumed))
     assert 50 <= resumed.steps < 200
@@ -269,9 +271,10 @@ def test_what_a_module_raises_in_a_worker_is_told_and_the_others_go_on(tmp_path:
         "class Net(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.layer = nn.Linear(4, 2)\n\n"
+        "        self.layer, self.calls = nn.Linear(4, 2), 0\n\n"
         "    def forward(self, x):\n"
-        "        if self.training:\n"
+        "        self.calls += self.training\n"
+        "        if self.calls > 3:\n"
         "            raise RuntimeError('not today')\n"
         "        return self.layer(x)\n"
     )

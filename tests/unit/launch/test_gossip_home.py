@@ -85,7 +85,9 @@ def test_that_somebody_is_gone_is_told_to_those_that_do_not_rest_and_its_model_i
     assert set(said(effects, Without)) == {"worker-2", "worker-3"}
     assert set(said(node.handle(3, Tick()), Without)) == {"worker-2", "worker-3"}
     leg = said(node.handle(3, Tick()), Leg)["worker-2"]
-    assert isinstance(leg, Leg) and [link.name for link in leg.hears] == ["worker-3"]  # who had not heard of it hears this
+    assert isinstance(leg, Leg) and [link.name for link in leg.hears] == [
+        "worker-3"
+    ]  # who had not heard of it hears this
     rest(node, "worker-2")
     rest(node, "worker-3")
     assert node.resting

@@ -124,8 +124,8 @@ class Study:
             )
         points = points_of(axes) if "grid" in tree else []
         serial = points_of(serial_axes, serial=True) if "serial" in tree else []
-        runs = [_planned(base, point, seed) for point in serial for seed in seeds]
-        runs += [_planned(base, point, seed) for seed in seeds for point in points]
+        runs = [_planned(base, point, seed, folder) for point in serial for seed in seeds]
+        runs += [_planned(base, point, seed, folder) for seed in seeds for point in points]
         _check_runs(runs, target)
         x, lines, log = _picture(_table(tree, "picture"), axes or serial_axes)
         timeout = _number(tree, "timeout", TIMEOUT)
@@ -271,7 +271,7 @@ def _base(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return beside(changed({**job, "trace": trace}, {}), folder)
 
 
-def _planned(base: Mapping[str, Any], point: Point, seed: int) -> Planned:
+def _planned(base: Mapping[str, Any], point: Point, seed: int, folder: Path) -> Planned:
     table = "serial" if point.serial else "grid"
     changes = point.changes
     for name in changes:
@@ -283,7 +283,7 @@ def _planned(base: Mapping[str, Any], point: Point, seed: int) -> Planned:
         combine = {name: value for name, value in flat(base).items() if name == "strategy.combine"}
         changes = {"strategy": "serial", **_UNSLOWED, **combine, **changes}
     try:
-        return Planned(point, seed, Job.of(changed(base, {**changes, "seed": seed})))
+        return Planned(point, seed, Job.of(beside(changed(base, {**changes, "seed": seed}), folder)))
     except Invalid as error:
         try:
             Job.of(base)

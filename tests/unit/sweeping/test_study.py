@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.errors import Invalid
+from shoal.job import Job
+from shoal.settings import changed
+from shoal.sweeping.disk import identity
 from shoal.sweeping.grid import axes_of, points_of
 from shoal.sweeping.study import Study
 
@@ -200,3 +204,13 @@ def test_a_file_that_a_study_names_is_sought_beside_it(tmp_path: Path) -> None:
     (tmp_path / "rows.svm").write_text("1 1:1\n")
     (tmp_path / "s.toml").write_text('[job]\ndata = "rows.svm"\n[grid]\nworkers = [1, 2]\n')
     assert Study.load(tmp_path / "s.toml").runs[0].job.data.source == str(tmp_path / "rows.svm")
+
+
+def test_links_that_a_point_names_are_sought_beside_the_study_and_their_folder_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "links.txt").write_text("0 1\n")
+    graph = '{strategy = {name = "gossip", topology = "file", edges = "links.txt"}}'
+    (tmp_path / "s.toml").write_text(f'[job]\ndata = "clicks"\n[grid.graph]\nmine = {graph}\n')
+    (run,) = Study.load(tmp_path / "s.toml").runs[:1]
+    assert getattr(run.job.strategy, "edges", "") == str(tmp_path / "links.txt")
+    moved = Job.of(changed(msgspec.to_builtins(run.job), {"strategy.edges": "links.txt"}))
+    assert identity(run.job, 2) == identity(moved, 2)

@@ -15,6 +15,7 @@ from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
 from shoal.doors import Wrong, end_when_told
+from shoal.frontends.export_command import export
 from shoal.frontends.join_command import join, leave
 from shoal.frontends.launch_command import launch
 from shoal.report import report
@@ -324,6 +325,7 @@ main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
 main.add_command(join)
+main.add_command(export)
 main.add_command(launch)
 main.add_command(leave)
 main.add_command(query)

@@ -61,7 +61,9 @@ class Owning:
         self._mine = [0] * parts  # by part: up to which contribution of ours it is in what all have
         self._begun = 0  # the version of the owners with which we began to take what comes
         self._has: list[dict[str, int]] = [{} for _ in range(parts)]  # as an owner: up to which contribution of each
-        self._early: dict[str, dict[int, tuple[p.Share, Arrays]]] = {}  # came before what goes before them, or before we began
+        self._early: dict[
+            str, dict[int, tuple[p.Share, Arrays]]
+        ] = {}  # came before what goes before them, or before we began
         self._gathered = Gathered()
         self._yielded = 0
 

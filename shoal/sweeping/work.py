@@ -45,6 +45,16 @@ def accuracies(of: Figures) -> str:
     return f"{text}. More than a point below that: {'; '.join(below[:EACH])}{more}."
 
 
+def apart(of: Figures) -> str:
+    """How far everybody's models are from their mean at the end, where everybody has one (gossip)."""
+    if not any(one.distance is not None for one in of.points):
+        return ""
+    text = f"Distance of the models from their mean at the end: {_lines(of, lambda one: one.distance, lambda value: f'{value:.2g}')}"
+    if any(one.worst_loss is not None for one in of.points):
+        text += f". Loss of the worst of them: {_lines(of, lambda one: one.worst_loss, lambda value: f'{value:.4f}')}"
+    return f"{text}. The losses are those of the mean, which is nobody's model."
+
+
 def _lines(of: Figures, figure: Callable[[PointFigures], Spread | None], said: Callable[[float], str]) -> str:
     """psgd 0.98 at 1, 1.91 at 2; hogwild 0.97 at 1, 1.88 at 2."""
     axis = x_axis(of)

@@ -76,7 +76,9 @@ def weights_of(slots: Sequence[int], keys: int = KEYS) -> Floats:
 class Peers:
     """A run."""
 
-    def __init__(self, founders: int, stop: Stop, seed: int = 1, per_pass: int = 60, owned: bool = False, every: int = 5) -> None:
+    def __init__(
+        self, founders: int, stop: Stop, seed: int = 1, per_pass: int = 60, owned: bool = False, every: int = 5
+    ) -> None:
         self.world = World(seed)
         self.facts = Facts(Slots(per_pass, 1, 0), stop, per_pass, every, owned)
         self.replicas: dict[str, Counting] = {}
@@ -102,7 +104,9 @@ class Peers:
         return 1.0 / (1.0 + float(weights.sum())), {}
 
     def join(self, through: str) -> PeerNode:
-        return self._add(Mesh.joining(self._peer(max(node.mesh.me.number for node in self.nodes.values()) + 1), [(through, "")]))
+        return self._add(
+            Mesh.joining(self._peer(max(node.mesh.me.number for node in self.nodes.values()) + 1), [(through, "")])
+        )
 
     def kill(self, life: str) -> None:
         self.world.crash(life)
@@ -113,7 +117,9 @@ class Peers:
         return list(self.nodes)
 
     def until_done(self, share: int) -> None:
-        assert self.world.run(lambda: any(node.book.done >= share for node in self.nodes.values()), 600 * SECOND, 2_000_000)
+        assert self.world.run(
+            lambda: any(node.book.done >= share for node in self.nodes.values()), 600 * SECOND, 2_000_000
+        )
 
     def until_over(self) -> None:
         assert self.world.run(lambda: all(node.may_go for node in self.nodes.values()), 600 * SECOND, 2_000_000)

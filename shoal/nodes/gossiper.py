@@ -188,7 +188,8 @@ class Gossiper:
 
     def _rest(self) -> Rest:
         part, hands = self.part, self.hands
-        along = [float(part.round), float(hands.rows), hands.loss, *map(float, self._traffic())]
+        moved = map(float, (*self._traffic(), *self._spent_by_now()))
+        along = [float(part.round), float(hands.rows), hands.loss, *moved]
         weight, met = (part.weight, 0) if isinstance(part, Rounds) else (1.0, part.met)
         return Rest(part.leg, along, weight, met, part.lost, hands.error)
 

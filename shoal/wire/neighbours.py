@@ -91,7 +91,7 @@ class Rest(Message, frozen=True):
 
     frames: ClassVar[str] = "VVVV"  # its slab: weights, and what the rule keeps
     leg: Count
-    along: list[float]  # rounds, rows, loss, sent, received
+    along: list[float]  # rounds, rows, loss, sent, received, and what its time was spent for
     weight: float = 1.0  # of push-sum
     met: Count = 0  # meetings of this leg that it asked for and settled
     lost: float = 0.0  # at most so much went with lost neighbours: the length of it, in its life

@@ -108,8 +108,9 @@ class GossipRun:
             None  # a slab, when all rested last: what is kept, and judged when it is interrupted
         )
         self._at: tuple[Standing, int, int, Ids] | None = None  # how far it was then
+        self._lost: dict[str, float] = {}  # what each says went with lost neighbours
         self._last = ""  # who ended last, and why
-        self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody said something, and how often that was told
+        self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody went on, and how often that was told
         self._deadline: float | None = None
 
     # ------------------------------------------------------------ the beginning and the end
@@ -296,7 +297,7 @@ class GossipRun:
         began = time.perf_counter()
         self._loop.turn(_LOOK)
         fresh = self._tally.fresh()
-        heard = fresh.words or bool(self._workers.ended)
+        heard = fresh.steps or bool(self._workers.ended)
         while self._workers.ended:
             self._gone(*self._workers.ended.popleft())
         score, now = self.score, time.perf_counter()
@@ -349,9 +350,11 @@ class GossipRun:
 
     def _tell_lost(self) -> None:
         """What went with lost neighbours: of an exchange that one side had taken and the other not (P12)."""
-        rests = [one.rest for one in self._home.told.values() if one.rest is not None]
-        self.score.counts["meetings"] += sum(rest.met for rest in rests)
-        if lost := sum(rest.lost for rest in rests):
+        rests = {name: one.rest for name, one in self._home.told.items() if one.rest is not None}
+        self.score.counts["meetings"] += sum(rest.met for rest in rests.values())
+        lost = sum(rest.lost - self._lost.get(name, 0.0) for name, rest in rests.items())
+        self._lost |= {name: rest.lost for name, rest in rests.items()}
+        if lost > 0:
             self._warn(
                 f"exchanges with those who are gone may be half done: the sum of all models moved by at most {lost:.3g}"
             )
@@ -368,8 +371,10 @@ class GossipRun:
             self._warn(f"{name} is stopped, and everybody waits for it: it is killed, and its slots are dealt again")
             self._workers.signal(name, signal.SIGKILL)
         if names and not stopped:
+            lacked = {name for one in self._home.told.values() for name in one.lacks}
+            culprits = [name for name in names if name in lacked and not self._home.told[name].lacks] or names
             what = "went on" if self._begun else "was ready to begin"
-            self._warn(f"nobody {what} for {self._quiet:.0f} s: waiting for {', '.join(names)}")
+            self._warn(f"nobody {what} for {self._quiet:.0f} s: waiting for {', '.join(culprits)}")
 
     def _carry_out(self, effects: list[Effect]) -> None:
         self._loop.carry_out(effects)

@@ -108,6 +108,7 @@ class GossipRun:
             None  # a slab, when all rested last: what is kept, and judged when it is interrupted
         )
         self._at: tuple[Standing, int, int, Ids] | None = None  # how far it was then
+        self._lost: dict[str, float] = {}  # what each says went with lost neighbours
         self._last = ""  # who ended last, and why
         self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody said something, and how often that was told
         self._deadline: float | None = None
@@ -349,9 +350,11 @@ class GossipRun:
 
     def _tell_lost(self) -> None:
         """What went with lost neighbours: of an exchange that one side had taken and the other not (P12)."""
-        rests = [one.rest for one in self._home.told.values() if one.rest is not None]
-        self.score.counts["meetings"] += sum(rest.met for rest in rests)
-        if lost := sum(rest.lost for rest in rests):
+        rests = {name: one.rest for name, one in self._home.told.items() if one.rest is not None}
+        self.score.counts["meetings"] += sum(rest.met for rest in rests.values())
+        lost = sum(rest.lost - self._lost.get(name, 0.0) for name, rest in rests.items())
+        self._lost |= {name: rest.lost for name, rest in rests.items()}
+        if lost > 0:
             self._warn(
                 f"exchanges with those who are gone may be half done: the sum of all models moved by at most {lost:.3g}"
             )

@@ -56,7 +56,9 @@ class Tally:
         if rounds >= one.rounds:
             before, one.rounds = one.done, rounds
             fresh.slots += one.done - before
-            fresh.rows += self._rows(one.slots[before : one.done])  # what it says may have a round more that is not done
+            fresh.rows += self._rows(
+                one.slots[before : one.done]
+            )  # what it says may have a round more that is not done
             fresh.loss += loss - one.loss
             one.loss = loss
         moved = self._more(name, [sent, received, *spent])

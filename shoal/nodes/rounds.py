@@ -98,6 +98,8 @@ class Rounds:
         self._early = {}
         for number, name in self._offers:
             self._reached[name] = max(number, self._reached.get(name, -1))
+        if gone:
+            self._rides = min(2, 2 * self._rides)  # as in ``without``
         for name in [*gone]:
             self._leave(name)
         if self.is_over:

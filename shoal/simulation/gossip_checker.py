@@ -159,6 +159,15 @@ class RoundChecker:
 
 
 @dataclass
+class Half:
+    """One side of a meeting has moved, and the other has not (yet)."""
+
+    who: str
+    moved: Floats
+    asker: str = ""  # once it is known
+
+
+@dataclass
 class MeetingChecker:
     """Of gossip two at a time."""
 
@@ -166,8 +175,7 @@ class MeetingChecker:
     nodes: dict[str, Gossiper]
     models: dict[str, SimStepper]
     violations: list[Violation] = field(default_factory=list)
-    open: dict[tuple[str, int], tuple[str, Floats]] = field(default_factory=dict)  # asker, number: who moved, by what
-    closed: set[tuple[str, int]] = field(default_factory=set)
+    halves: list[Half] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
     base: Doubles = field(init=False)
 
@@ -179,30 +187,36 @@ class MeetingChecker:
         total: Doubles = sum(
             (model.weights.astype(np.float64) - model.moved for model in living), np.zeros(self.home.plan.size)
         )
-        for _, moved in self.open.values():
-            total = total - moved
+        for half in self.halves:
+            total = total - half.moved
         return total
 
     def see(self, name: str) -> None:
-        part, model = self.nodes[name].part, self.models[name]
+        """After an event at this worker. Others may have computed meanwhile: one that stands still hears of it later."""
+        for who, model in self.models.items():
+            for moved, times in model.adds:
+                self._moved(who, moved, times)
+            model.adds.clear()
+        part = self.nodes[name].part
         assert isinstance(part, Meetings)
-        for asker, (number, moved) in part.answered.items():
-            if moved is not None and (asker, number) not in self.open and (asker, number) not in self.closed:
-                self.open[asker, number] = name, moved.copy()
-        for moved, times in model.adds:
-            if times > 0:
-                continue  # it moved towards somebody: in ``answered``
-            key = next(
-                (key for key, one in self.open.items() if key[0] == name and np.array_equal(one[1], moved)), None
-            )
-            if key is None:
-                self.violations.append(Violation("I10 conservation", f"{name} moved by what nobody has moved by"))
-            else:
-                del self.open[key]
-                self.closed.add(key)
-        model.adds.clear()
+        for half in self.halves:
+            if half.who == name and not half.asker:
+                half.asker = next((a for a, (_, d) in part.answered.items() if d is not None and half.moved is d), "")
+        shown = self.home.slabs.get(part.leg, {}).get(name) if part.frozen else None
+        if shown is not None and not np.array_equal(shown, self.models[name].weights):
+            self.violations.append(Violation("I10 conservation", f"{name} moved after it had shown its model"))
         if (apart := _apart(self._total(), self.base)) > CLOSE:
             self.violations.append(Violation("I10 conservation", f"after an event at {name} the sum is {apart:g} off"))
+
+    def _moved(self, who: str, moved: Floats, times: float) -> None:
+        if times > 0:
+            self.halves.append(Half(who, moved))
+            return
+        for i, half in enumerate(self.halves):
+            if half.asker in ("", who) and np.array_equal(half.moved, moved):
+                del self.halves[i]
+                return
+        self.violations.append(Violation("I10 conservation", f"{who} moved by what nobody has moved by"))
 
     def crash(self, name: str) -> None:
         """What it had goes with it."""
@@ -211,16 +225,18 @@ class MeetingChecker:
 
     def end(self) -> None:
         """Between the living all is settled; what was lost with the dead was counted; what home was shown is of one moment."""
-        for (asker, number), (who, moved) in self.open.items():
-            if asker not in self.dead and who not in self.dead:
+        for half in self.halves:
+            if half.who in self.dead:
+                continue
+            if half.asker not in self.dead:
                 self.violations.append(
-                    Violation("I10 conservation", f"meeting {number} of {asker} and {who}: half done")
+                    Violation("I10 conservation", f"{half.who} moved towards {half.asker}, who never moved")
                 )
-            elif who not in self.dead and asker in self.nodes[who]._gone:
-                part, size = self.nodes[who].part, float(np.linalg.norm(moved))
-                if part.lost < size - CLOSE:
+            elif half.asker in self.nodes[half.who]._gone:
+                counted, size = self.nodes[half.who].part.lost, float(np.linalg.norm(half.moved))
+                if counted < size - CLOSE:
                     self.violations.append(
-                        Violation("I10 lost", f"{who} lost {size:g} with {asker} and counts {part.lost:g}")
+                        Violation("I10 lost", f"{half.who} lost {size:g} with {half.asker} and counts {counted:g}")
                     )
         if self.dead:
             return

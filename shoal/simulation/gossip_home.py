@@ -72,7 +72,7 @@ class SimStepper:
         self.slab[:, 0] = total
 
     def add(self, delta: Floats, times: float = 1.0) -> None:
-        self.adds.append((delta.copy(), times))
+        self.adds.append((delta, times))
         self.slab[:, 0] += np.float32(times) * delta
 
     def step(self, scale: float = 1.0) -> None:

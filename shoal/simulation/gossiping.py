@@ -33,6 +33,7 @@ from shoal.wire.neighbours import Meet, Met, Offer, Reached
 
 MOST_EVENTS = 100_000
 LIVE_WITHIN = 60 * limits.SECOND
+MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all models nearer
 _FOREVER = 1 << 60
 
 SOMETIMES = (
@@ -40,6 +41,7 @@ SOMETIMES = (
     "asked for an offer again",
     "asked to meet again",
     "both asked each other at once",
+    "came nearer",
     "fault: crash",
     "fault: crash in mid exchange",
     "fault: cut",
@@ -103,6 +105,7 @@ class GossipRun:
         world.add(self.home)
         self.counts["push-sum"] += self.home.graph.directed
         self._schedule()
+        first = self._distance()
         lasts = plan.lasts * limits.MILLISECOND
         if not self._until(self._is_over, lasts):
             self._heal()
@@ -110,7 +113,7 @@ class GossipRun:
                 return [*self.checker.violations[:3], Violation("I13 live", self._stuck())]
         if not self.checker.violations:
             self.checker.end()
-        violations = [*self.checker.violations, *self._slots()]
+        violations = [*self.checker.violations, *self._slots(), *self._nearer(first)]
         violations += [Violation("raised", error) for error in self.home.errors]
         self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
         self.counts["a graph fell apart"] += len(self.home.graph.parts()) > 1
@@ -139,6 +142,21 @@ class GossipRun:
             if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
                 violations.append(Violation("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}"))
         return violations
+
+    def _distance(self) -> float:
+        """Of the models from their mean."""
+        models = np.stack([model.weights for model in self.models.values()]).astype(np.float64)
+        return float(np.linalg.norm(models - models.mean(0)))
+
+    def _nearer(self, first: float) -> list[Violation]:
+        """Where nobody learns and nobody dies, models come nearer to each other; much nearer after many means."""
+        plan, last = self.plan, self._distance()
+        means = plan.legs * plan.rounds
+        if plan.learns or not plan.is_spared or means < MANY:
+            return []
+        self.counts["came nearer"] += 1
+        most = first * (0.9 if means >= 2 * MANY else 1.0)
+        return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
 
     # ------------------------------------------------------------ what befalls them
 
@@ -272,18 +290,16 @@ def weight_of_the_dead_forgotten() -> Any:
 
 
 @mutant
-def met_after_it_was_shown() -> Any:
-    """A worker that is met while it rests moves, and what it has shown is of another moment."""
-    real = Meetings._move
+def shown_before_all_are_done() -> Any:
+    """A worker shows its model when it is done itself, and is met after that."""
+    real = Gossiper._finished
 
-    def move(self: Meetings, sender: str, values: Floats) -> Any:
-        frozen, self.frozen = self.frozen, False
-        try:
-            return real(self, sender, values)
-        finally:
-            self.frozen = frozen
+    def finished(self: Gossiper) -> None:
+        real(self)
+        if isinstance(self.part, Meetings):
+            self._show()
 
-    return mock.patch.object(Meetings, "_move", move)
+    return mock.patch.object(Gossiper, "_finished", finished)
 
 
 @mutant
@@ -293,7 +309,7 @@ def share_kept_and_given() -> Any:
 
     def start(self: Rounds, weights: Floats) -> None:
         real(self, weights)
-        self._kept = self.weight
+        self._said[self.round] = self._said[self.round]._replace(kept=self.weight)
 
     return mock.patch.object(Rounds, "_start", start)
 

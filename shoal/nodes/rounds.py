@@ -62,7 +62,8 @@ class Rounds:
         self._slots: Sequence[int] = ()
         self._said: dict[int, Said] = {}  # by round
         self._offers: dict[tuple[int, str], Part] = {}
-        self._early: dict[tuple[int, str], Part] = {}  # of the next leg
+        self._early: dict[tuple[int, str], Part] = {}  # of the next leg,
+        self._early_in: dict[str, int] = {}  # as how far somebody is in it
         self._reached: dict[str, int] = {}  # the round that who hears us is known to be in
         self._last: tuple[Floats, dict[str, Part]] | None = None  # what the last mean was made of
         self._ready = self._settling = False
@@ -95,9 +96,11 @@ class Rounds:
         self._reached = dict.fromkeys(self._tells, -1)
         self._said.clear()
         self._offers = {key: part for key, part in self._early.items() if key[1] in self._hears}
-        self._early = {}
+        early_in, self._early, self._early_in = self._early_in, {}, {}
         for number, name in self._offers:
             self._reached[name] = max(number, self._reached.get(name, -1))
+        for name, number in early_in.items():
+            self._is_in(name, number)
         if gone:
             self._rides = min(2, 2 * self._rides)  # as in ``without``
         for name in [*gone]:
@@ -188,6 +191,10 @@ class Rounds:
 
     def reached(self, sender: str, message: Reached) -> None:
         """Somebody who hears us is so far, and may lack what we said; or whom we hear would know how far we are."""
+        if message.leg == self.leg + 1 and len(self._early_in) < limits.PEERS:
+            self._early_in[sender] = max(
+                message.round, self._early_in.get(sender, -1)
+            )  # it heard of that leg before us
         if message.leg != self.leg:
             return
         if sender not in self._tells:

@@ -16,7 +16,7 @@ from shoal.errors import Invalid
 
 def test_the_measured_gap_is_within_a_tenth_of_the_predicted_one() -> None:
     settings = Settings(
-        topologies=("ring", "star", "one-way", "complete", APART), nodes=(4,), how="threads", features=500
+        topologies=("ring", "star", "one-way", "complete", APART), nodes=(4,), how="threads", features=1_000
     )
     cases = {case.topology: case for case in measure(settings).cases}
     for name in ("ring", "star", "one-way"):
@@ -56,7 +56,7 @@ def test_workers_that_cannot_all_have_a_slot_in_a_round_are_refused(nodes: tuple
 
 def test_the_command_writes_what_it_found_and_draws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    few = Settings(topologies=("torus", "complete"), nodes=(4,), how="threads", features=500)
+    few = Settings(topologies=("torus", "complete"), nodes=(4,), how="threads", features=1_000)
     monkeypatch.setattr(consensus, "QUICK", few)
     file, picture = tmp_path / "consensus.json", tmp_path / "consensus.png"
     result = CliRunner().invoke(main, ["bench", "consensus", "--quick", "--json", str(file), "--picture", str(picture)])

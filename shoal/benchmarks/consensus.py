@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 WITHIN = 0.1  # of the predicted gap: what we promise
 SAME = 1e-6  # of the first distance: nothing but rounding
 MORE = 6  # rounds after the distance should have fallen so far
+FLOOR = 1e-8  # of the first distance: what is below is drawn there
 BATCH = 64
 SLOTS = 64  # in a pass: so that every round of 4, 8, 16, ... workers has a slot for each
 APART = "two rings"
@@ -208,18 +209,19 @@ def draw(results: Results, path: Path) -> Figure:
     panels = figure.subplots(rows, 3, squeeze=False, sharey=True).flatten()
     for panel, kind in zip(panels, kinds, strict=False):
         for case, color in zip([case for case in results.cases if case.topology == kind], SERIES, strict=False):
-            drawn = [(at, left) for at, left in enumerate(case.left) if left > 0]
-            x, y = zip(*drawn, strict=True)
+            x, y = list(range(len(case.left))), [max(left, FLOOR) for left in case.left]
             panel.plot(x, y, ".", color=color, markersize=4, label=f"{case.nodes} workers, gap {case.predicted:.3f}")
             if 0 < case.predicted < 1:
                 panel.plot(x, [(1 - case.predicted) ** at for at in x], "-", color=color, linewidth=0.9)
         titled(panel, kind)
-        panel.set(yscale="log", ylim=(1e-8, 3), xlabel="rounds")
-        panel.legend(frameon=False, fontsize=7.5, loc="lower left")
+        panel.set(yscale="log", ylim=(FLOOR / 2, 3), xlabel="rounds")
+        panel.legend(frameon=False, fontsize=7.5, loc="lower left" if kind == APART else "upper right")
         tidy(panel)
     for panel in panels[len(kinds) :]:
         panel.set_visible(False)
     panels[0].set_ylabel("share of the first distance")
+    said = f"Points: measured, those of {FLOOR:g} are at or below it. Lines: predicted by the second eigenvalue, from the start."
+    figure.supxlabel(said, x=0.01, ha="left", fontsize=8)
     save(figure, path)
     return figure
 

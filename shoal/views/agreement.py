@@ -8,10 +8,10 @@ again, so that in training the distance stays where both are in balance.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from shoal.events import Linked
+from shoal.events import Evaluated, Linked
 from shoal.views import graph, words
 from shoal.views.account import Account
 from shoal.views.drawing import SERIES, canvas, pictures, tidy
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Point = tuple[float, float]  # rounds (or passes), distance
 
 FALLEN = (1e-1, 1e-5)  # of the first distance: between these the slowest mode is alone, and rounding is not seen
+CAPTION = " The test loss of workers that each have a model is that of the mean of all."
 SETTLED = 1.5  # times as far as at the end: the distance has not changed much
 
 
@@ -94,6 +95,16 @@ def _predicted(run: Account, over: str, found: Sequence[Point]) -> list[Point]:
 
 def _label(event: Linked) -> str:
     return f"if nobody learned: {1 - event.gap:.3f} of it left by a round"
+
+
+def columns(events: Sequence[Evaluated]) -> dict[str, Callable[[Evaluated], str]]:
+    """Of a table of evaluations: heads, and what stands below; none where nobody has a model of its own."""
+    said = {
+        "best worker": lambda event: words.loss(event.spread.get("best")),
+        "worst worker": lambda event: words.loss(event.spread.get("worst")),
+        "distance": lambda event: words.distance(event.spread["distance"]) if "distance" in event.spread else "-",
+    }
+    return said if any(event.spread for event in events) else {}
 
 
 def section(one: Told, of: str) -> Section | None:

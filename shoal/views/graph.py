@@ -158,7 +158,7 @@ def _draw_links(
             )
         )
     for i, j in links if heads else around:
-        bent = BENT if (i, j) in around else 0.0
+        bent = _bent(at, i, j) if (i, j) in around else 0.0
         patch = FancyArrowPatch(
             at[i],
             at[j],
@@ -173,6 +173,13 @@ def _draw_links(
             zorder=1,
         )
         axes.add_patch(patch)
+
+
+def _bent(at: Points, start: int, stop: int) -> float:
+    """A link around the edge of a grid bends to the side that is nearer to the edge."""
+    axis = 1 if at[start][1] == at[stop][1] else 0  # along a row it bends up or down
+    low, high = min(point[axis] for point in at), max(point[axis] for point in at)
+    return (-BENT if at[start][axis] > (low + high) / 2 else BENT) * (1 if start < stop else -1)
 
 
 def _draw_nodes(axes: Axes, event: Linked, at: Points, size: float) -> None:

@@ -25,7 +25,7 @@ from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Effect, Send
 
-FLUSH = 100 * limits.MILLISECOND  # an owner gathers for so long before it tells
+FLUSH = 100 * limits.MILLISECOND  # an owner gathers for so long before it tells, or until one of each that is here has come
 OPEN = 16  # contributions on their way; then what is learned is added to the next
 
 
@@ -46,6 +46,7 @@ class Gathered:
     """What came for an owner's parts, and was not told yet."""
 
     since: int = -1
+    came: int = 0  # contributions
     changes: list[Change] = field(default_factory=list)
     parts: dict[int, dict[str, int]] = field(default_factory=dict)
 
@@ -194,6 +195,7 @@ class Owning:
         cuts = np.searchsorted(keys, self._bounds).tolist()
         gathered = self._gathered
         gathered.since = now if gathered.since < 0 else gathered.since
+        gathered.came += 1
         for part in fresh:
             self._has[part][life] = number
             gathered.parts.setdefault(part, {})[life] = number
@@ -207,7 +209,8 @@ class Owning:
         found: list[tuple[p.Word, Arrays]] = []
         gathered, owners = self._gathered, book.owners
         yields = owners is not None and owners.version > self._yielded
-        ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or hurry) and mesh.may_say
+        full = gathered.came >= len(mesh.living)
+        ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or full or hurry) and mesh.may_say
         if gathered.since >= 0 and (yields or ripe):
             self._gathered = Gathered()
             found.append((p.Owned(sorted(gathered.parts.items())), _added(gathered.changes)))

@@ -149,9 +149,9 @@ class PeerNode:
             times.append(self._delayed[0][0])
         if self.leads or (self._over_at is not None and not self.may_go):
             times.append(now + _LOOK)
-        if self.owning is not None:
+        if self.owning is not None and not self.left and not self.mesh.put_out:
             times.append(self.owning.wake_at(now, self.mesh.may_say))
-        return max(min(times), now + 1)
+        return max(min(times), now + limits.MILLISECOND)
 
     def _turn(self, now: int) -> list[Effect]:
         """After every event: write down what was heard, lead if it is us, and see that the model is at work."""

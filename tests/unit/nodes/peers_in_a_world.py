@@ -101,8 +101,11 @@ class Peers:
         self.judged.append(weights)
         return 1.0 / (1.0 + float(weights.sum())), {}
 
-    def join(self, through: str) -> PeerNode:
-        return self._add(Mesh.joining(self._peer(max(node.mesh.me.number for node in self.nodes.values()) + 1), [(through, "")]))
+    def join(self) -> PeerNode:
+        """Through any of those that are here."""
+        number = max(node.mesh.me.number for node in self.nodes.values()) + 1
+        through = [(life, "") for life, node in self.nodes.items() if node.mesh.filled and not node.left]
+        return self._add(Mesh.joining(self._peer(number), through))
 
     def kill(self, life: str) -> None:
         self.world.crash(life)

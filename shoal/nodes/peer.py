@@ -377,9 +377,10 @@ class PeerNode:
             return []
         owning.begin(now, self.book, self.mesh)
         effects = owning.send(now, self.book)
-        for word, arrays in owning.words(
-            now, self.book, self.mesh, self._leave is not None or self.book.halt is not None
-        ):
+        if self.work.under is not None and self.work.under.todo.copy:
+            return effects  # a copy has what we have said, and this would not be in it
+        hurry = self._leave is not None or self.book.halt is not None
+        for word, arrays in owning.words(now, self.book, self.mesh, hurry):
             effects += self._say(now, word, arrays)
         return effects
 

@@ -139,7 +139,7 @@ class PeerNode:
                 return self._stopped(now, stop)
             case Received(_, p.Share() as share, arrays):
                 if self.owning is not None and share.life not in self.mesh.gone and not self.left:
-                    self.owning.share(now, share, arrays, self.book.owners)
+                    self.owning.share(now, share, arrays, self.book)
                 return []
         return self.mesh.handle(now, event) or []
 
@@ -300,6 +300,9 @@ class PeerNode:
         wanted, book = list(self.mesh.wanted), self.book
         stops = self._leave is not None or book.halt is not None or self.left
         may_tell = self.mesh.may_say and (self.owning is None or self.owning.may_contribute)
+        lives = [one.life for one in self.mesh.living]
+        if self.mesh.me.life in lives and self.work.todo:
+            self.work.take_place(lives.index(self.mesh.me.life), len(lives))
         todo = self.work.plan(
             learns=not stops,
             may_tell=may_tell,

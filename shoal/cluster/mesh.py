@@ -452,8 +452,8 @@ class Mesh:
         if not self._filled or self.put_out:
             return []
         peers = [self.me, *(one.peer for one in self.members.values())]
-        about = self.about
-        return [Send(sender, p.Here(request, about.job, about.rows, about.features, peers, dict(self.gone)))]
+        about, lost = self.about, [peer for peer, _ in self._silent.values()]
+        return [Send(sender, p.Here(request, about.job, about.rows, about.features, peers, dict(self.gone), lost))]
 
     def _answer(self, now: int, here: p.Here) -> list[Effect]:
         answered = self.here is not None and bool(self.members)
@@ -464,6 +464,9 @@ class Mesh:
             self._give_way(here.gone[self.me.life], here.peers)
             return []
         effects = self._newcomer.answered() + self._adopt(now, here.gone) + self._enter(now, here.peers)
+        for peer in here.lost:
+            self._silent[peer.life] = (peer, now + limits.PEER_CALLED)
+            effects.append(Connect(peer.life, peer.address, mutual=True))
         return effects + self._beat_all(now)
 
     def _fill(self, now: int) -> list[Effect]:

@@ -25,7 +25,7 @@ from shoal.simulation.sayer import SLOTS, Sayer
 from shoal.simulation.world import World
 from shoal.wire import peers as p
 
-MOST_EVENTS = 120_000
+MOST_EVENTS = 40_000
 LIVE_WITHIN = 40 * SECOND
 ANSWER_WITHIN = 15 * SECOND  # a newcomer that nobody answers is started again, through somebody who is there
 

@@ -250,7 +250,7 @@ class Mesh:
         if self.put_out or life == self.me.life or (self._newcomer is not None and self.here is None):
             return []
         if is_over(self.gone.get(life)):
-            return []  # a late word: whatever it held us for, nobody goes on with it
+            return self._tell_gone(now, life)  # whatever it held us for: nobody goes on with it
         # Whoever has a model was entered by all before it got it. One that was not is of another half, and so is who holds us for gone.
         stranger = beat.filled and life not in self.members and life not in self.gone
         if self.me.life in beat.gone or (stranger and self._filled):

@@ -33,6 +33,7 @@ ANSWER_WITHIN = 15 * SECOND  # a newcomer that nobody answers is started again, 
 SOMETIMES = (
     "claims refused",
     "donors lost",
+    "elections",
     "fault: crash",
     "fault: crash lead",
     "fault: crash on piece",
@@ -54,6 +55,9 @@ SOMETIMES = (
     "rejoined",
     "repeated words",
     "said again",
+    "slots dealt again",
+    "slots learned twice",
+    "words of owners",
 )
 
 
@@ -349,6 +353,7 @@ class Peering:
             self._wrong("live", "nobody has a model any more: all were put out by one another")
             return
         first = peers[0]
+        self.counts.update(first.happened())
         for peer in peers:
             if _version(peer) != _version(first):
                 self._wrong("equal", f"versions: {peer.name} {_version(peer)}, {first.name} {_version(first)}")

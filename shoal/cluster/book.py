@@ -58,6 +58,20 @@ class State(msgspec.Struct, frozen=True):
     told: dict[str, int] = {}  # of each peer, the last contribution that it told of
     open: dict[str, list[Contribution]] = {}
 
+    def anew(self) -> State:
+        """For a run that is taken up again by others: what was learned, and nothing of who was here."""
+        return State(
+            self.counted,
+            self.rows,
+            self.loss,
+            self.seconds,
+            self.judged,
+            spent=self.spent,
+            moved=self.moved,
+            staleness=self.staleness,
+            counts=self.counts,
+        )
+
 
 class Book:
     """One peer's."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 from shoal.cluster.halves import Halves
 from shoal.cluster.joining import Donor, Newcomer, Other
-from shoal.cluster.members import Members
 from shoal.cluster.mesh import Mesh
 from shoal.cluster.streams import Delivery, Kept, Streams
 from shoal.wire import peers as p
@@ -98,16 +97,6 @@ def taken_from_the_dead() -> Any:
 def closed_at_once() -> Any:
     """Who is gone is done with, whatever others have heard of it: its slots are dealt again."""
     return mock.patch.object(Mesh, "is_closed", lambda self, life: life in self.gone)
-
-
-@mutant
-def closed_without_the_other_dead() -> Any:
-    """One is closed when all know that it is gone, though some may not know of another who hands on what it said."""
-
-    def comes(members: Members, gone: Collection[str], life: str, heard: int) -> bool:
-        return all(one.heard.get(life, 0) <= heard and life in one.gone for one in members.values())
-
-    return mock.patch("shoal.cluster.mesh.nothing_comes", comes)
 
 
 @mutant

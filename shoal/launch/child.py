@@ -42,7 +42,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
-    kind: Literal["server", "worker", "racer", "rank", "coordinator"]
+    kind: Literal["server", "worker", "racer", "rank", "gossiper", "coordinator"]
     token: str
     bind: str  # where it listens, if others call it
     coordinator: str
@@ -134,6 +134,8 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
                 _race(orders, reports)
             case "rank":
                 _be_rank(orders, reports)
+            case "gossiper":
+                _gossip(orders, reports)
             case "coordinator":
                 _coordinate(orders, reports, inbox)
     except ShoalError as error:
@@ -178,6 +180,12 @@ def _be_rank(orders: Orders, reports: int) -> None:
     from shoal.launch.others import be_rank
 
     be_rank(orders, lambda: say(reports, Running(orders.name)))
+
+
+def _gossip(orders: Orders, reports: int) -> None:
+    from shoal.launch.gossipers import gossip
+
+    gossip(orders, lambda address: say(reports, Running(orders.name, address)))
 
 
 def _coordinate(orders: Orders, reports: int, inbox: int) -> None:

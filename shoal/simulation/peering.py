@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 from traceback import format_tb
 
@@ -20,10 +19,14 @@ from shoal.cluster.mesh import Mesh
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.checker import Violation
 from shoal.simulation.counted import Learner
+from shoal.simulation.peer_mutants import MUTANTS
 from shoal.simulation.peers_plan import WEATHER, Fault, PeersPlan
+from shoal.simulation.run import Verdict
 from shoal.simulation.sayer import SLOTS, Sayer
 from shoal.simulation.world import World
 from shoal.wire import peers as p
+
+__all__ = ["MUTANTS", "SOMETIMES", "Peering", "simulate"]
 
 MOST_EVENTS = 40_000
 LIVE_WITHIN = 40 * SECOND
@@ -59,22 +62,6 @@ SOMETIMES = (
     "slots learned twice",
     "words of owners",
 )
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What came of one plan."""
-
-    plan: PeersPlan
-    violations: list[Violation]
-    events: int
-    seconds: float  # virtual
-    digest: str
-    counts: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def ok(self) -> bool:
-        return not self.violations
 
 
 def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:

@@ -42,10 +42,20 @@ BLOCK_PROXIMAL = [
     Candidate("block-proximal", settings=(*BLOCKS, ("strategy.max_delay", 2), ("strategy.blocks", 16)), exact=True),
     Candidate("block-proximal", "processes", settings=BLOCKS, exact=True),
 ]
+# Each of three has a model of its own, and takes a third of the steps: held against the serial run where that learns fast.
+FAST = (("update.step", 1.0),)
+ASYNC = (("strategy.mode", "async"), *FAST)
+GOSSIP = [
+    Candidate("gossip", settings=FAST, tolerance=0.06),
+    Candidate("gossip", settings=ASYNC, tolerance=0.06),
+    Candidate("gossip", "processes", settings=FAST, tolerance=0.06),
+    Candidate("gossip", "processes", settings=ASYNC, tolerance=0.06),
+]
 CANDIDATES = [
     *STRATEGIES,
     *BLOCK_PROXIMAL,
     *HOGWILD,
+    *GOSSIP,
     Candidate("sync", "processes", exact=True),
     Candidate("bounded", "processes"),
     Candidate("async", "processes"),
@@ -62,7 +72,7 @@ def when(candidate: Candidate, check: Check) -> Any:
     """Over gloo every run takes seconds to import PyTorch, and Hogwild's stop rules are kept by one process however its workers run (block-proximal's
     by the coordinator that all others have, too): those of other stop rules wait for the soak."""
     now = OVER_GLOO_NOW if candidate in OVER_GLOO else OF_THE_PLAIN_RUN
-    later = candidate in (*OVER_GLOO, HOGWILD[-1], BLOCK_PROXIMAL[-1]) and not any(
+    later = candidate in (*OVER_GLOO, HOGWILD[-1], *GOSSIP[2:], BLOCK_PROXIMAL[-1]) and not any(
         part in check.__name__ for part in now
     )
     return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())
@@ -80,7 +90,7 @@ def test_a_strategy_passes(candidate: Candidate, check: Check) -> None:
 
 
 def test_all_strategies_have_the_same_figures() -> None:
-    keys = [list(plain(candidate).summary) for candidate in (*STRATEGIES, HOGWILD[0])]
+    keys = [list(plain(candidate).summary) for candidate in (*STRATEGIES, HOGWILD[0], GOSSIP[0])]
     assert all(one == keys[0] for one in keys)
 
 

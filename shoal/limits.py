@@ -81,9 +81,9 @@ PEER_BYTES = 256 * MB  # of these
 PEER_PARTS = 64  # of the weights, where they are owned
 PIECE_BYTES = 16 * MB  # of a model that is copied
 JOIN_WITHIN = 60 * SECOND
+PEER_CALLED = 600 * SECOND  # so long one that fell silent is called: it may have been cut off, with others
 EDGE_LINE = 4_096  # characters of a line in a file of links
 EDGE_LINES = 1 << 20
-PEER_CALLED = 600 * SECOND  # so long one that fell silent is called: it may have been cut off, with others
 
 # What a worker keeps.
 SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass
@@ -113,9 +113,6 @@ SAVE_RETRY_MOST = 300 * SECOND  # doubling up to this
 
 # How long a local cluster takes to go.
 DRAIN = 5 * SECOND
-
-# How long a web server may be silent.
-UPLOAD_SILENCE = 30 * SECOND
 
 # What a row may be.
 FEATURES = (1 << 32) - 1  # ids are below this; more are hashed to fewer

@@ -25,7 +25,9 @@ from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Effect, Send
 
-FLUSH = 100 * limits.MILLISECOND  # an owner gathers for so long before it tells
+FLUSH = (
+    100 * limits.MILLISECOND
+)  # an owner gathers for so long before it tells, or until one of each that is here has come
 OPEN = 16  # contributions on their way; then what is learned is added to the next
 
 
@@ -46,6 +48,7 @@ class Gathered:
     """What came for an owner's parts, and was not told yet."""
 
     since: int = -1
+    came: int = 0  # contributions
     changes: list[Change] = field(default_factory=list)
     parts: dict[int, dict[str, int]] = field(default_factory=dict)
 
@@ -130,7 +133,7 @@ class Owning:
                 message = p.Share(self._me, sent.number, owners.version, parts)
                 arrays = _cut(sent, parts)
                 if owner == self._me:
-                    self.share(now, message, arrays, owners)
+                    self.share(now, message, arrays, book)
                 else:
                     effects.append(Send(owner, message, arrays))
         return effects
@@ -168,20 +171,22 @@ class Owning:
 
     # ------------------------------------------------------------ owning
 
-    def share(self, now: int, share: p.Share, arrays: Arrays, owners: p.Owners | None) -> None:
+    def share(self, now: int, share: p.Share, arrays: Arrays, book: Book) -> None:
         """A contribution came. What is not the next one of its peer waits, or comes again."""
         if len(arrays) != 2 or len(arrays[0]) != len(arrays[1]) or share.version < self._yielded:
             return
         early = self._early.setdefault(share.life, {})
         if len(early) < 2 * OPEN:
             early[share.number] = (share, arrays)
-        self._take_early(now, share.life, owners)
+        self._take_early(now, share.life, book)
 
-    def _take_early(self, now: int, life: str, owners: p.Owners | None) -> None:
+    def _take_early(self, now: int, life: str, book: Book) -> None:
+        """Nothing of which we have not heard that it was learned: of one that dies then, nobody would know what is in the weights."""
+        owners = book.owners
         if owners is None or owners.version != self._begun or life not in (*owners.lives, *owners.others):
             return
         early = self._early.get(life, {})
-        for number in sorted(early):
+        for number in sorted(number for number in early if number <= book.told.get(life, 0)):
             share, (keys, values) = early[number]
             mine = [part for part in share.parts if part < self._parts and owners.lives[part] == self._me]
             if share.version == owners.version:
@@ -196,6 +201,7 @@ class Owning:
         cuts = np.searchsorted(keys, self._bounds).tolist()
         gathered = self._gathered
         gathered.since = now if gathered.since < 0 else gathered.since
+        gathered.came += 1
         for part in fresh:
             self._has[part][life] = number
             gathered.parts.setdefault(part, {})[life] = number
@@ -209,7 +215,8 @@ class Owning:
         found: list[tuple[p.Word, Arrays]] = []
         gathered, owners = self._gathered, book.owners
         yields = owners is not None and owners.version > self._yielded
-        ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or hurry) and mesh.may_say
+        full = gathered.came >= len(mesh.living)
+        ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or full or hurry) and mesh.may_say
         if gathered.since >= 0 and (yields or ripe):
             self._gathered = Gathered()
             found.append((p.Owned(sorted(gathered.parts.items())), _added(gathered.changes)))
@@ -225,9 +232,11 @@ class Owning:
         if owners is not None and self._begun < owners.version == self._yielded and self._begins(book, mesh):
             self._begun = owners.version
             self._has = [dict(part) for part in book.included]
-            self._early = {life: early for life, early in self._early.items() if life not in mesh.gone}
-            for life in list(self._early):
-                self._take_early(now, life, owners)
+        for life in [life for life, early in self._early.items() if early or life in mesh.gone]:
+            if life in mesh.gone:
+                del self._early[life]
+            else:
+                self._take_early(now, life, book)
 
     def wake_at(self, now: int, may_say: bool) -> int:
         """When there is something to be sent or told."""

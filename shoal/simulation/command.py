@@ -44,7 +44,7 @@ def simulate(
     history: Path | None,
     as_json: bool,
 ) -> None:
-    """Run whole clusters in one thread, with faults, from seeds; check every promise. Workers that gossip, too (--of gossip).
+    """Run whole clusters in one thread, with faults, from seeds; check every promise. Workers that gossip, too (--of gossip), and peers (--of peers).
 
     Exit code 1 if a promise was broken. A seed is all that is needed to see it again (--seed N --trace), and to find out what it
     takes (--seed N --shrink).

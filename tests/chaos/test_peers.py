@@ -296,16 +296,16 @@ def until_said(program: Program, what: str) -> None:
 
 
 def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_killed(den: Den) -> None:
-    caller, folder = begin(den, workers=2, stop__epochs=8)
+    caller, folder = begin(den, workers=2, stop__epochs=None, stop__seconds=25.0)
     kept = den.folder / "kept"
     joined = command(den, "join", folder, "--out", str(kept))
     until_said(joined, "evaluation")
     caller.kill()  # and with it its peers
     out, err = joined.communicate(timeout=90)
     assert joined.returncode == 0, err
-    assert "8 epochs done" in out
+    assert "25 seconds are over" in out
     summary = msgspec.json.decode((kept / "summary.json").read_bytes())
-    assert summary["steps"] == 8 * ROWS // 4 and not summary["failed"] and summary["test_loss"] < 0.6
+    assert summary["steps"] > summary["slots_learned"] > 0 and not summary["failed"] and summary["test_loss"] < 0.6
     assert (kept / "model.safetensors").exists()
     assert soon(lambda: not den.alive()) and not list(den.folder.glob("shoal-*"))
 

@@ -75,10 +75,11 @@ class Newcomer:
     def _greet(self, now: int) -> list[Effect]:
         if now < self._ask_at or not self._through:
             return []
-        self._ask_at = now + self._wait
-        self._wait = min(2 * self._wait, limits.RESEND_MOST)
         name, address = self._through[self._turn % len(self._through)]
         self._turn += 1
+        self._ask_at = now + self._wait
+        if self._turn % len(self._through) == 0:  # nobody has answered
+            self._wait = min(2 * self._wait, limits.RESEND_MOST)
         called: list[Effect] = [Connect(name, address)] if address else []
         return [*called, Send(name, p.Greet(self._turn))]
 

@@ -25,6 +25,8 @@ from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 
+SILENT = "silent"  # how it begins when somebody is held for gone because nothing came
+
 
 @dataclass(slots=True)
 class Member:
@@ -64,6 +66,7 @@ class Mesh:
         self.me, self.about = me, about or About()
         self.gone: dict[str, str] = {}
         self.put_out = ""  # why this life is over
+        self.ways: list[tuple[str, str]] = []  # then: names and addresses of whom to ask, for the next life
         self.counts: Counter[str] = Counter()
         self.here: p.Here | None = None  # a newcomer's answer
         self.streams = Streams()
@@ -71,13 +74,17 @@ class Mesh:
         self.members: dict[str, Member] = {
             one.life: Member(one, -1, True, patient=True) for one in founders if one != me
         }
-        self._filled = True
+        self._filled, self._leaves = True, False
         self._newcomer: Newcomer | None = None
         self._donor = Donor()
         self._beat, self._dead_after = beat, dead_after
         self._begun = self._last = -1
         self._next_beat = self._next_look = self._told_heard = 0
         self._answered: dict[str, int] = {}  # when those that are gone were last told so
+        self._silent: dict[
+            str, tuple[p.Peer, int]
+        ] = {}  # gone by their silence: where they were, and until when we call
+        self._next_call = 0
 
     @classmethod
     def joining(
@@ -178,6 +185,7 @@ class Mesh:
     # ------------------------------------------------------------ what is said
 
     def say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
+        self._leaves |= isinstance(word, p.Leaving)  # then the others may well hold us for gone
         number = self.streams.heard[self.me.life] + 1
         self.streams.take(now, Delivery(self.me.life, number, word, arrays))
         return self._send_all(self._said(now, number, word), arrays)
@@ -245,8 +253,9 @@ class Mesh:
             for life, one in list(self.members.items()):
                 most = max(patience, limits.JOIN_WITHIN) if one.patient and not one.met else patience
                 if now - one.since > most:
-                    effects += self.tell_ended(now, life, f"silent for {(now - one.since) / limits.SECOND:.1f} s")
+                    effects += self.tell_ended(now, life, f"{SILENT} for {(now - one.since) / limits.SECOND:.1f} s")
         self.streams.forget(self._others)
+        effects += self._call(now)
         if self._newcomer is not None and not self._filled:
             effects += self._newcomer.tick(now, self.me.life, self.members)
             effects += self._fill(now)
@@ -275,11 +284,13 @@ class Mesh:
         life = beat.me.life
         if self.put_out or life == self.me.life or (self._newcomer is not None and self.here is None):
             return []
-        if self.me.life in beat.gone:
-            return self._claimed(now, beat)
+        # Whoever has a model was entered by all before it got it. One that was not is of another half, and so is who holds us for gone.
+        stranger = beat.filled and life not in self.members and life not in self.gone
+        if self.me.life in beat.gone or (stranger and self._filled):
+            return self._contend(now, beat)
         if life in self.gone:
-            return self._tell_gone(now, sender)
-        effects = self._enter(now, [beat.me]) if life not in self.members else []
+            return self._tell_gone(now, life)
+        effects = self._enter(now, [beat.me]) if not stranger else []
         one = self.members.get(life)
         if one is None:
             return effects
@@ -367,26 +378,50 @@ class Mesh:
         self.counts["gone"] += 1
         self._donor.done(life)
         self._next_beat = now  # all must know before it is closed
+        # What waits here is in nobody's account of what it has heard: of those that are gone it must come again, from one that lives.
+        for origin in self.gone:
+            self.streams.drop_early(origin)
         if self._newcomer is not None and not self._filled:
             self._newcomer.lost(life)
-        if self.members.pop(life, None) is None:
+        one = self.members.pop(life, None)
+        if one is None:
+            return []
+        if why.startswith(SILENT):
+            self._silent[life] = (one.peer, now + limits.PEER_CALLED)
             return []
         return [Connect(life, "")]
 
-    def _claimed(self, now: int, beat: p.Beat) -> list[Effect]:
-        """It holds us for gone. The smaller side gives way; of two that are equal, the one without the first of all."""
+    def _call(self, now: int) -> list[Effect]:
+        """Who is gone by its silence may be there still, behind a cut: two halves that never speak would go on as two runs."""
+        if now < self._next_call or not self._filled:
+            return []
+        self._next_call = now + 4 * self._period
+        over = [life for life, (_, until) in self._silent.items() if now > until]
+        for life in over:
+            del self._silent[life]
+        beat = self._beat_now()
+        return [*(Connect(life, "") for life in over), *(Send(life, beat) for life in self._silent)]
+
+    def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
+        """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
         if beat.me.life in self.members:
             self._learn(now, self.members[beat.me.life], beat.heard)
         theirs = [beat.me, *(one for one in beat.peers if one.life not in (self.me.life, beat.me.life))]
         lives = [one.life for one in theirs]
         ours = [self.me, *(one.peer for one in self.members.values() if one.peer.life not in lives)]
-        if _weight(theirs) > _weight(ours) or not self._filled:
-            self.put_out = beat.gone[self.me.life] or "the others hold it for gone"
-            self.counts["put out"] += 1
-            return []
+        if _weight(theirs) > _weight(ours) or not self._filled or self._leaves:
+            self._give_way(beat.gone.get(self.me.life, ""), theirs)
+            return self._send_all(beat)  # whoever is here with us must know them, too
         self.counts["claims refused"] += 1
-        effects = self.tell_ended(now, beat.me.life, "it held us for gone")
-        return effects + self._tell_gone(now, beat.me.life)
+        effects = self.tell_ended(now, beat.me.life, "of the smaller half")
+        self._silent[beat.me.life] = (beat.me, now + limits.PEER_CALLED)
+        return [*effects, Connect(beat.me.life, beat.me.address, mutual=True), *self._tell_gone(now, beat.me.life)]
+
+    def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
+        self.put_out = why or "the others go on without it"
+        known = {one.life: one.address for one in (*theirs, *(one.peer for one in self.members.values()))}
+        self.ways = list(known.items())
+        self.counts["put out"] += 1
 
     def _tell_gone(self, now: int, to: str) -> list[Effect]:
         """One that is gone speaks: it must know, but need not be told each time."""
@@ -426,7 +461,7 @@ class Mesh:
             return []
         self.here = here
         if self.me.life in here.gone:
-            self.put_out = here.gone[self.me.life] or "the others hold it for gone"
+            self._give_way(here.gone[self.me.life], here.peers)
             return []
         effects = self._newcomer.answered() + self._adopt(now, here.gone) + self._enter(now, here.peers)
         return effects + self._beat_all(now)

@@ -103,8 +103,8 @@ class Streams:
             if not words:
                 del self._kept[origin]
 
-    def close(self, origin: str) -> None:
-        """Nothing more comes of this one: what waits for a word that nobody has waits no longer."""
+    def drop_early(self, origin: str) -> None:
+        """What of this one waits for words before it is not here."""
         self._early.pop(origin, None)
 
     @property

@@ -22,10 +22,10 @@ from shoal.cluster.book import Book
 from shoal.cluster.mesh import Mesh
 from shoal.nodes.replica import Change
 from shoal.wire import peers as p
-from shoal.wire.base import Arrays
+from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Effect, Send
 
-FLUSH = 100 * limits.MILLISECOND  # an owner gathers for so long before it tells
+FLUSH = 100 * limits.MILLISECOND  # an owner gathers for so long before it tells, or until one of each that is here has come
 OPEN = 16  # contributions on their way; then what is learned is added to the next
 
 
@@ -46,6 +46,7 @@ class Gathered:
     """What came for an owner's parts, and was not told yet."""
 
     since: int = -1
+    came: int = 0  # contributions
     changes: list[Change] = field(default_factory=list)
     parts: dict[int, dict[str, int]] = field(default_factory=dict)
 
@@ -61,6 +62,7 @@ class Owning:
         self._mine = [0] * parts  # by part: up to which contribution of ours it is in what all have
         self._begun = 0  # the version of the owners with which we began to take what comes
         self._has: list[dict[str, int]] = [{} for _ in range(parts)]  # as an owner: up to which contribution of each
+        self._early: dict[str, dict[int, tuple[p.Share, Arrays]]] = {}  # came before what goes before them, or before we began
         self._gathered = Gathered()
         self._yielded = 0
 
@@ -166,28 +168,37 @@ class Owning:
     # ------------------------------------------------------------ owning
 
     def share(self, now: int, share: p.Share, arrays: Arrays, owners: p.Owners | None) -> None:
-        """A contribution came. What is not the next one of its peer is not taken: it comes again."""
-        if owners is None or not share.version == owners.version == self._begun:
+        """A contribution came. What is not the next one of its peer waits, or comes again."""
+        if len(arrays) != 2 or len(arrays[0]) != len(arrays[1]) or share.version < self._yielded:
             return
-        known = share.life in owners.lives or share.life in owners.others
-        if not known or len(arrays) != 2 or len(arrays[0]) != len(arrays[1]):
+        early = self._early.setdefault(share.life, {})
+        if len(early) < 2 * OPEN:
+            early[share.number] = (share, arrays)
+        self._take_early(now, share.life, owners)
+
+    def _take_early(self, now: int, life: str, owners: p.Owners | None) -> None:
+        if owners is None or owners.version != self._begun or life not in (*owners.lives, *owners.others):
             return
-        keys, values = arrays
-        cuts = np.searchsorted(keys, self._bounds).tolist()
-        fresh = [
-            part
-            for part in share.parts
-            if part < self._parts
-            and owners.lives[part] == self._me
-            and self._has[part].get(share.life, 0) == share.number - 1
-        ]
+        early = self._early.get(life, {})
+        for number in sorted(early):
+            share, (keys, values) = early[number]
+            mine = [part for part in share.parts if part < self._parts and owners.lives[part] == self._me]
+            if share.version == owners.version:
+                self._gather(now, life, number, mine, keys, values)
+            if share.version < owners.version or all(self._has[part].get(life, 0) >= number for part in mine):
+                del early[number]
+
+    def _gather(self, now: int, life: str, number: int, mine: Sequence[int], keys: Array, values: Array) -> None:
+        fresh = [part for part in mine if self._has[part].get(life, 0) == number - 1]
         if not fresh:
             return
+        cuts = np.searchsorted(keys, self._bounds).tolist()
         gathered = self._gathered
         gathered.since = now if gathered.since < 0 else gathered.since
+        gathered.came += 1
         for part in fresh:
-            self._has[part][share.life] = share.number
-            gathered.parts.setdefault(part, {})[share.life] = share.number
+            self._has[part][life] = number
+            gathered.parts.setdefault(part, {})[life] = number
         for _, parts in _alike([(part, (0, 0)) for part in fresh]):
             first, stop = cuts[parts[0]], cuts[parts[-1] + 1]
             if first < stop:
@@ -198,7 +209,8 @@ class Owning:
         found: list[tuple[p.Word, Arrays]] = []
         gathered, owners = self._gathered, book.owners
         yields = owners is not None and owners.version > self._yielded
-        ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or hurry) and mesh.may_say
+        full = gathered.came >= len(mesh.living)
+        ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or full or hurry) and mesh.may_say
         if gathered.since >= 0 and (yields or ripe):
             self._gathered = Gathered()
             found.append((p.Owned(sorted(gathered.parts.items())), _added(gathered.changes)))
@@ -208,17 +220,20 @@ class Owning:
                 found.append((p.Yielded(owners.version), ()))
         return found
 
-    def begin(self, book: Book, mesh: Mesh) -> None:
+    def begin(self, now: int, book: Book, mesh: Mesh) -> None:
         """Take what comes, if we own something now and all who owned before have told what they had."""
         owners = book.owners
         if owners is not None and self._begun < owners.version == self._yielded and self._begins(book, mesh):
             self._begun = owners.version
             self._has = [dict(part) for part in book.included]
+            self._early = {life: early for life, early in self._early.items() if life not in mesh.gone}
+            for life in list(self._early):
+                self._take_early(now, life, owners)
 
-    def wake_at(self, now: int) -> int:
+    def wake_at(self, now: int, may_say: bool) -> int:
         """When there is something to be sent or told."""
-        times = [sent.at + sent.wait for sent in self._sent.values()]
-        if self._gathered.since >= 0:
+        times = [sent.at + sent.wait for sent in self._sent.values() if sent.version >= 0]
+        if self._gathered.since >= 0 and may_say:  # otherwise what is heard of the others is waited for
             times.append(self._gathered.since + FLUSH)
         return min(times, default=now + limits.SECOND)
 

@@ -149,9 +149,9 @@ class PeerNode:
             times.append(self._delayed[0][0])
         if self.leads or (self._over_at is not None and not self.may_go):
             times.append(now + _LOOK)
-        if self.owning is not None:
-            times.append(self.owning.wake_at(now))
-        return max(min(times), now + 1)
+        if self.owning is not None and not self.left and not self.mesh.put_out:
+            times.append(self.owning.wake_at(now, self.mesh.may_say))
+        return max(min(times), now + limits.MILLISECOND)
 
     def _turn(self, now: int) -> list[Effect]:
         """After every event: write down what was heard, lead if it is us, and see that the model is at work."""
@@ -375,11 +375,12 @@ class PeerNode:
         owning = self.owning
         if owning is None or self.left:
             return []
-        owning.begin(self.book, self.mesh)
+        owning.begin(now, self.book, self.mesh)
         effects = owning.send(now, self.book)
-        for word, arrays in owning.words(
-            now, self.book, self.mesh, self._leave is not None or self.book.halt is not None
-        ):
+        if self.work.under is not None and self.work.under.todo.copy:
+            return effects  # a copy has what we have said, and this would not be in it
+        hurry = self._leave is not None or self.book.halt is not None
+        for word, arrays in owning.words(now, self.book, self.mesh, hurry):
             effects += self._say(now, word, arrays)
         return effects
 

@@ -100,6 +100,7 @@ class World:
         self.after_event: Callable[[str], None] | None = None
         self.on_crash: Callable[[str], None] | None = None
         self.on_tell: Callable[[RunEvent], None] | None = None
+        self.computing = (MILLISECOND, 20 * MILLISECOND)  # how long a computation takes: at least, and less than
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self.on_send: dict[type[Message], Callable[[str, str, Any], None]] = {}
         self._network = Random(f"{seed}/network")
@@ -276,7 +277,7 @@ class World:
             self.counts["disk: writes torn by a crash"] += 1
 
     def _compute(self, host: Host, token: int, function: Callable[[], object]) -> None:
-        host.computing = max(self.now, host.computing) + self._disk.randrange(MILLISECOND, 20 * MILLISECOND)
+        host.computing = max(self.now, host.computing) + self._disk.randrange(*self.computing)
 
         def finish() -> None:
             if not self._is_here(host):

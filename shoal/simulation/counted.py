@@ -1,0 +1,124 @@
+"""The real peer with a model that counts: a slot adds 1 to a few weights of its own, so the weights say which slots are in them, how often.
+
+Sums of ones are exact in float32: two models are equal to the last bit, or something was lost or added twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shoal.cluster.book import PARTLY, TWICE
+from shoal.cluster.mesh import Mesh
+from shoal.cluster.stopping import Stop
+from shoal.data.slots import Slots
+from shoal.nodes.lead import Facts
+from shoal.nodes.peer import PeerNode
+from shoal.nodes.replica import Change, Floats, Keys
+from shoal.simulation.peers_plan import PeersPlan
+
+PLACES = 3  # weights of one slot, far from each other: they have different owners
+PARTS = 8
+
+
+class CountingReplica:
+    """All weights, and which of our own slots are not told yet."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._weights = np.zeros(slots * PLACES, np.float32)
+        self._own: list[int] = []
+
+    def run(self, slots: Sequence[tuple[int, int]]) -> tuple[float, int]:
+        learned = [slot for first, stop in slots for slot in range(first, stop)]
+        self._own += learned
+        np.add.at(self._weights, self._keys(learned).astype(np.int64), 1)
+        return float(len(learned)), len(learned)
+
+    def _keys(self, slots: Sequence[int]) -> Keys:
+        places = np.arange(PLACES) * self._slots
+        return np.unique((np.array(slots, np.int64)[:, None] + places).reshape(-1)).astype(np.uint64)
+
+    def take(self) -> Change:
+        keys = self._keys(self._own)
+        self._own = []
+        return keys, np.ones(len(keys), np.float32)
+
+    def add(self, keys: Keys, values: Floats) -> None:
+        np.add.at(self._weights, keys.astype(np.int64), values)
+
+    def snapshot(self) -> Floats:
+        return self._weights.copy()
+
+    def restore(self, slab: Floats) -> None:
+        self._weights = slab.copy()
+        self._own = []
+
+    def weights(self) -> Floats:
+        return self._weights.copy()
+
+
+def judge(weights: Floats) -> tuple[float, Mapping[str, float | None]]:
+    """The more is learned the better."""
+    return 1.0 / (1.0 + float(weights.sum())), {}
+
+
+class Learner:
+    """A peer that learns, as the simulation sees it."""
+
+    def __init__(self, mesh: Mesh, plan: PeersPlan) -> None:
+        self._limit = plan.slots
+        facts = Facts(
+            Slots(max(1, plan.slots // 3), 1, plan.seed),
+            Stop(steps=plan.slots),
+            evaluate=max(1, plan.slots // 5),
+            every=plan.told_every,
+            owned=plan.send == "owned",
+        )
+        self.mesh, self.name, self.leaving = mesh, mesh.me.life, False
+        self._replica = CountingReplica(plan.slots)
+        self.node = PeerNode(mesh, self._replica, facts, judge, keys=plan.slots * PLACES, parts=PARTS)
+
+    @property
+    def left(self) -> bool:
+        return self.node.left and self.node.may_go
+
+    @property
+    def put_out(self) -> bool:
+        return bool(self.node.put_out)
+
+    @property
+    def settled(self) -> bool:
+        return self.node.ended and self.node.may_go and self.node.work.is_idle
+
+    def leave(self) -> None:
+        self.leaving = True
+        self.node.leave()
+
+    def stop_learning(self) -> None:
+        """It ends by itself."""
+
+    @property
+    def model(self) -> Floats:
+        return self._replica.weights()
+
+    def wrong(self) -> list[str]:
+        """What the book says is in the weights, and nothing else."""
+        book, found = self.node.book, []
+        if book.done != self._limit:
+            found.append(f"{book.done} of {self._limit} slots are counted: {book.counted.runs}")
+        more = self._replica.weights().reshape(PLACES, -1) - 1
+        if (more < 0).any():
+            found.append(f"slots {np.unique((more < 0).nonzero()[1]).tolist()} are counted and not in the weights")
+        twice = book.counts[TWICE]
+        if more.sum() > PLACES * (twice + self._partly()):
+            found.append(f"{more.sum() / PLACES:g} slots too many are in the weights, {twice} are known of")
+        return found
+
+    def _partly(self) -> int:
+        return self.node.book.counts[PARTLY] + self.node.book.partly(self.mesh.is_closed)
+
+    def told(self) -> str:
+        node, book = self.node, self.node.book
+        return f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={book.done} halt={book.halt is not None} todo={node.work.todo.size} under={node.work.under is not None} out={ {k: v.runs for k, v in book.out.items() if v} } judged={len(book.judged)} rested={list(book.rested)} unsaid={node.work.unsaid.slots.size}"

@@ -1,0 +1,164 @@
+"""What befalls a mesh of peers, drawn from one seed, all as data.
+
+Peers come and go, so a fault does not name its victim: ``pick`` chooses among those who are there when it strikes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+WEATHER = ("loss", "repeat", "slow")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that goes wrong, or somebody who comes or goes."""
+
+    kind: str
+    at: int  # milliseconds from the beginning
+    lasts: int = 0
+    pick: float = 0.0  # whom, among those who are there
+    other: float = 0.0
+    rate: float = 0.0
+    how: str = ""
+
+
+class PeersPlan(msgspec.Struct, frozen=True):
+    """One mesh and its fate."""
+
+    seed: int
+    founders: int
+    lasts: int  # milliseconds until all is healed
+    delay: int  # milliseconds that a message takes, on average
+    told: bool  # the launcher tells of deaths at once
+    every: int  # milliseconds between two words of a peer
+    faults: tuple[Fault, ...] = ()
+    send: str = "all"  # or owned; or "": they only talk
+    slots: int = 0  # to be learned
+    told_every: int = 1  # slots
+    took: int = 20  # milliseconds for one, at most
+
+    @classmethod
+    def draw(cls, seed: int) -> PeersPlan:
+        random = Random(f"{seed}/peers")
+        plan = cls(
+            seed,
+            founders=random.choice([1, 2, 2, 3, 3, 4, 5, 6]),
+            lasts=random.choice([4_000, 8_000, 14_000]),
+            delay=random.choice([1, 1, 5, 30]),
+            told=random.random() < 0.5,
+            every=random.choice([100, 300, 700]),
+            send=random.choice(["", "all", "all", "owned"]),
+            slots=random.choice([30, 100, 250]),
+            told_every=random.choice([1, 3, 8]),
+            took=random.choice([20, 200, 400]),
+        )
+        families = random.sample(list(_DRAW), random.choice([0, 1, 2, 2, 3, 4, 5]))
+        faults = [fault for family in families for fault in _DRAW[family](plan, random)]
+        return msgspec.structs.replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{one.kind}{' ' + one.how if one.how else ''}@{one.at}" for one in self.faults)
+        what = f"{self.slots} slots, {self.send}" if self.send else "talk"
+        return f"seed {self.seed}: {self.founders} peers, {what}, {self.lasts} ms, told={self.told}: {faults or 'no faults'}"
+
+
+def _times(plan: PeersPlan, random: Random, most: int = 4) -> list[int]:
+    return [random.randrange(plan.lasts) for _ in range(random.randint(1, most))]
+
+
+def _joins(plan: PeersPlan, random: Random) -> list[Fault]:
+    return [Fault("join", at, pick=random.random()) for at in _times(plan, random)]
+
+
+def _crowd(plan: PeersPlan, random: Random) -> list[Fault]:
+    """Several come at once, through different peers."""
+    at = random.randrange(plan.lasts)
+    return [Fault("join", at + random.randrange(50), pick=random.random()) for _ in range(random.randint(2, 4))]
+
+
+def _leaves(plan: PeersPlan, random: Random) -> list[Fault]:
+    return [Fault("leave", at, pick=random.random()) for at in _times(plan, random, 2)]
+
+
+def _crashes(plan: PeersPlan, random: Random) -> list[Fault]:
+    return [
+        Fault("crash", at, random.choice([0, 0, 500, 3_000]), random.random(), how=random.choice(["", "", "lead"]))
+        for at in _times(plan, random, 3)
+    ]
+
+
+def _row(plan: PeersPlan, random: Random) -> list[Fault]:
+    """One after the other, up to all but one."""
+    at = random.randrange(plan.lasts)
+    gap = random.choice([0, 20, 400])
+    return [
+        Fault("crash", at + i * gap, random.choice([0, 1_000]), random.random()) for i in range(random.randint(2, 5))
+    ]
+
+
+def _half_joined(plan: PeersPlan, random: Random) -> list[Fault]:
+    """The donor dies while it hands its model over, or the newcomer does, or somebody else."""
+    return [
+        fault
+        for at in _times(plan, random, 2)
+        for fault in (
+            Fault("join", at, pick=random.random()),
+            Fault("join", at + random.randrange(30), pick=random.random()),
+            Fault(
+                "crash on piece", at, pick=random.random(), how=random.choice(["donor", "donor", "newcomer", "other"])
+            ),
+        )
+    ]
+
+
+def _mid_word(plan: PeersPlan, random: Random) -> list[Fault]:
+    """It dies when it has told some and not all."""
+    return [Fault("crash on word", at, random.choice([0, 1_000]), random.random()) for at in _times(plan, random, 3)]
+
+
+def _pauses(plan: PeersPlan, random: Random) -> list[Fault]:
+    lasts = [300, 2_000, 6_500, 9_000]
+    return [Fault("pause", at, random.choice(lasts), random.random()) for at in _times(plan, random, 2)]
+
+
+def _cuts(plan: PeersPlan, random: Random) -> list[Fault]:
+    """Two do not hear each other, or one the other, or one nobody."""
+    return [
+        Fault("cut", at, random.choice([500, 3_000, 7_000]), random.random(), random.random(), how=how)
+        for at in _times(plan, random, 3)
+        for how in (random.choice(["both", "one way", "all in", "all out", "alone"]),)
+    ]
+
+
+def _partition(plan: PeersPlan, random: Random) -> list[Fault]:
+    at = random.randrange(plan.lasts)
+    return [Fault("part", at, random.choice([1_000, 6_000, 8_000]), random.random(), random.random())]
+
+
+def _weather(kind: str, rates: list[float]) -> Callable[[PeersPlan, Random], list[Fault]]:
+    def draw(plan: PeersPlan, random: Random) -> list[Fault]:
+        return [
+            Fault(kind, at, random.choice([1_000, 5_000]), rate=random.choice(rates)) for at in _times(plan, random, 2)
+        ]
+
+    return draw
+
+
+_DRAW: dict[str, Callable[[PeersPlan, Random], list[Fault]]] = {
+    "joins": _joins,
+    "crowd": _crowd,
+    "leaves": _leaves,
+    "crashes": _crashes,
+    "row": _row,
+    "half joined": _half_joined,
+    "mid word": _mid_word,
+    "pauses": _pauses,
+    "cuts": _cuts,
+    "partition": _partition,
+    "loss": _weather("loss", [0.05, 0.2, 0.5]),
+    "repeat": _weather("repeat", [0.2, 0.5]),
+    "slow": _weather("slow", [0.05, 0.2]),
+}

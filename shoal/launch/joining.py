@@ -159,7 +159,7 @@ class _Telling:
 def _result(node: PeerNode, made: Made) -> Joined:
     book, ended = node.book, node.book.ended
     last = book.last
-    judged = {} if last is None else msgspec.to_builtins(last)
+    judged = {} if last is None else msgspec.structs.asdict(last)
     learned = book.rates.get(node.name, (0, 0))[0]
     if ended is None:
         return Joined(node.mesh.me.name, learned, "", False, None, judged, book.done)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal import limits
 from shoal.cluster.book import State
 from shoal.cluster.mesh import About, Mesh
 from shoal.data.datasets import Dataset
@@ -160,9 +161,16 @@ def _turn(
     asked: threading.Event | None,
     look: Callable[[PeerNode], bool],
 ) -> None:
-    told = False
+    told, deadline = False, time.monotonic() + limits.JOIN_WITHIN / limits.SECOND
     while not closing.is_set():
         loop.turn(_LOOK)
+        if not node.mesh.filled and time.monotonic() > deadline:
+            raise ClusterError(
+                f"no peer has given it the model in {limits.JOIN_WITHIN / limits.SECOND:g} s: the run has ended, or cannot be reached; "
+                f"look whether it goes on, and join again"
+            )
+        if not node.mesh.filled and asked is not None and asked.is_set():
+            return  # nobody counts on it yet
         if asked is not None and asked.is_set() and not told:
             told = True
             loop.tell(Received("home", Stop(0, "asked to leave", leave=True)))

@@ -91,7 +91,7 @@ def check(run: Watched, seen: Seen, living: int | None = None) -> None:
         assert len(seen.training.final) == living, seen.training.final.keys()
     spread = seen.spread()
     print(f"{len(seen.training.final)} peers at the end, furthest apart: {spread:.1e} of the largest weight")
-    assert spread < 1e-4  # float32, a few thousand additions in different orders
+    assert spread < 1e-5  # float32, thousands of additions in different orders
 
 
 def lead_of(training: PeerRun) -> str:
@@ -185,7 +185,7 @@ def test_one_that_joins_learns_and_one_that_leaves_has_told_what_it_learned() ->
         reach(training, 0.5)
         training.drain("worker-1")
 
-    run = watch(job_of(), seen(act))
+    run = watch(job_of(stop__epochs=10, evaluate__every=0.1), seen(act))
     check(run, seen, living=4)
     assert [event.name for event in run.all(Joined)][4:] == ["worker-4"]
     assert [(event.name, event.why) for event in run.all(Gone)] == [("worker-1", "it left")]
@@ -260,7 +260,7 @@ def test_a_run_whose_peers_are_all_killed_fails_and_is_taken_up_again_by_another
     again = shoal.train(resume=tmp_path / "run", workers=2)
     (resumed,) = (event for event in again.events if isinstance(event, Resumed))
     assert resumed.steps > 0 and not again.summary["failed"]
-    assert again.summary["examples"] == 5 * 3_600
+    assert again.summary["examples"] == 5 * ROWS
     numbers = [event.number for event in again.events if isinstance(event, Evaluated)]
     assert len(set(numbers)) == len(numbers) or numbers == sorted(numbers)
 
@@ -279,7 +279,7 @@ def begin(den: Den, **changes: Any) -> tuple[Program, str]:
     """A run of another program, and its folder."""
     job, folder = den.folder / "job.toml", den.folder / "run"
     job.write_text(job_of(**changes).toml())
-    caller = command(den, "train", str(job), "--out", str(folder), "--quiet")
+    caller = command(den, "train", str(job), "--out", str(folder))
     assert soon(lambda: (folder / "address").exists() or caller.poll() is not None, 60)
     assert caller.poll() is None, caller.communicate()
     return caller, str(folder)
@@ -296,16 +296,16 @@ def until_said(program: Program, what: str) -> None:
 
 
 def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_killed(den: Den) -> None:
-    caller, folder = begin(den, workers=2, stop__epochs=8)
+    caller, folder = begin(den, workers=2, stop__epochs=None, stop__seconds=25.0)
     kept = den.folder / "kept"
     joined = command(den, "join", folder, "--out", str(kept))
     until_said(joined, "evaluation")
     caller.kill()  # and with it its peers
     out, err = joined.communicate(timeout=90)
     assert joined.returncode == 0, err
-    assert "8 epochs done" in out
+    assert "25 seconds are over" in out
     summary = msgspec.json.decode((kept / "summary.json").read_bytes())
-    assert summary["steps"] == 8 * 900 and not summary["failed"] and summary["test_loss"] < 0.6
+    assert summary["steps"] > summary["slots_learned"] > 0 and not summary["failed"] and summary["test_loss"] < 0.6
     assert (kept / "model.safetensors").exists()
     assert soon(lambda: not den.alive()) and not list(den.folder.glob("shoal-*"))
 

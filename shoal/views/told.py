@@ -16,7 +16,7 @@ from shoal.views import words
 from shoal.views.account import Account, account
 
 STILL = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # their clock stands while a model is judged
-NEVER_LATE = ("serial", "allreduce", "hogwild")  # none is late, or nothing counts what came between
+NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # none is late, or nothing counts what came between
 
 
 @dataclass(slots=True)

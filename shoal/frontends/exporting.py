@@ -49,7 +49,7 @@ WHAT = {
     "failed.txt": "why it failed",
 }
 OF_RUN = ("job.toml", "model.safetensors", "log.txt", "events.jsonl", "summary.json")
-OF_RUN_OF_SWEEP = (*OF_RUN, "machine.json", "output.log", "failed.txt")
+OF_RUN_OF_SWEEP = (*OF_RUN, "loss.png", "topology.png", "machine.json", "output.log", "failed.txt")
 OF_SWEEP = ("study.toml", "table.csv", "table.json")
 PICTURES = (".png", ".svg")
 SUMS = "SHA256SUMS"

@@ -8,7 +8,7 @@ from shoal.events import counted
 from shoal.sweeping.figures import Figures, PointFigures, Spread
 from shoal.sweeping.lines import at, lines_of, x_axis
 
-EACH = 8  # points of a line that are told one by one
+EACH = 10  # points of a line that are told one by one
 POINT = 0.01  # of accuracy
 
 

@@ -20,7 +20,7 @@ KINDS = ("compute", "communicate", "wait")  # what time goes for
 class Fresh:
     """What is new."""
 
-    words: int = 0
+    steps: int = 0  # of any kind: that somebody says the same again is none
     slots: int = 0
     rows: int = 0
     loss: float = 0.0
@@ -52,7 +52,8 @@ class Tally:
             rounds, loss = said.rounds, said.loss
             sent, received, spent = said.sent, said.received, said.spent
         fresh = self._fresh
-        fresh.words += 1
+        fresh.steps += rounds > one.rounds or (isinstance(said, Rest) and one.rest is None)
+        one.lacks = [] if isinstance(said, Rest) else said.lacks
         if rounds >= one.rounds:
             before, one.rounds = one.done, rounds
             fresh.slots += one.done - before

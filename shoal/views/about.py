@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.events import Elected, Gone, Joined, Linked, Resumed, RolledBack, Saved, Voided, Warned
-from shoal.views import charts, compare, explain, figures, timeline, words
+from shoal.views import agreement, charts, compare, explain, figures, timeline, words
 from shoal.views.account import OF_WORKERS, Happened, seconds_of
 from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
@@ -25,6 +25,7 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     seen, *of_each = _seen(runs)
     made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
     made += [_staleness(runs), _bytes(runs), figures.section(runs), _cost(runs)]
+    made += [agreement.section(one, _of(one, runs)) for one in runs]
     for about in (_members, _faults, _delay):
         made += [about(one, runs) for one in runs]
     made += [_trained(runs), _machine(runs)]
@@ -210,6 +211,8 @@ _WAITS = {
     "hogwild": "Workers of hogwild wait for nobody, unless there is a lock.",
     "averaging": "Ranks wait for the slowest of them before a mean is taken.",
     "allreduce": "Ranks wait for the slowest of them in every step.",
+    "gossip": "Workers wait for what their neighbours have to say.",
+    "peer-to-peer": "Peers wait for nobody.",
 }
 
 

@@ -71,17 +71,28 @@ class Rounds:
 
     @property
     def due(self) -> int:
-        return self._ask_at if self.lacking() else NEVER
+        return self._ask_at if self._is_waiting and not self._has_all() else NEVER
 
     @property
     def is_over(self) -> bool:
         return self.round >= self._rounds
 
+    @property
+    def _is_waiting(self) -> bool:
+        return self._ready and not self._settling and not self.is_over
+
+    def _has_all(self) -> bool:
+        """All offers of this round are here, and all who hear us have begun it."""
+        number = self.round
+        return all((number, name) in self._offers for name in self._hears) and all(
+            self._reached[name] >= number for name in self._tells
+        )
+
     def lacking(self) -> list[str]:
         """Whom it waits for."""
-        if self.is_over or not self._ready or self._settling:
+        if not self._is_waiting:
             return []
-        behind = [name for name, reached in self._reached.items() if reached < self.round and name in self._tells]
+        behind = [name for name in self._tells if self._reached[name] < self.round]
         return sorted({name for name in self._hears if (self.round, name) not in self._offers}.union(behind))
 
     def waits_since(self) -> int:
@@ -135,7 +146,7 @@ class Rounds:
 
     def _try(self) -> None:
         """Take the mean and the step, if all is here."""
-        if self.is_over or not self._ready or self._settling or self.lacking():
+        if not self._is_waiting or not self._has_all():
             return
         self._hands.waited(self._since, self._link)
         self._settling = True

@@ -207,11 +207,18 @@ class Rounds:
         self._try()
 
     def without(self, name: str) -> None:
-        """Somebody is gone. Whoever hears of it no longer divides steps by a weight that may go to nothing now."""
+        """Somebody is gone, with our half of its last exchange, or the shares that it was sent.
+
+        Whoever hears of it no longer divides steps by a weight that may go to nothing now.
+        """
         self._rides = min(2, 2 * self._rides)
         if name in self._hears or name in self._tells:
-            weight = self._tells.get(name, 0.0) if self._rides else self._hears.get(name, 0.0)
-            self._hands.do(lambda: self._took_along(name, weight), self._add_lost, self._size, first=True)
+            last, weight = self._last, self._hears.get(name, 0.0)
+            if self._rides:
+                self.lost += self._tells.get(name, 0.0) * sum(said.weight for said in self._said.values())
+            elif last is not None and name in last[1]:
+                mine, theirs = last[0], last[1][name][1]
+                self._hands.do(lambda: weight * _length(theirs, mine), self._add_lost, self._size, first=True)
             self._leave(name)
             self._try()
 
@@ -242,14 +249,9 @@ class Rounds:
         if not self._rides:  # where weights travel, what has come is here: it is used
             self._offers = {key: part for key, part in self._offers.items() if key[1] != name}
 
-    def _took_along(self, name: str, weight: float) -> float:
-        """How much may be lost with it: our half of its last exchange, or the shares that it was sent."""
-        if self._rides:
-            return weight * sum(said.weight for said in self._said.values())
-        if self._last is None or name not in self._last[1]:
-            return 0.0
-        mine, theirs = self._last[0], self._last[1][name][1]
-        return weight * float(np.linalg.norm(theirs.astype(np.float64) - mine))
-
     def _add_lost(self, size: float) -> None:
         self.lost += size
+
+
+def _length(a: Floats, b: Floats) -> float:
+    return float(np.linalg.norm(a.astype(np.float64) - b))

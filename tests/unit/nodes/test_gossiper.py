@@ -16,7 +16,7 @@ from shoal.errors import Invalid
 from shoal.nodes.gossiper import Gossiper
 from shoal.nodes.meetings import Meetings
 from shoal.nodes.rounds import Rounds
-from shoal.nodes.stepper import Floats, check_size, cut, whole
+from shoal.nodes.stepper import Floats, check_size, cut, mix_into, whole
 from shoal.simulation.gossip_home import STEP, SimStepper, pull_of
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.topology import Graph
@@ -490,6 +490,17 @@ def test_a_model_that_is_longer_than_a_frame_travels_in_pieces(monkeypatch: pyte
     assert len(room.letters(Offer)[0][1].arrays) == 2
     room.deliver()
     assert np.allclose(room.weights, room.starts.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1,), (16_384,), (40_001,), (5_000, 7), (3, 20_000)])
+def test_a_mean_is_added_up_in_double_precision_and_rounded_once(shape: tuple[int, ...]) -> None:
+    draw = np.random.default_rng(5)
+    now, a, b = (draw.normal(size=shape).astype(np.float32) for _ in range(3))
+    expected = (0.2 * now.astype(np.float64) + 0.3 * a.astype(np.float64) + 0.5 * b.astype(np.float64)).astype(
+        np.float32
+    )
+    mix_into(now, 0.2, [(0.3, a.reshape(-1)), (0.5, b.reshape(-1))])
+    assert np.array_equal(now, expected)
 
 
 def test_a_model_that_no_message_can_carry_is_refused_with_the_next_move() -> None:

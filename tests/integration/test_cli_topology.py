@@ -73,3 +73,27 @@ def test_what_cannot_be_is_refused_with_the_next_move(arguments: list[str], why:
 def test_other_strategies_have_no_graph_to_allow() -> None:
     found = CliRunner().invoke(main, ["train", "clicks", "--strategy", "sync", "--allow-disconnected"])
     assert found.exit_code == 2 and "only gossip" in found.stderr
+
+
+def test_a_graph_in_pieces_is_refused_with_these_and_trained_on_when_that_is_allowed(home: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (home / "links.txt").write_text("0 1\n2 3\n")
+    small = [
+        "data.rows=2000",
+        "data.features=1000",
+        "data.batch=64",
+        "strategy.topology=file",
+        "strategy.edges=links.txt",
+    ]
+    words = ["train", "rcv1-like", "--strategy", "gossip", "--workers", "4", "--on", "threads", "--epochs", "2"]
+    words += [word for one in [*small, "strategy.start=own"] for word in ("--set", one)]
+    refused = CliRunner().invoke(main, [*words, "--out", "run"])
+    assert refused.exit_code == 2 and "0 1 | 2 3: add links between them" in refused.stderr
+    assert not (home / "run").exists()
+    trained = CliRunner().invoke(main, [*words, "--allow-disconnected", "--out", "run"])
+    assert trained.exit_code == 0, trained.output
+    assert "which no worker has: their own have test losses of" in trained.stdout
+    assert (home / "run" / "topology.png").stat().st_size > 5_000
+    spread = json.loads((home / "run" / "summary.json").read_bytes())["spread"]
+    assert spread["distance"] > 0 and spread["best"] <= spread["worst"]
+    assert "2 pieces" in (home / "run" / "log.txt").read_text()

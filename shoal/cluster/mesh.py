@@ -57,6 +57,7 @@ class Mesh:
         self._begun = self._last = -1
         self._next_beat = self._next_look = self._told_heard = 0
         self._halves = Halves()
+        self._living: list[p.Peer] | None = None  # if that has not changed
 
     @classmethod
     def joining(
@@ -98,8 +99,10 @@ class Mesh:
     @property
     def living(self) -> list[p.Peer]:
         """All that have a model, the one that leads first."""
-        found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
-        return sorted(found, key=rank)
+        if self._living is None:  # asked for after every event, and the same for a long time
+            found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
+            self._living = sorted(found, key=rank)
+        return list(self._living)
 
     @property
     def leads(self) -> str:
@@ -266,7 +269,8 @@ class Mesh:
         if not one.met:  # it waits for this: that we have entered it
             effects.append(Send(life, self._beat_now()))
         one.met, one.since = True, now
-        one.filled |= beat.filled
+        if beat.filled and not one.filled:
+            one.filled, self._living = True, None
         one.lists_me |= any(peer.life == self.me.life for peer in beat.peers)
         one.gone.update(beat.gone)
         if beat.filled:
@@ -327,6 +331,7 @@ class Mesh:
         one = self.members.pop(life, None)
         if one is None:
             return []
+        self._living = None
         return [self._halves.lose(now, one.peer) if why.startswith(SILENT) else Connect(life, "")]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
@@ -395,7 +400,7 @@ class Mesh:
         version = newcomer.ready(self.members) if newcomer is not None and not self._filled else None
         if version is None:
             return []
-        self._filled = True
+        self._filled, self._living = True, None
         self.streams.begin_at(now, {self.me.life: 0, **version})
         self.counts["filled"] += 1
         return self._beat_all(now)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shoal import limits
-from shoal.cluster.halves import SILENT, SMALLER, Halves, is_over, outweighs, rank
+from shoal.cluster.halves import SILENT, SMALLER, Halves, gives_way, is_over, rank
 from shoal.cluster.joining import Donor, Newcomer
 from shoal.cluster.members import About, Member, have_heard, nothing_comes, turn
 from shoal.cluster.streams import Delivery, Streams
@@ -238,7 +238,8 @@ class Mesh:
 
     def _beat_now(self) -> p.Beat:
         peers = [self.me, *(one.peer for one in self.members.values())]
-        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled)
+        new = [life for life, one in self.members.items() if not one.filled]
+        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled, new)
 
     def _beat_all(self, now: int) -> list[Effect]:
         self._next_beat = now + self._period
@@ -338,11 +339,9 @@ class Mesh:
         """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
         if beat.me.life in self.members:
             self._learn(now, self.members[beat.me.life], beat.heard)
-        theirs = [beat.me, *(one for one in beat.peers if one.life not in (self.me.life, beat.me.life))]
-        lives = [one.life for one in theirs]
-        ours = [self.me, *(one.peer for one in self.members.values() if one.peer.life not in lives)]
-        if outweighs(theirs, ours) or not self._filled or self._leaves:
-            self._give_way(beat.gone.get(self.me.life, ""), theirs)
+        ours = [one.peer for one in self.members.values() if one.filled]
+        if not self._filled or self._leaves or gives_way(self.me, ours, beat):
+            self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
             return self._send_all(beat)  # whoever is here with us must know them, too
         self.counts["claims refused"] += 1
         effects = self.tell_ended(now, beat.me.life, SMALLER)
@@ -351,7 +350,7 @@ class Mesh:
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
         self.put_out = why or "the others go on without it"
         known = {one.life: one.address for one in (*theirs, *(one.peer for one in self.members.values()))}
-        self.ways = list(known.items())
+        self.ways = [(life, address) for life, address in known.items() if life != self.me.life]
         self.counts["put out"] += 1
 
     def _tell_gone(self, now: int, to: str) -> list[Effect]:

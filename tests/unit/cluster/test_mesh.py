@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal import limits
-from shoal.cluster.halves import outweighs
+from shoal.cluster.halves import gives_way
 from shoal.cluster.mesh import Mesh
 from shoal.cluster.streams import Delivery, Streams
 from shoal.limits import SECOND
@@ -383,8 +383,18 @@ def test_of_two_halves_the_smaller_one_gives_way_when_they_meet_again() -> None:
 
 
 def test_of_two_equal_halves_the_one_with_the_first_of_all_goes_on() -> None:
-    assert outweighs([peer(0), peer(3)], [peer(1), peer(2)])
-    assert not outweighs([peer(1), peer(2)], [peer(0), peer(3)])
+    def beat(of: int, *others: int) -> p.Beat:
+        return p.Beat(peer(of), {}, [peer(of), *map(peer, others)], {})
+
+    assert gives_way(peer(1), [peer(2)], beat(0, 3))
+    assert not gives_way(peer(0), [peer(3)], beat(1, 2))
+    assert gives_way(peer(0), [peer(3)], beat(1, 2, 4)), "it is the smaller one"
+
+
+def test_those_without_a_model_and_those_of_both_halves_do_not_count() -> None:
+    claim = p.Beat(peer(1), {}, [peer(1), peer(2), peer(3)], {"w0": "silent"}, new=["w3"])
+    assert not gives_way(peer(0), [peer(2)], claim)
+    assert gives_way(peer(0), [], claim)
 
 
 def test_one_that_hears_nobody_does_not_put_out_all_others() -> None:

@@ -26,7 +26,6 @@ from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 
-
 _UNTOLD = (
     limits.PEER_WINDOW // 4
 )  # words that one may hear before it tells so: the others say no more than a window ahead

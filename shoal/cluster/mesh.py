@@ -26,6 +26,10 @@ from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 
+_UNTOLD = (
+    limits.PEER_WINDOW // 4
+)  # words that one may hear before it tells so: the others say no more than a window ahead
+
 
 class Mesh:
     """One peer's part in it. Whoever holds it hands in what came, and carries out what is returned."""
@@ -56,6 +60,7 @@ class Mesh:
         self._beat, self._dead_after = beat, dead_after
         self._begun = self._last = -1
         self._next_beat = self._next_look = self._told_heard = 0
+        self._untold = 0  # words that came since we told what we have heard
         self._halves = Halves()
         self._living: list[p.Peer] | None = None  # if that has not changed
 
@@ -107,8 +112,8 @@ class Mesh:
     @property
     def leads(self) -> str:
         """The life that leads; empty while nobody has a model."""
-        living = self.living
-        return living[0].life if living else ""
+        found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
+        return min(found, key=rank).life if found else ""
 
     @property
     def is_met(self) -> bool:
@@ -161,9 +166,9 @@ class Mesh:
 
     def _said(self, now: int, number: int, word: p.Word) -> p.Said:
         """With what we have heard, but not every time: it grows with the number of peers."""
-        if now - self._told_heard < self._beat:
+        if now - self._told_heard < self._beat and self._untold < _UNTOLD:
             return p.Said(self.me.life, number, word)
-        self._told_heard = now
+        self._told_heard, self._untold = now, 0
         return p.Said(self.me.life, number, word, self.version)
 
     # ------------------------------------------------------------ events
@@ -243,7 +248,7 @@ class Mesh:
 
     def _beat_all(self, now: int) -> list[Effect]:
         self._next_beat = now + self._period
-        self._told_heard = now
+        self._told_heard, self._untold = now, 0
         return self._send_all(self._beat_now())
 
     def _send_all(self, message: p.Beat | p.Said, arrays: Arrays = ()) -> list[Effect]:
@@ -369,7 +374,11 @@ class Mesh:
         one.met, one.since = True, now
         one.learn({said.origin: said.number})  # words are sent by those who have heard them
         self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays), wait=not self._filled)
-        return self._learn(now, one, said.heard) if said.heard else []
+        effects = self._learn(now, one, said.heard) if said.heard else []
+        self._untold += 1
+        if self._untold >= 2 * _UNTOLD:  # we say nothing, and they wait to hear that we have heard
+            effects += self._beat_all(now)
+        return effects
 
     # ------------------------------------------------------------ coming
 

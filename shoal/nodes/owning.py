@@ -25,7 +25,9 @@ from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Effect, Send
 
-FLUSH = 100 * limits.MILLISECOND  # an owner gathers for so long before it tells, or until one of each that is here has come
+FLUSH = (
+    100 * limits.MILLISECOND
+)  # an owner gathers for so long before it tells, or until one of each that is here has come
 OPEN = 16  # contributions on their way; then what is learned is added to the next
 
 
@@ -62,7 +64,9 @@ class Owning:
         self._mine = [0] * parts  # by part: up to which contribution of ours it is in what all have
         self._begun = 0  # the version of the owners with which we began to take what comes
         self._has: list[dict[str, int]] = [{} for _ in range(parts)]  # as an owner: up to which contribution of each
-        self._early: dict[str, dict[int, tuple[p.Share, Arrays]]] = {}  # came before what goes before them, or before we began
+        self._early: dict[
+            str, dict[int, tuple[p.Share, Arrays]]
+        ] = {}  # came before what goes before them, or before we began
         self._gathered = Gathered()
         self._yielded = 0
 

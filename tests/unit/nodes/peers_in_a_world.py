@@ -76,7 +76,9 @@ def weights_of(slots: Sequence[int], keys: int = KEYS) -> Floats:
 class Peers:
     """A run."""
 
-    def __init__(self, founders: int, stop: Stop, seed: int = 1, per_pass: int = 60, owned: bool = False, every: int = 5) -> None:
+    def __init__(
+        self, founders: int, stop: Stop, seed: int = 1, per_pass: int = 60, owned: bool = False, every: int = 5
+    ) -> None:
         self.world = World(seed)
         self.facts = Facts(Slots(per_pass, 1, 0), stop, per_pass, every, owned)
         self.replicas: dict[str, Counting] = {}
@@ -116,7 +118,9 @@ class Peers:
         return list(self.nodes)
 
     def until_done(self, share: int) -> None:
-        assert self.world.run(lambda: any(node.book.done >= share for node in self.nodes.values()), 600 * SECOND, 2_000_000)
+        assert self.world.run(
+            lambda: any(node.book.done >= share for node in self.nodes.values()), 600 * SECOND, 2_000_000
+        )
 
     def until_over(self) -> None:
         assert self.world.run(lambda: all(node.may_go for node in self.nodes.values()), 600 * SECOND, 2_000_000)

@@ -82,6 +82,8 @@ PEER_PARTS = 64  # of the weights, where they are owned
 PIECE_BYTES = 16 * MB  # of a model that is copied
 JOIN_WITHIN = 60 * SECOND
 PEER_CALLED = 600 * SECOND  # so long one that fell silent is called: it may have been cut off, with others
+EDGE_LINE = 4_096  # characters of a line in a file of links
+EDGE_LINES = 1 << 20
 
 # What a worker keeps.
 SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass

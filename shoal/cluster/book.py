@@ -55,7 +55,22 @@ class State(msgspec.Struct, frozen=True):
     since: dict[str, int] = {}  # by life: the version of the owners of which it was the first time
     yielded: dict[str, int] = {}
     included: list[dict[str, int]] = []  # by part: of each peer, up to which contribution
+    told: dict[str, int] = {}  # of each peer, the last contribution that it told of
     open: dict[str, list[Contribution]] = {}
+
+    def anew(self) -> State:
+        """For a run that is taken up again by others: what was learned, and nothing of who was here."""
+        return State(
+            self.counted,
+            self.rows,
+            self.loss,
+            self.seconds,
+            self.judged,
+            spent=self.spent,
+            moved=self.moved,
+            staleness=self.staleness,
+            counts=self.counts,
+        )
 
 
 class Book:
@@ -78,6 +93,7 @@ class Book:
         self.owners = state.owners
         self.since, self.yielded = dict(state.since), dict(state.yielded)
         self.included = [dict(part) for part in state.included] or [{} for _ in range(parts)]
+        self.told = dict(state.told)
         self.open = {life: list(found) for life, found in state.open.items()}
         self.returned = 0  # times that something was given back
         self.mark = self.loss  # where the last evaluation was
@@ -103,6 +119,7 @@ class Book:
             dict(self.since),
             dict(self.yielded),
             [dict(part) for part in self.included],
+            dict(self.told),
             {life: list(found) for life, found in self.open.items() if found},
         )
 
@@ -163,6 +180,8 @@ class Book:
 
     def _learned(self, life: str, word: p.Learned) -> None:
         self.moved[life] = word.moved
+        if word.part:
+            self.told[life] = max(word.part, self.told.get(life, 0))
         self.spent = [a + b for a, b in zip(self.spent, [*word.spent, 0, 0, 0], strict=False)]
         slots = count(word.slots)
         if not slots:

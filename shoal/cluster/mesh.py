@@ -16,39 +16,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from shoal import limits
+from shoal.cluster.halves import SILENT, SMALLER, Halves, is_over, outweighs, rank
 from shoal.cluster.joining import Donor, Newcomer
-from shoal.cluster.streams import Delivery, Kept, Streams
+from shoal.cluster.members import About, Member, have_heard, nothing_comes, turn
+from shoal.cluster.streams import Delivery, Streams
 from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 
-SILENT = "silent"  # how it begins when somebody is held for gone because nothing came
-
-
-@dataclass(slots=True)
-class Member:
-    """Another peer, as far as we know it."""
-
-    peer: p.Peer
-    since: int  # when it was last heard
-    filled: bool = False
-    met: bool = False  # heard at all
-    lists_me: bool = False  # it has entered us
-    patient: bool = False  # a founder: its process may take a while to begin
-    heard: dict[str, int] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True, frozen=True)
-class About:
-    """What a newcomer must know of the run before it begins."""
-
-    job: str = ""
-    rows: int = 0
-    features: int = 0
+_UNTOLD = (
+    limits.PEER_WINDOW // 4
+)  # words that one may hear before it tells so: the others say no more than a window ahead
 
 
 class Mesh:
@@ -80,11 +60,8 @@ class Mesh:
         self._beat, self._dead_after = beat, dead_after
         self._begun = self._last = -1
         self._next_beat = self._next_look = self._told_heard = 0
-        self._answered: dict[str, int] = {}  # when those that are gone were last told so
-        self._silent: dict[
-            str, tuple[p.Peer, int]
-        ] = {}  # gone by their silence: where they were, and until when we call
-        self._next_call = 0
+        self._untold = 0  # words that came since we told what we have heard
+        self._halves = Halves()
 
     @classmethod
     def joining(
@@ -127,13 +104,13 @@ class Mesh:
     def living(self) -> list[p.Peer]:
         """All that have a model, the one that leads first."""
         found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
-        return sorted(found, key=_rank)
+        return sorted(found, key=rank)
 
     @property
     def leads(self) -> str:
         """The life that leads; empty while nobody has a model."""
-        living = self.living
-        return living[0].life if living else ""
+        found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
+        return min(found, key=rank).life if found else ""
 
     @property
     def is_met(self) -> bool:
@@ -153,21 +130,12 @@ class Mesh:
     @property
     def is_quiet(self) -> bool:
         """Everybody here has heard all that we know was said, we as well."""
-        ours = self.streams.heard
-        for one in self.members.values():
-            if any(one.heard.get(life, 0) < number for life, number in ours.items()):
-                return False
-            if any(number > ours.get(life, 0) for life, number in one.heard.items()):
-                return False
-        return True
+        return have_heard(self.members, self.streams.heard)
 
     def is_closed(self, life: str) -> bool:
         """Nothing more can come of this one, here or anywhere."""
-        if life not in self.gone:
-            return False
         heard = self.streams.heard.get(life, 0)
-        # Who does not know yet that somebody is gone could still take from it what that one hands on.
-        return all(one.heard.get(life, 0) <= heard and self.gone.keys() <= one.gone for one in self.members.values())
+        return life in self.gone and nothing_comes(self.members, self.gone, life, heard)
 
     @property
     def wanted(self) -> list[str]:
@@ -195,9 +163,9 @@ class Mesh:
 
     def _said(self, now: int, number: int, word: p.Word) -> p.Said:
         """With what we have heard, but not every time: it grows with the number of peers."""
-        if now - self._told_heard < self._beat:
+        if now - self._told_heard < self._beat and self._untold < _UNTOLD:
             return p.Said(self.me.life, number, word)
-        self._told_heard = now
+        self._told_heard, self._untold = now, 0
         return p.Said(self.me.life, number, word, self.version)
 
     # ------------------------------------------------------------ events
@@ -249,13 +217,15 @@ class Mesh:
         """Who is silent, what need not be kept, what a newcomer does next."""
         effects: list[Effect] = []
         patience = max(self._dead_after, 10 * self._period)
-        if self._filled:  # a newcomer judges nobody: it may be the one that is not reached
+        # A newcomer judges nobody: it may be the one that is not reached. Nor does one that leaves: others must not give way to it.
+        if self._filled and not self._leaves:
             for life, one in list(self.members.items()):
                 most = max(patience, limits.JOIN_WITHIN) if one.patient and not one.met else patience
                 if now - one.since > most:
                     effects += self.tell_ended(now, life, f"{SILENT} for {(now - one.since) / limits.SECOND:.1f} s")
         self.streams.forget(self._others)
-        effects += self._call(now)
+        if self._filled:
+            effects += self._halves.call(now, 4 * self._period, self._beat_now())
         if self._newcomer is not None and not self._filled:
             effects += self._newcomer.tick(now, self.me.life, self.members)
             effects += self._fill(now)
@@ -274,7 +244,7 @@ class Mesh:
 
     def _beat_all(self, now: int) -> list[Effect]:
         self._next_beat = now + self._period
-        self._told_heard = now
+        self._told_heard, self._untold = now, 0
         return self._send_all(self._beat_now())
 
     def _send_all(self, message: p.Beat | p.Said, arrays: Arrays = ()) -> list[Effect]:
@@ -284,6 +254,8 @@ class Mesh:
         life = beat.me.life
         if self.put_out or life == self.me.life or (self._newcomer is not None and self.here is None):
             return []
+        if is_over(self.gone.get(life)):
+            return self._tell_gone(now, life)  # whatever it held us for: nobody goes on with it
         # Whoever has a model was entered by all before it got it. One that was not is of another half, and so is who holds us for gone.
         stranger = beat.filled and life not in self.members and life not in self.gone
         if self.me.life in beat.gone or (stranger and self._filled):
@@ -311,45 +283,19 @@ class Mesh:
 
     def _learn(self, now: int, one: Member, heard: p.Heard) -> list[Effect]:
         """This one has heard so much: send what it lacks."""
-        for life, number in heard.items():
-            if number > one.heard.get(life, 0):
-                one.heard[life] = number
+        one.learn(heard)
         if not self._filled or not one.filled:
             return []
         effects: list[Effect] = []
         size = 0
         for kept in self.streams.lacking(one.heard):
-            if self._may_send(now, kept, one):
-                word = kept.delivery
+            word = kept.delivery
+            if kept.may_send(now, one.peer.life, turn(self.members, self.me, self.gone, word.origin, word.number)):
                 effects.append(Send(one.peer.life, p.Said(word.origin, word.number, word.word), word.arrays))
                 self.counts["handed on" if word.origin != self.me.life else "said again"] += 1
                 if (size := size + kept.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
                     break  # the rest when it has these
         return effects
-
-    def _may_send(self, now: int, kept: Kept, one: Member) -> bool:
-        """Not while it may be on its way, and not by everybody at once."""
-        to, origin, number = one.peer.life, kept.delivery.origin, kept.delivery.number
-        if to in kept.again:
-            at, wait = kept.again[to]
-        else:
-            wait = limits.RESEND_FIRST
-            at = kept.since + self._turn(origin, number) * wait
-        if now < at:
-            return False
-        kept.again[to] = (now + wait, min(2 * wait, limits.RESEND_MOST))
-        return True
-
-    def _turn(self, origin: str, number: int) -> int:
-        """How long we wait, in waits, before we send this: who said it first, then the others, one after the other."""
-        if origin == self.me.life:
-            return 1
-        before = [
-            one
-            for one in self.members.values()
-            if one.filled and one.heard.get(origin, 0) >= number and _rank(one.peer) < _rank(self.me)
-        ]
-        return len(before) + (0 if origin in self.gone else 4)
 
     # ------------------------------------------------------------ who is here
 
@@ -386,21 +332,7 @@ class Mesh:
         one = self.members.pop(life, None)
         if one is None:
             return []
-        if why.startswith(SILENT):
-            self._silent[life] = (one.peer, now + limits.PEER_CALLED)
-            return []
-        return [Connect(life, "")]
-
-    def _call(self, now: int) -> list[Effect]:
-        """Who is gone by its silence may be there still, behind a cut: two halves that never speak would go on as two runs."""
-        if now < self._next_call or not self._filled:
-            return []
-        self._next_call = now + 4 * self._period
-        over = [life for life, (_, until) in self._silent.items() if now > until]
-        for life in over:
-            del self._silent[life]
-        beat = self._beat_now()
-        return [*(Connect(life, "") for life in over), *(Send(life, beat) for life in self._silent)]
+        return [self._halves.lose(now, one.peer) if why.startswith(SILENT) else Connect(life, "")]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
         """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
@@ -409,13 +341,12 @@ class Mesh:
         theirs = [beat.me, *(one for one in beat.peers if one.life not in (self.me.life, beat.me.life))]
         lives = [one.life for one in theirs]
         ours = [self.me, *(one.peer for one in self.members.values() if one.peer.life not in lives)]
-        if _weight(theirs) > _weight(ours) or not self._filled or self._leaves:
+        if outweighs(theirs, ours) or not self._filled or self._leaves:
             self._give_way(beat.gone.get(self.me.life, ""), theirs)
             return self._send_all(beat)  # whoever is here with us must know them, too
         self.counts["claims refused"] += 1
-        effects = self.tell_ended(now, beat.me.life, "of the smaller half")
-        self._silent[beat.me.life] = (beat.me, now + limits.PEER_CALLED)
-        return [*effects, Connect(beat.me.life, beat.me.address, mutual=True), *self._tell_gone(now, beat.me.life)]
+        effects = self.tell_ended(now, beat.me.life, SMALLER)
+        return [*effects, self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
 
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
         self.put_out = why or "the others go on without it"
@@ -424,11 +355,7 @@ class Mesh:
         self.counts["put out"] += 1
 
     def _tell_gone(self, now: int, to: str) -> list[Effect]:
-        """One that is gone speaks: it must know, but need not be told each time."""
-        if now - self._answered.get(to, -self._beat) < self._beat or to not in self.gone:
-            return []
-        self._answered[to] = now
-        return [Send(to, self._beat_now())]
+        return self._halves.tell(now, to, self._beat, self._beat_now())
 
     # ------------------------------------------------------------ what came
 
@@ -441,10 +368,13 @@ class Mesh:
         if one is None:
             return []  # it is entered by its beat, and says this again
         one.met, one.since = True, now
-        if said.number > one.heard.get(said.origin, 0):
-            one.heard[said.origin] = said.number  # words are sent by those who have heard them
+        one.learn({said.origin: said.number})  # words are sent by those who have heard them
         self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays), wait=not self._filled)
-        return self._learn(now, one, said.heard) if said.heard else []
+        effects = self._learn(now, one, said.heard) if said.heard else []
+        self._untold += 1
+        if self._untold >= 2 * _UNTOLD:  # we say nothing, and they wait to hear that we have heard
+            effects += self._beat_all(now)
+        return effects
 
     # ------------------------------------------------------------ coming
 
@@ -452,8 +382,8 @@ class Mesh:
         if not self._filled or self.put_out:
             return []
         peers = [self.me, *(one.peer for one in self.members.values())]
-        about = self.about
-        return [Send(sender, p.Here(request, about.job, about.rows, about.features, peers, dict(self.gone)))]
+        about, lost = self.about, self._halves.lost
+        return [Send(sender, p.Here(request, about.job, about.rows, about.features, peers, dict(self.gone), lost))]
 
     def _answer(self, now: int, here: p.Here) -> list[Effect]:
         answered = self.here is not None and bool(self.members)
@@ -464,6 +394,8 @@ class Mesh:
             self._give_way(here.gone[self.me.life], here.peers)
             return []
         effects = self._newcomer.answered() + self._adopt(now, here.gone) + self._enter(now, here.peers)
+        for peer in here.lost:
+            effects.append(self._halves.lose(now, peer))
         return effects + self._beat_all(now)
 
     def _fill(self, now: int) -> list[Effect]:
@@ -482,13 +414,3 @@ class Mesh:
         if life not in self.members or self.streams.is_behind(version):
             return []  # it is wanted still: what this version lacks is kept by nobody
         return self._donor.hand(life, state, slab, version)
-
-
-def _rank(peer: p.Peer) -> tuple[int, str]:
-    return peer.number, peer.life
-
-
-def _weight(side: Sequence[p.Peer]) -> tuple[int, int, str]:
-    """Which side goes on: the larger one, then the one with the lowest of all numbers."""
-    first = min(side, key=_rank)
-    return len(side), -first.number, first.life

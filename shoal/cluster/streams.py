@@ -33,6 +33,14 @@ class Kept:
     size: int
     again: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: when it may be sent again, and the wait
 
+    def may_send(self, now: int, to: str, turn: int) -> bool:
+        """To one that lacks it: not while it may be on its way, and not by everybody at once (``turn``)."""
+        at, wait = self.again.get(to) or (self.since + turn * limits.RESEND_FIRST, limits.RESEND_FIRST)
+        if now < at:
+            return False
+        self.again[to] = (now + wait, min(2 * wait, limits.RESEND_MOST))
+        return True
+
 
 class Streams:
     """Everything that was said, as far as one peer has heard it."""

@@ -143,7 +143,7 @@ class Rank:
         self.core = self._alone = Core(job, train, learner, slots, self._mine.reach(self.group.rank))
         self.at_end, self._own = job.strategy.every == "end", anew and job.strategy.start == "own"
         if self._own:
-            self.core.weights_in(self.core.slab)[:] = _own_start(job, train, learner, self.group.rank)
+            self.core.weights_in(self.core.slab)[:] = own_start(job, train, learner, self.group.rank)
         self._resets = job.strategy.state == "reset"
         return self._travels(self.core.slab).size
 
@@ -324,7 +324,7 @@ def follow(
         rank.round(go)
 
 
-def _own_start(job: Job, train: Data, learner: Learner, rank: int) -> Floats:
+def own_start(job: Job, train: Data, learner: Learner, rank: int) -> Floats:
     """Other weights at every rank; those of rank 0 are the ones that all would have."""
     seed = seed_of(job.seed, (rank, 0)) if rank else job.seed
     if isinstance(job.model, Linear):

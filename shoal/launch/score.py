@@ -199,8 +199,8 @@ class Score:
         if self._best is not None:
             self._kept = self._best.read()
 
-    def judge(self, weights: Floats) -> Judged:
-        """These are the weights now."""
+    def judge(self, weights: Floats, spread: Mapping[str, float] | None = None) -> Judged:
+        """These are the weights now; ``spread``: how the models of all differ, where everybody has one."""
         loss, metrics = self.learner.judge(self.dataset.test, weights) if is_finite(weights) else (math.inf, {})
         number, self._number = self._number, self._number + 1  # now: who hears of it may interrupt
         judged = Judged(number, weights, loss, metrics)
@@ -225,6 +225,7 @@ class Score:
                 workers=self.workers,
                 best=best,
                 read=self.seconds,
+                spread=dict(spread or {}),
             )
         )
         self._between = [0, 0.0]

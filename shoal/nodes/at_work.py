@@ -78,11 +78,21 @@ class AtWork:
         self._token = 0
         self._pace = 0.0  # nanoseconds a slot
         self._learned = False  # the last visit did
+        self._first = 0  # rows until it tells for the first time: all at once would be too much of the same
         self._spent, self._mark = [0, 0, 0], -1  # nanoseconds
 
     @property
     def is_idle(self) -> bool:
         return self.under is None and not self.inbox and self.model is None
+
+    def take_place(self, place: int, of: int) -> None:
+        """Tell first after a part of the rows, by one's place among all, so that not all tell at one moment."""
+        if not self._first:
+            self._first = max(1, self._facts.every * (place + 1) // of)
+
+    @property
+    def _every(self) -> int:
+        return self._first or self._facts.every
 
     def plan(self, *, learns: bool, may_tell: bool, must_tell: bool, weighs: bool, copies: bool) -> Visit | None:
         """The next visit, if there is a reason for one."""
@@ -94,8 +104,10 @@ class AtWork:
         todo.run = self.todo.pop(self._chunk(may_tell)) if learns else []
         todo.goes_on = self._learned and bool(todo.run)
         rows = self.unsaid.rows + count(todo.run) * self._facts.slots.batch
-        due = must_tell or weighs or copies or (may_tell and (rows >= self._facts.every or not self.todo))
+        due = must_tell or weighs or copies or (may_tell and (rows >= self._every or not self.todo))
         todo.take = due and bool(self.unsaid.slots or todo.run)
+        if todo.take and todo.run:
+            self._first = self._facts.every
         if todo.add or todo.run or todo.take or weighs or copies or todo.restore is not None:
             return todo
         self._learned = False
@@ -105,7 +117,7 @@ class AtWork:
         """Slots until others' changes are let in, or until it is told."""
         most = max(1, math.floor(CHUNK / self._pace)) if self._pace else 1
         if may_tell:
-            most = min(most, max(1, -(-(self._facts.every - self.unsaid.rows) // self._facts.slots.batch)))
+            most = min(most, max(1, -(-(self._every - self.unsaid.rows) // self._facts.slots.batch)))
         return most
 
     def start(self, now: int, todo: Visit, moment: Moment) -> Compute:

@@ -133,7 +133,7 @@ class Owning:
                 message = p.Share(self._me, sent.number, owners.version, parts)
                 arrays = _cut(sent, parts)
                 if owner == self._me:
-                    self.share(now, message, arrays, owners)
+                    self.share(now, message, arrays, book)
                 else:
                     effects.append(Send(owner, message, arrays))
         return effects
@@ -171,20 +171,22 @@ class Owning:
 
     # ------------------------------------------------------------ owning
 
-    def share(self, now: int, share: p.Share, arrays: Arrays, owners: p.Owners | None) -> None:
+    def share(self, now: int, share: p.Share, arrays: Arrays, book: Book) -> None:
         """A contribution came. What is not the next one of its peer waits, or comes again."""
         if len(arrays) != 2 or len(arrays[0]) != len(arrays[1]) or share.version < self._yielded:
             return
         early = self._early.setdefault(share.life, {})
         if len(early) < 2 * OPEN:
             early[share.number] = (share, arrays)
-        self._take_early(now, share.life, owners)
+        self._take_early(now, share.life, book)
 
-    def _take_early(self, now: int, life: str, owners: p.Owners | None) -> None:
+    def _take_early(self, now: int, life: str, book: Book) -> None:
+        """Nothing of which we have not heard that it was learned: of one that dies then, nobody would know what is in the weights."""
+        owners = book.owners
         if owners is None or owners.version != self._begun or life not in (*owners.lives, *owners.others):
             return
         early = self._early.get(life, {})
-        for number in sorted(early):
+        for number in sorted(number for number in early if number <= book.told.get(life, 0)):
             share, (keys, values) = early[number]
             mine = [part for part in share.parts if part < self._parts and owners.lives[part] == self._me]
             if share.version == owners.version:
@@ -230,9 +232,11 @@ class Owning:
         if owners is not None and self._begun < owners.version == self._yielded and self._begins(book, mesh):
             self._begun = owners.version
             self._has = [dict(part) for part in book.included]
-            self._early = {life: early for life, early in self._early.items() if life not in mesh.gone}
-            for life in list(self._early):
-                self._take_early(now, life, owners)
+        for life in [life for life, early in self._early.items() if early or life in mesh.gone]:
+            if life in mesh.gone:
+                del self._early[life]
+            else:
+                self._take_early(now, life, book)
 
     def wake_at(self, now: int, may_say: bool) -> int:
         """When there is something to be sent or told."""

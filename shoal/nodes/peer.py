@@ -13,10 +13,8 @@ itself: whoever holds it asks ``may_go``, and until then it answers.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,17 +28,17 @@ from shoal.cluster.streams import Delivery
 from shoal.errors import ShoalError
 from shoal.nodes.answers import Answers, account
 from shoal.nodes.at_work import AtWork, Moment, Under
-from shoal.nodes.lead import Facts, Lead, View
+from shoal.nodes.lead import Facts
+from shoal.nodes.leading import Judge, Leading
 from shoal.nodes.owning import Owning
 from shoal.nodes.replica import Change, Floats, Found, Hold, Replica, Visit
 from shoal.wire import peers as p
 from shoal.wire.base import Arrays
-from shoal.wire.effects import Computed, Effect, Event, Received, Send, Store, Stored, Wake
+from shoal.wire.effects import Computed, Effect, Event, Received, Send, Stored, Wake
 
 _LOOK = 100 * limits.MILLISECOND  # so often the one that leads looks at the clock, and one that goes whether it may
 _FRAME = limits.FRAME_BYTES // 8  # keys in one
 
-Judge = Callable[[Floats], tuple[float, Mapping[str, float | None]]]
 Traffic = Callable[[], tuple[int, int]]
 
 
@@ -74,17 +72,13 @@ class PeerNode:
         self.left = False  # it said that it leaves
         self.may_go = False  # nobody needs anything of it any more, or so much time has passed that nobody will ask
         self.put_out = ""  # the others hold it for gone: begin a new life, with what ``rest`` says
-        self._judge, self._traffic = judge, traffic
+        self._traffic, self._answers = traffic, Answers()
+        self._leading = Leading(
+            mesh, facts, judge, self._answers, self.owning, begin.seconds if begin is not None else 0.0
+        )
         self._link = round(link * limits.SECOND)
         self._delayed: deque[tuple[int, Event]] = deque()  # in the order in which they came
-        self._before = round(begin.seconds * limits.SECOND) if begin is not None else 0  # of the run, when we began
-        self._clock: int | None = None  # when the run began, by our own clock
-        self._first: int | None = None  # when we did
-        self._lead: Lead | None = None
-        self._judging = 0  # token of what is judged
         self._others = 0  # changes of others that were heard
-        self._answers = Answers()
-        self._stop = ""
         self._leave: str | None = None  # it is to leave: why; empty: in order
         self._rested = False
         self._over_at: int | None = None  # it left, or heard that the run ended
@@ -96,7 +90,7 @@ class PeerNode:
 
     @property
     def leads(self) -> bool:
-        return self._lead is not None
+        return self._leading.lead is not None
 
     @property
     def others(self) -> list[p.Peer]:
@@ -105,7 +99,7 @@ class PeerNode:
 
     def rest(self, now: int) -> tuple[State, p.Heard]:
         """Of one that was put out: its book, and what its model has heard."""
-        return self.book.state(self._seconds(now)), self.mesh.version
+        return self.book.state(self._leading.seconds(now)), self.mesh.version
 
     def leave(self) -> None:
         """Leave in order: with the next event."""
@@ -114,7 +108,7 @@ class PeerNode:
     # ------------------------------------------------------------ events
 
     def handle(self, now: int, event: Event) -> list[Effect]:
-        self._first = now if self._first is None else self._first
+        self._leading.begin(now)
         effects: list[Effect] = []
         while self._delayed and self._delayed[0][0] <= now:
             effects += self._event(now, self._delayed.popleft()[1])
@@ -130,7 +124,7 @@ class PeerNode:
             case Computed(token, result, error):
                 return self._computed(now, token, result, error)
             case Stored(token, result, error):
-                return self._judged(now, token, result, error)
+                return self._say_all(now, self._leading.judged(now, token, result, error))
             case Received(sender, p.Watch() as watch):
                 return [Send(sender, self._account(now, watch))] if self.mesh.filled else []
             case Received(sender, p.Weigh() as weigh):
@@ -139,7 +133,7 @@ class PeerNode:
                 return self._stopped(now, stop)
             case Received(_, p.Share() as share, arrays):
                 if self.owning is not None and share.life not in self.mesh.gone and not self.left:
-                    self.owning.share(now, share, arrays, self.book.owners)
+                    self.owning.share(now, share, arrays, self.book)
                 return []
         return self.mesh.handle(now, event) or []
 
@@ -162,7 +156,8 @@ class PeerNode:
         effects = self._hear(now)
         if self.mesh.filled:
             effects += self._own(now)
-            effects += self._led(now)
+            while words := self._leading.decide(now, self.book, not self.left):
+                effects += self._say_all(now, words)
             effects += self._finish(now)
             effects += self._start(now)
             self._look_whether_over(now)
@@ -173,15 +168,18 @@ class PeerNode:
     def _adopt(self, now: int, packed: bytes, slab: Floats) -> None:
         """A newcomer's first model."""
         state = msgspec.msgpack.decode(packed, type=State)
-        self.book, self._lead = Book(state, self._parts), None
+        self.book, self._leading.lead = Book(state, self._parts), None
         self.work.model = slab
         if state.judged:
-            self._clock = now - round(state.seconds * limits.SECOND)
+            self._leading.set_clock(now, state.seconds)
 
     def _say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
         if self.work.under is not None:
             self.work.under.moment.said.append(word)
         return self.mesh.say(now, word, arrays) + self._hear(now)
+
+    def _say_all(self, now: int, words: Sequence[p.Word]) -> list[Effect]:
+        return [effect for word in words for effect in self._say(now, word)]
 
     def _hear(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -200,97 +198,24 @@ class PeerNode:
             case p.Owned() if self.owning is not None and len(arrays) == 2:
                 self.work.inbox += self.owning.owned(word, (arrays[0], arrays[1]))
             case p.Dealt(slots):
-                self._clock = now if self._clock is None else self._clock
+                self._leading.set_clock(now, 0.0)
                 if self.book.halt is None and not self.left:
-                    for runs in (runs for life, runs in slots if life == self.name):
-                        self.work.todo.add(runs)
-            case p.Judged():  # its clock may be ahead of ours: no run's goes back
-                at = now - round(word.now * limits.SECOND)
-                self._clock = at if self._clock is None else min(self._clock, at)
+                    self._dealt([runs for life, runs in slots if life == self.name])
+            case p.Judged():
+                if word.now:  # its clock may be ahead of ours
+                    self._leading.set_clock(now, word.now)
             case p.Halt():
                 self.work.drop()
             case p.Leaving(why) if origin != self.name:
                 return self.mesh.tell_ended(now, origin, why)
         return []
 
-    # ------------------------------------------------------------ leading
-
-    def _seconds(self, now: int) -> float:
-        return (now - self._clock if self._clock is not None else self._before) / limits.SECOND
-
-    def _view(self) -> View:
-        living = [one.life for one in self.mesh.living]
-        owning, book = self.owning, self.book
-        if owning is None:
-            return View(living, list(self.mesh.gone), self.mesh.is_closed, living)
-        owners = book.owners
-        known = () if owners is None else (*owners.lives, *owners.others)
-
-        def is_closed(life: str) -> bool:
-            return self.mesh.is_closed(life) and owning.is_closed(life, book, living)
-
-        return View(living, list(self.mesh.gone), is_closed, [life for life in living if life in known])
-
-    def _has_begun(self, now: int) -> bool:
-        """All are here, or it begins without those who were not heard of by now."""
-        if self._clock is not None or self.mesh.is_met:
-            return True
-        return self._first is not None and now - self._first > limits.JOIN_WITHIN
-
-    def _led(self, now: int) -> list[Effect]:
-        """What there is to be decided, if it is us who decide."""
-        mesh, book = self.mesh, self.book
-        if mesh.leads != self.name or self.left:
-            self._lead = None
-            return []
-        if self._lead is None:
-            if not all(map(mesh.is_closed, mesh.gone)):
-                return []  # somebody may have decided what we have not heard
-            self._lead = Lead(self.name, self.facts, book)
-        if self._stop:
-            self._lead.end(self._stop, now=True)
-        if not self._has_begun(now):
-            return []
-        if self._clock is None and book.last is not None:
-            self._clock = now - self._before  # a run that is taken up again
-        effects: list[Effect] = []
-        view = self._view()
-        if self.owning is not None and not self.ended and (owners := self.owning.choose(book, view.living)) is not None:
-            effects += self._say(now, owners)
-            view = self._view()
-        for word in self._lead.look(self._seconds(now), view):
-            effects += self._say(now, word)
-        return effects
-
-    def _is_to_weigh(self, now: int) -> bool:
-        lead = self._lead
-        if lead is None or not self._has_begun(now):
-            return False
-        return lead.due or lead.is_last_due(self._view())
-
-    def _judge_now(self, now: int, weights: Floats, done: int, rows: int, loss: tuple[float, int]) -> list[Effect]:
-        """The weights were cut: they are judged beside the learning."""
-        lead = self._lead
-        if lead is None:
-            return []
-        lead.cut(self._seconds(now), done, rows, loss, len(self.mesh.living))
-        assert lead.open is not None
-        self._answers.keep(lead.open.number, weights)
-        self._judging += 1
-        return [Store(self._judging, partial(_judge, self._judge, weights))]
-
-    def _judged(self, now: int, token: int, result: Any, error: BaseException | None) -> list[Effect]:
-        lead = self._lead
-        if token != self._judging or lead is None or lead.open is None:
-            return []  # of a time when it led before
-        if error is not None:
-            lead.unjudged(str(error) or type(error).__name__)
-            return []
-        word = lead.judged(self._seconds(now), *result)
-        self._answers.judged(word.number, word.best)
-        if self._clock is None:
-            self._clock = now - self._before  # the first weights are judged: from here on slots are dealt
-        return self._say(now, word)
+    def _dealt(self, found: Sequence[Runs]) -> None:
+        for runs in found:
+            self.work.todo.add(runs)
+        lives = [one.life for one in self.mesh.living] if found else []
+        if self.name in lives:
+            self.work.take_place(lives.index(self.name), len(lives))
 
     # ------------------------------------------------------------ the model at work
 
@@ -304,14 +229,14 @@ class PeerNode:
             learns=not stops,
             may_tell=may_tell,
             must_tell=stops,
-            weighs=self._is_to_weigh(now),
+            weighs=self._leading.is_to_weigh(now, book),
             copies=bool(wanted) or self._answers.wants_copy,
         )
         if todo is None:
             return []
         if self.owning is not None:
             todo.owned, todo.without = True, self.owning.pending() if todo.copy else []
-        state = book.state(self._seconds(now)) if todo.copy else None
+        state = book.state(self._leading.seconds(now)) if todo.copy else None
         moment = Moment(self.mesh.version, state, book.done, book.rows, book.loss, self._others, wanted)
         return [self.work.start(now, todo, moment)]
 
@@ -333,7 +258,7 @@ class PeerNode:
             if self.owning is None:  # what we learned ourselves is in the weights
                 done, rows = done + unsaid.slots.size, rows + unsaid.rows
                 loss = (loss[0] + unsaid.loss, loss[1] + unsaid.rows)
-            effects += self._judge_now(now, found.weights, done, rows, loss)
+            effects += self._leading.weighed(now, found.weights, done, rows, loss)
         if found.slab is not None:
             effects += self._hand(now, under, found.slab)
         return effects
@@ -392,7 +317,7 @@ class PeerNode:
         if stop.leave:
             self.leave()
         else:
-            self._stop = self._stop or stop.why or "stopped"
+            self._leading.stop = self._leading.stop or stop.why or "stopped"
         return []
 
     def _finish(self, now: int) -> list[Effect]:
@@ -408,12 +333,12 @@ class PeerNode:
             return []
         if len(self.mesh.living) > 1:
             return self._go(now, self._leave, self.work.drop())
-        if self._lead is not None:
-            self._lead.end("the last peer was asked to leave", now=True)
+        if self._leading.lead is not None:
+            self._leading.lead.end("the last peer was asked to leave", now=True)
         return []
 
     def _go(self, now: int, why: str, back: Runs) -> list[Effect]:
-        self.left, self._lead, self.why, self._over_at = True, None, why, now
+        self.left, self._leading.lead, self.why, self._over_at = True, None, why, now
         return self._say(now, p.Leaving(why, back))
 
     def _failed(self, now: int, error: BaseException) -> list[Effect]:
@@ -423,14 +348,14 @@ class PeerNode:
         if self.left or self.mesh.put_out:
             return []
         self._leave, self.why = why, why
-        if self._lead is None or len(self.mesh.living) > 1:
+        if (lead := self._leading.lead) is None or len(self.mesh.living) > 1:
             return self._go(now, why, [])
-        self._lead.end(why, failed=True)
+        lead.end(why, failed=True)
         return []
 
     def _wind_up(self, now: int) -> list[Effect]:
         """The others hold us for gone: what was heard is added, and the next life begins with that."""
-        self._lead = None
+        self._leading.lead = None
         self.may_go = self.left
         for delivery in self.mesh.heard_now():
             self._heard(now, delivery)
@@ -454,13 +379,5 @@ class PeerNode:
 
     def _account(self, now: int, watch: p.Watch) -> p.Account:
         limit, per_pass = self.facts.limit[0], self.facts.slots.per_pass
-        view = self._view()
-        return account(
-            self.book, self.mesh, watch, limit, per_pass, self._seconds(now), self._traffic(), view.is_closed
-        )
-
-
-def _judge(judge: Judge, weights: Floats) -> tuple[float, Mapping[str, float | None]]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        fine = math.isfinite(float(weights.sum(dtype=np.float64)))
-    return judge(weights) if fine else (math.inf, {})
+        seconds, is_closed = self._leading.seconds(now), self._leading.view(self.book).is_closed
+        return account(self.book, self.mesh, watch, limit, per_pass, seconds, self._traffic(), is_closed)

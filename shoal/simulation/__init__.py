@@ -5,4 +5,7 @@ cluster and what befalls it from one seed, all as data, and ``nemesis`` brings i
 coordinators; ``workload`` are coroutines that push and pull in the counting model, ``deals`` what a checkpoint says of them;
 ``checker`` and ``copies`` read the promises off the history; ``mutants`` are broken variants that they must catch; ``run`` puts
 one plan together, ``many`` adds up thousands, ``shrink`` makes one that fails as short as it gets.
+
+``peering`` does the same for peers without a server: ``peers_plan`` draws who comes, goes and what befalls them, ``sayer`` is a peer that
+only talks, ``counted`` the real one with a model that counts, ``peer_mutants`` are the broken variants.
 """

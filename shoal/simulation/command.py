@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shoal.simulation.names import MODULES
+
 if TYPE_CHECKING:
     from shoal.simulation.faults import Plan
     from shoal.simulation.many import Tally
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.option(
+    "--of", type=click.Choice(sorted(MODULES)), default="cluster", show_default=True, help="What to simulate."
+)
 @click.option("--seed", type=int, help="Run this one seed.")
 @click.option("--plan", help="Run this one plan, as --shrink prints it: Plan(...).")
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def simulate(
+    of: str,
     seed: int | None,
     plan: str | None,
     seeds: int,
@@ -38,44 +44,53 @@ def simulate(
     history: Path | None,
     as_json: bool,
 ) -> None:
-    """Run whole clusters in one thread, with faults, from seeds; check every promise.
+    """Run whole clusters in one thread, with faults, from seeds; check every promise. Workers that gossip, too (--of gossip), and peers (--of peers).
 
     Exit code 1 if a promise was broken. A seed is all that is needed to see it again (--seed N --trace), and to find out what it
     takes (--seed N --shrink).
     """
-    from shoal.simulation.mutants import MUTANTS, mutated
+    from shoal.simulation.kinds import kind, mutated
 
     if mutant == "list":
-        for name, make in MUTANTS.items():
+        for name, make in kind(of).MUTANTS.items():
             click.echo(f"  {name:32}{make.__doc__}")
         return
-    if mutant and mutant not in MUTANTS:
+    if mutant and mutant not in kind(of).MUTANTS:
         raise click.BadParameter(
-            f"no mutant {mutant!r}: `shoal simulate --mutant list` names them", param_hint="--mutant"
+            f"no mutant {mutant!r}: `shoal simulate --of {of} --mutant list` names them", param_hint="--mutant"
         )
+    if of != "cluster" and (plan or shorter or history):
+        raise click.UsageError("--plan, --shrink and --history are of a cluster: with others take --seed and --trace")
     if seed is None and plan is None:
         if trace or history or shorter:
             raise click.UsageError("--trace, --shrink and --history go with one --seed or --plan")
-        _run_many(range(first, first + seeds), jobs, mutant or "", as_json)
+        _run_many(of, range(first, first + seeds), jobs, mutant or "", as_json)
         return
     if history:
         try:
             history.touch()  # before the work, not after it
         except OSError as error:
             raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
-    with mutated(mutant or ""):
-        drawn = _plan(seed, plan)
-        if shorter:
-            _shrink(drawn)
-        from shoal.simulation.run import Run
-
-        verdict = Run(drawn, click.echo if trace else None).verdict()
+    with mutated(of, mutant or ""):
+        if of == "cluster":
+            verdict = _of_cluster(_plan(seed, plan), shorter, trace)
+        else:
+            assert seed is not None
+            verdict = kind(of).simulate(seed, click.echo if trace else None)
     if history:
         from shoal.events import write
 
         write(history, verdict.history)
     _show_one(verdict, as_json)
     raise SystemExit(0 if verdict.ok else 1)
+
+
+def _of_cluster(plan: Plan, shorter: bool, trace: bool) -> Verdict:
+    from shoal.simulation.run import Run
+
+    if shorter:
+        _shrink(plan)
+    return Run(plan, click.echo if trace else None).verdict()
 
 
 def _plan(seed: int | None, text: str | None) -> Plan:
@@ -140,14 +155,14 @@ def _show_counts(counts: dict[str, int]) -> None:
             click.echo(f"  {count:9,}  {what}")
 
 
-def _run_many(seeds: range, jobs: int | None, mutant: str, as_json: bool) -> None:
+def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: bool) -> None:
     from shoal.simulation.many import simulate_many
 
     def progress(tally: Tally) -> None:
         if sys.stderr.isatty():
             click.echo(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events", nl=False, err=True)
 
-    tally = simulate_many(seeds, jobs, mutant, progress)
+    tally = simulate_many(seeds, jobs, mutant, progress, of)
     if sys.stderr.isatty():
         click.echo("", err=True)
     if as_json:
@@ -162,10 +177,10 @@ def _run_many(seeds: range, jobs: int | None, mutant: str, as_json: bool) -> Non
         for plan, violation in list(dict(reversed(tally.broken)).items())[:10]:  # one of each seed
             click.secho(f"{plan}\n  broken: {violation}", fg="red")
         if tally.broken:
-            again = f"shoal simulate --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
-            click.echo(
-                f"{len(tally.broken)} promises broken; see one again: {again} --trace; make it shorter: --shrink"
-            )
+            which = "" if of == "cluster" else f" --of {of}"
+            again = f"shoal simulate{which} --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
+            shorter = "; make it shorter: --shrink" if of == "cluster" else ""
+            click.echo(f"{len(tally.broken)} promises broken; see one again: {again} --trace{shorter}")
         else:
             click.secho("every promise held in all of them", fg="green")
     raise SystemExit(1 if tally.broken else 0)

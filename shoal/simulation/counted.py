@@ -5,11 +5,12 @@ Sums of ones are exact in float32: two models are equal to the last bit, or some
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shoal.cluster.book import PARTLY, TWICE
+from shoal.cluster.book import AGAIN, PARTLY, TWICE
 from shoal.cluster.mesh import Mesh
 from shoal.cluster.stopping import Stop
 from shoal.data.slots import Slots
@@ -96,9 +97,6 @@ class Learner:
         self.leaving = True
         self.node.leave()
 
-    def stop_learning(self) -> None:
-        """It ends by itself."""
-
     @property
     def model(self) -> Floats:
         return self._replica.weights()
@@ -114,6 +112,13 @@ class Learner:
         twice = book.counts[TWICE]
         if more.sum() > PLACES * (twice + self._partly()):
             found.append(f"{more.sum() / PLACES:g} slots too many are in the weights, {twice} are known of")
+        return found
+
+    def happened(self) -> Counter[str]:
+        book = self.node.book
+        found = Counter({name: book.counts[name] for name in (TWICE, AGAIN)})
+        found["elections"] = len({one.by for one in book.judged}) - 1
+        found["words of owners"] = len(book.since)
         return found
 
     def _partly(self) -> int:

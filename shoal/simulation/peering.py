@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 from traceback import format_tb
 
@@ -20,12 +19,16 @@ from shoal.cluster.mesh import Mesh
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.checker import Violation
 from shoal.simulation.counted import Learner
+from shoal.simulation.peer_mutants import MUTANTS
 from shoal.simulation.peers_plan import WEATHER, Fault, PeersPlan
+from shoal.simulation.run import Verdict
 from shoal.simulation.sayer import SLOTS, Sayer
 from shoal.simulation.world import World
 from shoal.wire import peers as p
 
-MOST_EVENTS = 120_000
+__all__ = ["MUTANTS", "SOMETIMES", "Peering", "simulate"]
+
+MOST_EVENTS = 40_000
 LIVE_WITHIN = 40 * SECOND
 ANSWER_WITHIN = 15 * SECOND  # a newcomer that nobody answers is started again, through somebody who is there
 
@@ -33,6 +36,7 @@ ANSWER_WITHIN = 15 * SECOND  # a newcomer that nobody answers is started again, 
 SOMETIMES = (
     "claims refused",
     "donors lost",
+    "elections",
     "fault: crash",
     "fault: crash lead",
     "fault: crash on piece",
@@ -54,23 +58,10 @@ SOMETIMES = (
     "rejoined",
     "repeated words",
     "said again",
+    "slots dealt again",
+    "slots learned twice",
+    "words of owners",
 )
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What came of one plan."""
-
-    plan: PeersPlan
-    violations: list[Violation]
-    events: int
-    seconds: float  # virtual
-    digest: str
-    counts: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def ok(self) -> bool:
-        return not self.violations
 
 
 def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
@@ -349,6 +340,7 @@ class Peering:
             self._wrong("live", "nobody has a model any more: all were put out by one another")
             return
         first = peers[0]
+        self.counts.update(first.happened())
         for peer in peers:
             if _version(peer) != _version(first):
                 self._wrong("equal", f"versions: {peer.name} {_version(peer)}, {first.name} {_version(first)}")

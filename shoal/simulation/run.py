@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from traceback import format_tb
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -48,7 +49,7 @@ LIVE_WITHIN = 40 * limits.SECOND  # after all is healed: 30 s, and what a dead w
 class Verdict:
     """What came of one plan."""
 
-    plan: Plan
+    plan: Any  # of its kind; here a Plan
     violations: list[Violation]
     events: int
     seconds: float  # virtual

@@ -6,6 +6,7 @@ how often; and a copy of it, taken at some version, must hold just that.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -59,6 +60,9 @@ class Sayer:
         if missing := [slot for slot in self.said if not self.base[slot]]:
             found.append(f"it said {missing}, and does not have it")
         return found
+
+    def happened(self) -> Counter[str]:
+        return Counter()
 
     def told(self) -> str:
         return f"pending={self.pending}"

@@ -103,6 +103,15 @@ class Parts:
         self.planned = {}
         return lost
 
+    def lose(self, rank: int, done: int) -> int:
+        """It is gone; of what it learned from since the last mean the first so many stay done. How many others do again."""
+        self.living.remove(rank)
+        again = np.concatenate([*self._since.pop(rank), self.planned.pop(rank, _NONE)])[done:]
+        queue = self._queues.pop(rank)
+        if self.living:
+            self._deal(np.concatenate([again, queue]))
+        return len(again)
+
     def fed(self) -> None:
         """All went on from a mean."""
         for rank, since in self._since.items():

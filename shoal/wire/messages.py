@@ -340,6 +340,7 @@ class Done(Message, frozen=True):
 AnyMessage = (
     View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
-    | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest | neighbours.Heard
+    | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Reached | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest
+    | neighbours.Show | neighbours.Heard
     | peers.Said | peers.Beat | peers.Greet | peers.Here | peers.Fetch | peers.Piece | peers.Account | peers.Watch | peers.Weigh | peers.Stop | peers.Share
 )  # fmt: skip

@@ -29,40 +29,44 @@ class Leg(Message, frozen=True):
     own: float  # weight of its own model in a mean
     hears: list[Link]
     tells: list[Link]
-    rides: Count = 0  # 1: push-sum, a share of the weights' weight rides with every message
+    rides: Count = 0  # push-sum, a share of the weights' weight rides with every message: 1; 2 if not all hear of all
 
 
 class Without(Message, frozen=True):
-    """Caller to worker: "this one is gone; from now on these are your weights"."""
+    """Caller to worker: "this one is gone: until the next leg its weight is yours"."""
 
     leg: Count
     name: str
-    own: float
-    hears: list[Link]
-    tells: list[Link]
 
 
 class Offer(Message, frozen=True):
-    """Worker to neighbour, sync: "this is what I have at the beginning of this round" (push-sum: "your share of it")."""
+    """Worker to neighbour, sync: "this is what I have at the beginning of this round" (push-sum: "and your share of its weight")."""
 
-    frames: ClassVar[str] = "V"
+    frames: ClassVar[str] = "VVVV"  # one vector, cut where a frame would be too long
     leg: Count
     round: Count
     weight: float = 1.0  # of push-sum
 
 
+class Reached(Message, frozen=True):
+    """Worker to whom it hears, sync: "I am in this round"; with ``lacks``: "send me your offer of it again"."""
+
+    leg: Count
+    round: Count
+    lacks: bool = False
+
+
 class Meet(Message, frozen=True):
     """Worker to neighbour, async: "this is what I have: let us take the mean"."""
 
-    frames: ClassVar[str] = "V"
-    number: Count  # of this meeting, by who asks: counted from 1, in its life
-    done: Count  # its meetings up to this one are settled: you need not remember them
+    frames: ClassVar[str] = "VVVV"
+    number: Count  # of this meeting, by who asks: higher than any before, one at a time
 
 
 class Met(Message, frozen=True):
     """Neighbour, async: "I have moved by this towards you: move as much towards me"; without it: "not now"."""
 
-    frames: ClassVar[str] = "V"
+    frames: ClassVar[str] = "VVVV"
     number: Count
 
 
@@ -70,24 +74,34 @@ class Along(Message, frozen=True):
     """Worker to caller: "so far I am"."""
 
     leg: Count
-    rounds: Count
+    rounds: Count  # of this leg, as are rows and loss
     rows: Count
     loss: float
-    spent: list[Count] = []  # microseconds: computed, communicated, waited
-    sent: Count = 0
+    spent: list[Count] = []  # microseconds of its life: computed, communicated, waited
+    sent: Count = 0  # bytes, of its life
     received: Count = 0
+    lacks: list[str] = []  # neighbours that it has been waiting for
 
 
 class Rest(Message, frozen=True):
-    """Worker to caller, again and again until it hears of the next leg: "I am done with this leg, and this is my model"."""
+    """Worker to caller, again and again until it is heard: "I am done with this leg, and this is my model".
 
-    frames: ClassVar[str] = "V"  # its slab: weights, and what the rule keeps
+    Without the model (async): "I am done, and still meet others; ask me to show it when all are".
+    """
+
+    frames: ClassVar[str] = "VVVV"  # its slab: weights, and what the rule keeps
     leg: Count
-    along: list[float]  # rounds, rows, loss, sent, received
+    along: list[float]  # rounds, rows, loss, sent, received, and what its time was spent for
     weight: float = 1.0  # of push-sum
-    met: Count = 0  # meetings that both sides settled
-    lost: float = 0.0  # size of what a lost neighbour took along
+    met: Count = 0  # meetings of this leg that it asked for and settled
+    lost: float = 0.0  # at most so much went with lost neighbours: the length of it, in its life
     error: str = ""
+
+
+class Show(Message, frozen=True):
+    """Caller to worker, async: "all are done with this leg: meet nobody until the next, and show me your model"."""
+
+    leg: Count
 
 
 class Heard(Message, frozen=True):

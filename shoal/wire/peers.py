@@ -152,6 +152,9 @@ class Here(Message, frozen=True):
     features: Count
     peers: list[Peer]
     gone: dict[str, str]
+    lost: list[
+        Peer
+    ] = []  # gone by their silence, and called now and then: they may be cut off, and go on by themselves
 
 
 class Fetch(Message, frozen=True):

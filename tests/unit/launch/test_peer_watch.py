@@ -72,7 +72,7 @@ def test_one_that_is_silent_is_passed_over_and_the_one_that_leads_is_asked_first
 
 def test_nobody_is_waited_for_without_end() -> None:
     eyes = watching(Hub())
-    with pytest.raises(Unanswered, match="worker-0.aa and 2 others"):
+    with pytest.raises(Unanswered, match=r"worker-0\.aa and 2 others"):
         eyes.account(0, 0.05)
     for peer in PEERS:
         eyes.forget(peer.life)

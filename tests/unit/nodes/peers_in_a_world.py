@@ -8,6 +8,7 @@ from itertools import count as numbers
 import numpy as np
 import numpy.typing as npt
 
+from shoal.cluster.book import State
 from shoal.cluster.mesh import Mesh
 from shoal.cluster.stopping import Stop
 from shoal.data.slots import Slots
@@ -63,7 +64,7 @@ class Counting:
 
 
 def keys_of(slot: int, keys: int) -> list[int]:
-    return sorted({slot % keys, (slot * 7 + 3) % keys, (slot * 31 + 11) % keys})
+    return sorted((slot + offset) % keys for offset in (0, 100, 171))
 
 
 def weights_of(slots: Sequence[int], keys: int = KEYS) -> Floats:
@@ -77,13 +78,20 @@ class Peers:
     """A run."""
 
     def __init__(
-        self, founders: int, stop: Stop, seed: int = 1, per_pass: int = 60, owned: bool = False, every: int = 5
+        self,
+        founders: int,
+        stop: Stop,
+        seed: int = 1,
+        per_pass: int = 60,
+        owned: bool = False,
+        every: int = 5,
+        begin: State | None = None,
     ) -> None:
         self.world = World(seed)
         self.facts = Facts(Slots(per_pass, 1, 0), stop, per_pass, every, owned)
         self.replicas: dict[str, Counting] = {}
         self.nodes: dict[str, PeerNode] = {}
-        self._lives = numbers()
+        self._lives, self._begin = numbers(), begin
         self.judged: list[Floats] = []
         found = [self._peer(number) for number in range(founders)]
         for one in found:
@@ -95,7 +103,9 @@ class Peers:
     def _add(self, mesh: Mesh) -> PeerNode:
         life = mesh.me.life
         replica = self.replicas[life] = Counting()
-        node = self.nodes[life] = PeerNode(mesh, replica, self.facts, self._judge, keys=KEYS, parts=8)
+        node = self.nodes[life] = PeerNode(
+            mesh, replica, self.facts, self._judge, begin=self._begin, keys=KEYS, parts=8
+        )
         self.world.add(node)
         return node
 

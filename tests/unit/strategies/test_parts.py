@@ -103,3 +103,25 @@ def test_the_largest_shares_that_can_be_said_are_shares_as_any_others() -> None:
         for shares in ((1.0, 1e308, 1e308), (1e-308, 1.0, 1.0))
     )
     assert huge == plain and len(huge[0]) == 0
+
+
+def test_what_a_lost_rank_has_told_stays_done_and_the_rest_is_the_others() -> None:
+    """As in gossip: a leg may have several passes, and nobody takes a mean of all."""
+    parts = Parts(SLOTS, 3)
+    done: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    room = 150
+    while room:
+        for rank, ids in parts.plan(room).items():
+            done[rank] += ids.tolist()
+            room -= len(ids)
+        parts.settle(parts.living)
+    kept, lost = done[1][:20], done.pop(1)[20:]
+    assert parts.lose(1, 20) == len(lost)
+    parts.fed()
+    assert sorted(kept + done[0] + done[2] + walk(parts, 100 - 50 + len(lost))) == list(range(200))
+
+
+def test_when_the_last_rank_is_lost_nobody_gets_its_slots() -> None:
+    parts = Parts(SLOTS, 1)
+    parts.plan(10)
+    assert parts.lose(0, 4) == 6 and parts.living == []

@@ -1,0 +1,74 @@
+"""The other peers, as far as one of them knows, and what follows from what they have told.
+
+What a life has heard, and whom it holds for gone, only grows: so what it told last is never taken back, whatever comes late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from shoal.cluster.halves import rank
+from shoal.wire import peers as p
+
+
+@dataclass(slots=True)
+class Member:
+    """Another peer."""
+
+    peer: p.Peer
+    since: int  # when it was last heard
+    filled: bool = False  # it has a model
+    met: bool = False  # heard at all
+    lists_me: bool = False  # it has entered us
+    patient: bool = False  # a founder: its process may take a while to begin
+    heard: dict[str, int] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+
+    def learn(self, heard: Mapping[str, int]) -> None:
+        for life, number in heard.items():
+            if number > self.heard.get(life, 0):
+                self.heard[life] = number
+
+
+@dataclass(slots=True, frozen=True)
+class About:
+    """What a newcomer must know of the run before it begins."""
+
+    job: str = ""
+    rows: int = 0
+    features: int = 0
+
+
+Members = dict[str, Member]
+
+
+def have_heard(members: Members, ours: Mapping[str, int]) -> bool:
+    """Everybody has heard just what we have."""
+    for one in members.values():
+        if any(one.heard.get(life, 0) < number for life, number in ours.items()):
+            return False
+        if any(number > ours.get(life, 0) for life, number in one.heard.items()):
+            return False
+    return True
+
+
+def nothing_comes(members: Members, gone: Collection[str], life: str, heard: int) -> bool:
+    """Of one that is gone: nobody has heard more of it than we, and nobody will.
+
+    All must know of everybody who is gone: who does not could still take from one of them what that one hands on.
+    """
+    known = frozenset(gone)
+    return all(one.heard.get(life, 0) <= heard and known <= one.gone for one in members.values())
+
+
+def turn(members: Members, me: p.Peer, gone: Collection[str], origin: str, number: int) -> int:
+    """How many waits we let pass before we send this: who said it comes first, then those who have it, one after the other."""
+    if origin == me.life:
+        return 1
+    before = [
+        one
+        for one in members.values()
+        if one.filled and one.heard.get(origin, 0) >= number and rank(one.peer) < rank(me)
+    ]
+    return len(before) + (0 if origin in gone else 4)

@@ -1,0 +1,246 @@
+"""What must be true of workers that gossip, read off their models after every event (I10), and at the end.
+
+Rounds: what a worker has after a round is, number for number, what the matrix of the leg makes of what its neighbours said at the beginning
+of the very same round, and one step. A neighbour that died may be missing; then its weight is the worker's own. So the sum of all who
+live changes by steps only, and by what the dead took part in. Push-sum: the same of weights and models.
+
+Meetings: the sum of all models, less their steps, less what one side of a meeting has moved by and the other has not (on its way, or
+lost for good), never changes but by what a dead worker had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal.nodes.gossiper import Gossiper
+from shoal.nodes.meetings import Meetings
+from shoal.nodes.rounds import Rounds
+from shoal.nodes.stepper import Floats
+from shoal.simulation.checker import Violation
+from shoal.simulation.gossip_home import Doubles, SimHome, SimStepper, name_of, node_of
+
+CLOSE = 1e-4  # of numbers of size 1, after hundreds of roundings
+
+
+def _apart(a: Floats | Doubles, b: Floats | Doubles) -> float:
+    """How far, where numbers are of size 1, or for their size."""
+    return float(np.max(np.abs(a.astype(np.float64) - b), initial=0.0) / max(1.0, np.max(np.abs(b), initial=0.0)))
+
+
+@dataclass
+class RoundChecker:
+    """Of gossip in rounds."""
+
+    home: SimHome
+    nodes: dict[str, Gossiper]
+    models: dict[str, SimStepper]
+    violations: list[Violation] = field(default_factory=list)
+    said: dict[tuple[int, int, str], Floats] = field(default_factory=dict)  # leg, round, who: what it began with
+    weights: dict[tuple[int, int, str], float] = field(default_factory=dict)
+    flows: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)  # what it took of each round, and of whom
+    steps: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)
+    dead: list[str] = field(default_factory=list)
+
+    def see(self, name: str) -> None:
+        """After an event at this worker."""
+        part, model = self.nodes[name].part, self.models[name]
+        assert isinstance(part, Rounds)
+        found = {(part.leg, number): (said.model, said.weight) for number, said in part._said.items()}
+        if part.leg and part.is_over and not part._settling:
+            found[part.leg, part.round] = model.weights, part.weight
+        for leg, number in sorted(found):
+            if (leg, number, name) not in self.said:
+                self.said[leg, number, name] = found[leg, number][0].copy()
+                self.weights[leg, number, name] = found[leg, number][1]
+                if number:
+                    self._round(leg, number - 1, name)
+
+    def crash(self, name: str) -> None:
+        self.dead.append(name)
+
+    def _round(self, leg: int, number: int, name: str) -> None:
+        """From the beginning of this round to that of the next one."""
+        model, matrix, me = self.models[name], self.home.matrices[leg], node_of(name)
+        before, after = self.said[leg, number, name].astype(np.float64), self.said[leg, number + 1, name]
+        own, parts = model.mixes.pop(0) if model.mixes else (1.0, [])
+        step = np.zeros(before.size)
+        if number < len(self.home.dealt[leg].get(name, [])):
+            if not model.steps:
+                self._broken(leg, number, name, "learned nothing, and had a slot")
+                return
+            step += model.steps.pop(0)
+        self.steps[leg, number, name] = step
+        heard = [name_of(int(other)) for other in np.flatnonzero(matrix[me]) if other != me]
+        expected, used = own * before, list[str]()
+        for weight, values in parts:
+            sender = self._who_said(leg, number, values, [one for one in heard if one not in used])
+            if not sender:
+                self._broken(leg, number, name, "took what no neighbour said at the beginning of this round")
+                return
+            used.append(sender)
+            expected += weight * values.astype(np.float64)
+            self.flows[leg, number, name + "/" + sender] = weight * (values.astype(np.float64) - before)
+        if missing := [one for one in heard if one not in used and one not in self.dead]:
+            self._broken(leg, number, name, f"went on without {missing[0]}, who lives")
+        if _apart(after, expected + step) > CLOSE:
+            self._broken(leg, number, name, f"is {_apart(after, expected + step):g} off the mean and the step")
+        if self.home.graph.directed:
+            self._shares(leg, number, name, dict(zip(used, (weight for weight, _ in parts), strict=True)))
+        else:
+            wanted = {one: float(matrix[me, node_of(one)]) for one in used}
+            wrong = [one for one, (weight, _) in zip(used, parts, strict=True) if abs(weight - wanted[one]) > 1e-12]
+            if wrong or abs(own + sum(wanted.values()) - 1) > 1e-9:
+                self._broken(leg, number, name, f"took other weights than the leg's: {own:g} of its own")
+
+    def _who_said(self, leg: int, number: int, values: Floats, among: list[str]) -> str:
+        among = sorted(among, key=lambda one: one in self.dead)  # those who agree say the same
+        return next((one for one in among if np.array_equal(self.said.get((leg, number, one), ()), values)), "")
+
+    def _shares(self, leg: int, number: int, name: str, used: dict[str, float]) -> None:
+        """Push-sum: the weight after a round is what was kept and what came; nobody kept what it gave away."""
+        matrix, me = self.home.matrices[leg], node_of(name)
+        had, has = self.weights[leg, number, name], self.weights[leg, number + 1, name]
+        came = {one: float(matrix[me, node_of(one)]) * self.weights[leg, number, one] for one in used}
+        kept = (has - sum(came.values())) / had
+        back = sum(float(matrix[node_of(one), me]) for one in self.dead)
+        if not matrix[me, me] - 1e-9 <= kept <= matrix[me, me] + back + 1e-9:
+            self._broken(leg, number, name, f"kept {kept:g} of its weight")
+        if wrong := [one for one, share in used.items() if abs(share * has - came[one]) > 1e-9]:
+            self._broken(leg, number, name, f"took another share of {wrong[0]} than it was given")
+
+    def end(self) -> None:
+        """The sum over those who lived is what it was, but for steps and for what the dead took part in."""
+        living = [name for name in self.nodes if name not in self.dead]
+        for leg in self.home.matrices if not self.home.graph.directed else []:
+            for number in range(self.home.plan.rounds):
+                change = sum(
+                    (
+                        self.said[leg, number + 1, name].astype(np.float64) - self.said[leg, number, name]
+                        for name in living
+                        if (leg, number + 1, name) in self.said
+                    ),
+                    np.zeros(self.home.plan.size),
+                )
+                for name in living:
+                    change = change - self.steps.get((leg, number, name), 0.0)
+                    for dead in self.dead:
+                        change = change - self.flows.get((leg, number, f"{name}/{dead}"), 0.0)
+                if _apart(change, np.zeros(change.size)) > CLOSE:
+                    self.violations.append(
+                        Violation(
+                            "I10 conservation", f"leg {leg}, round {number}: the sum moved by {np.abs(change).max():g}"
+                        )
+                    )
+        if not self.dead:
+            self._product()
+
+    def _product(self) -> None:
+        """Nobody was lost: all is as the matrix has it, from the first round to the last; and push-sum's weights add up."""
+        if self.home.graph.directed:
+            total = sum(node.part.weight for node in self.nodes.values() if isinstance(node.part, Rounds))
+            if abs(total - len(self.nodes)) > 1e-9:
+                self.violations.append(Violation("I10 conservation", f"the weights add up to {total:.12g}"))
+        if self.home.plan.learns or self.home.graph.directed:
+            return
+        now = np.stack([self.said[1, 0, name].astype(np.float64) for name in self.nodes])
+        for leg, matrix in self.home.matrices.items():
+            for _ in range(self.home.plan.rounds):
+                now = matrix @ now
+            shown = np.stack([self.home.slabs[leg][name] for name in self.nodes])
+            if _apart(shown, now) > CLOSE:
+                self.violations.append(
+                    Violation("I10 product", f"leg {leg}: {_apart(shown, now):g} from what the matrix makes of it")
+                )
+
+    def _broken(self, leg: int, number: int, name: str, what: str) -> None:
+        self.violations.append(Violation("I10 conservation", f"{name}, leg {leg}, round {number}: {what}"))
+
+
+@dataclass
+class Half:
+    """One side of a meeting has moved, and the other has not (yet)."""
+
+    who: str
+    moved: Floats
+    asker: str = ""  # once it is known
+
+
+@dataclass
+class MeetingChecker:
+    """Of gossip two at a time."""
+
+    home: SimHome
+    nodes: dict[str, Gossiper]
+    models: dict[str, SimStepper]
+    violations: list[Violation] = field(default_factory=list)
+    halves: list[Half] = field(default_factory=list)
+    dead: list[str] = field(default_factory=list)
+    base: Doubles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.base = self._total()
+
+    def _total(self) -> Doubles:
+        living = [model for name, model in self.models.items() if name not in self.dead]
+        total: Doubles = sum(
+            (model.weights.astype(np.float64) - model.moved for model in living), np.zeros(self.home.plan.size)
+        )
+        for half in self.halves:
+            total = total - half.moved
+        return total
+
+    def see(self, name: str) -> None:
+        """After an event at this worker. Others may have computed meanwhile: one that stands still hears of it later."""
+        for who, model in self.models.items():
+            for moved, times in model.adds:
+                self._moved(who, moved, times)
+            model.adds.clear()
+        part = self.nodes[name].part
+        assert isinstance(part, Meetings)
+        for half in self.halves:
+            if half.who == name and not half.asker:
+                half.asker = next((a for a, (_, d) in part.answered.items() if d is not None and half.moved is d), "")
+        shown = self.home.slabs.get(part.leg, {}).get(name) if part.frozen else None
+        if shown is not None and not np.array_equal(shown, self.models[name].weights):
+            self.violations.append(Violation("I10 conservation", f"{name} moved after it had shown its model"))
+        if (apart := _apart(self._total(), self.base)) > CLOSE:
+            self.violations.append(Violation("I10 conservation", f"after an event at {name} the sum is {apart:g} off"))
+
+    def _moved(self, who: str, moved: Floats, times: float) -> None:
+        if times > 0:
+            self.halves.append(Half(who, moved))
+            return
+        for i, half in enumerate(self.halves):
+            if half.asker in ("", who) and np.array_equal(half.moved, moved):
+                del self.halves[i]
+                return
+        self.violations.append(Violation("I10 conservation", f"{who} moved by what nobody has moved by"))
+
+    def crash(self, name: str) -> None:
+        """What it had goes with it."""
+        self.base = self.base - (self.models[name].weights.astype(np.float64) - self.models[name].moved)
+        self.dead.append(name)
+
+    def end(self) -> None:
+        """Between the living all is settled; what was lost with the dead was counted; what home was shown is of one moment."""
+        for half in self.halves:
+            if half.who in self.dead:
+                continue
+            if half.asker not in self.dead:
+                self.violations.append(
+                    Violation("I10 conservation", f"{half.who} moved towards {half.asker}, who never moved")
+                )
+            elif half.asker in self.nodes[half.who]._gone:
+                counted, size = self.nodes[half.who].part.lost, float(np.linalg.norm(half.moved))
+                if counted < size - CLOSE:
+                    self.violations.append(
+                        Violation("I10 lost", f"{half.who} lost {size:g} with {half.asker} and counts {counted:g}")
+                    )
+        if self.dead:
+            return
+        shown = sum((slab.astype(np.float64) for slab in self.home.slabs[self.home.plan.legs].values()), np.zeros(1))
+        steps = sum((model.moved for model in self.models.values()), np.zeros(1))
+        if _apart(shown - steps, self.base) > CLOSE:
+            self.violations.append(Violation("I10 conservation", "what was shown at the end is not of one moment"))

@@ -1,0 +1,320 @@
+"""Workers that gossip in one thread, with faults, from seeds: the nodes of ``nodes.gossiper`` on virtual time, and a home that deals legs.
+
+Checked after every event: nothing of the models' sum comes or goes but as it should (I10). At the end: all legs are over in time (I13),
+every slot was learned once by whom it was dealt to, and where nobody was lost all is as the mixing matrix has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from traceback import format_tb
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from shoal import limits
+from shoal.nodes import hands
+from shoal.nodes.gossiper import Gossiper
+from shoal.nodes.meetings import Meetings
+from shoal.nodes.rounds import Rounds
+from shoal.nodes.stepper import Floats
+from shoal.simulation.checker import Violation
+from shoal.simulation.gossip_checker import MeetingChecker, RoundChecker
+from shoal.simulation.gossip_home import HOME, SimHome, SimStepper, name_of
+from shoal.simulation.gossip_plan import Crash, GossipPlan
+from shoal.simulation.run import Verdict
+from shoal.simulation.world import World
+from shoal.wire.effects import Ended
+from shoal.wire.messages import Message
+from shoal.wire.neighbours import Meet, Met, Offer, Reached
+
+MOST_EVENTS = 100_000
+LIVE_WITHIN = 60 * limits.SECOND
+MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all models nearer
+_FOREVER = 1 << 60
+
+SOMETIMES = (
+    "a graph fell apart",
+    "asked for an offer again",
+    "asked to meet again",
+    "both asked each other at once",
+    "came nearer",
+    "fault: crash",
+    "fault: crash in mid exchange",
+    "fault: cut",
+    "fault: pause",
+    "lost with the dead, and counted",
+    "network: cut off",
+    "network: lost",
+    "network: repeated",
+    "network: slow",
+    "network: very late",
+    "not now",
+    "offers of the next leg came first",
+    "push-sum",
+)
+
+
+def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
+    return GossipRun(GossipPlan.draw(seed), trace).verdict()
+
+
+class GossipRun:
+    """One plan, from its workers to the verdict."""
+
+    def __init__(self, plan: GossipPlan, trace: Callable[[str], None] | None = None) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        self.world.trace, self.world.after_event = trace, self._after_event
+        self.counts: Counter[str] = Counter()
+        self.home = SimHome(plan, plan.graph())
+        drawn = np.random.default_rng(plan.seed).normal(0.0, 1.0, (plan.nodes, plan.size)).astype(np.float32)
+        self.models = {name_of(i): SimStepper(drawn[i]) for i in range(plan.nodes)}
+        self.nodes = {
+            name: Gossiper(
+                name, model, plan.mode, chance=Random(f"{plan.seed}/{name}"), link=plan.link, quick=plan.quick
+            )
+            for name, model in self.models.items()
+        }
+        self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.home, self.nodes, self.models)
+        self._words: Counter[str] = Counter()
+        self._asked: set[tuple[str, int]] = set()
+        for kind in (Offer, Reached, Meet, Met):
+            self.world.on_send[kind] = self._says
+
+    def verdict(self) -> Verdict:
+        try:
+            with mock.patch.object(hands, "_IN_ONE_GO", 1):  # no round goes by unseen
+                violations = self._run()
+        except Exception as error:  # what must never happen at all
+            violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
+        self.counts.update({f"network: {what}": count for what, count in self.world.counts.items()})
+        return Verdict(
+            self.plan, violations, self.world.events, self.world.now / limits.SECOND, self.world.digest, self.counts
+        )
+
+    def _run(self) -> list[Violation]:
+        plan, world, weather = self.plan, self.world, self.world.weather
+        weather.delay, weather.loss, weather.repeat = plan.delay * limits.MILLISECOND, plan.loss, plan.repeat
+        weather.late, weather.slow = plan.late, plan.slow
+        for node in self.nodes.values():
+            world.add(node)
+        world.add(self.home)
+        self.counts["push-sum"] += self.home.graph.directed
+        self._schedule()
+        first = self._distance()
+        lasts = plan.lasts * limits.MILLISECOND
+        if not self._until(self._is_over, lasts):
+            self._heal()
+            if not self._until(self._is_over, LIVE_WITHIN):
+                return [*self.checker.violations[:3], Violation("I13 live", self._stuck())]
+        if not self.checker.violations:
+            self.checker.end()
+        violations = [*self.checker.violations, *self._slots(), *self._nearer(first)]
+        violations += [Violation("raised", error) for error in self.home.errors]
+        self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
+        self.counts["a graph fell apart"] += len(self.home.graph.parts()) > 1
+        return violations
+
+    def _until(self, done: Callable[[], bool], within: int) -> bool:
+        return self.world.run(lambda: done() or bool(self.checker.violations), self.world.now + within, MOST_EVENTS)
+
+    def _is_over(self) -> bool:
+        return self.home.over and all(node.over for name, node in self.nodes.items() if name not in self.checker.dead)
+
+    def _stuck(self) -> str:
+        told = [
+            f"{name} in round {node.part.round} of leg {node.part.leg}"
+            + (" rests" if node.rests else f" waits for {', '.join(node.part.lacking()) or 'nobody'}")
+            for name, node in self.nodes.items()
+            if name not in self.checker.dead
+        ]
+        return f"not over {LIVE_WITHIN // limits.SECOND} s after all was healed: leg {self.home.leg}; {'; '.join(told)}"
+
+    def _slots(self) -> list[Violation]:
+        """Every slot was learned once, by whom it was dealt to; of the dead, at most once."""
+        violations = []
+        for name, model in self.models.items():
+            dealt = [slot for leg in self.home.dealt.values() for slot in leg.get(name, [])]
+            if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
+                violations.append(Violation("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}"))
+        return violations
+
+    def _distance(self) -> float:
+        """Of the models from their mean."""
+        models = np.stack([model.weights for model in self.models.values()]).astype(np.float64)
+        return float(np.linalg.norm(models - models.mean(0)))
+
+    def _nearer(self, first: float) -> list[Violation]:
+        """Where nobody learns and nobody dies, models come nearer to each other; much nearer after many means."""
+        plan, last = self.plan, self._distance()
+        means = plan.legs * plan.rounds
+        if plan.learns or not plan.is_spared or means < MANY:
+            return []
+        self.counts["came nearer"] += 1
+        most = first * (0.9 if means >= 2 * MANY else 1.0)
+        return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
+
+    # ------------------------------------------------------------ what befalls them
+
+    def _schedule(self) -> None:
+        world = self.world
+        for who, at, lasts in self.plan.pauses:
+            world.at(at * limits.MILLISECOND, lambda who=who, lasts=lasts: self._pause(name_of(who), lasts))  # type: ignore[misc]
+        for a, b, at, lasts in self.plan.cuts:
+            world.at(at * limits.MILLISECOND, lambda a=a, b=b, lasts=lasts: self._cut(name_of(a), name_of(b), lasts))  # type: ignore[misc]
+        for crash in self.plan.crashes:
+            if not crash.words:
+                world.at(crash.at * limits.MILLISECOND, lambda crash=crash: self._crash(crash))  # type: ignore[misc]
+
+    def _pause(self, name: str, lasts: int) -> None:
+        if name in self.world.hosts and not self._is_over():
+            self.counts["fault: pause"] += 1
+            self.world.pause(name, lasts * limits.MILLISECOND)
+
+    def _cut(self, sender: str, to: str, lasts: int) -> None:
+        self.counts["fault: cut"] += sender != to
+        self.world.weather.cuts[sender, to] = self.world.now + lasts * limits.MILLISECOND
+
+    def _crash(self, crash: Crash) -> None:
+        name = name_of(crash.who)
+        if name not in self.world.hosts or self.home.over:
+            return
+        self.counts["fault: crash in mid exchange" if crash.words else "fault: crash"] += 1
+        self.checker.crash(name)
+        self.world.crash(name)
+        told = self.world.now + crash.told * limits.MILLISECOND
+        self.world.at(told, lambda: self.world.tell(HOME, Ended(name, "killed")))
+
+    def _heal(self) -> None:
+        weather = self.world.weather
+        weather.loss = weather.repeat = weather.late = weather.slow = 0.0
+        weather.cuts.clear()
+
+    # ------------------------------------------------------------ watching
+
+    def _after_event(self, name: str) -> None:
+        if name in self.nodes:
+            self.checker.see(name)
+
+    def _says(self, sender: str, to: str, message: Message) -> None:
+        self._count(sender, to, message)
+        self._words[sender] += 1
+        for crash in self.plan.crashes:
+            if crash.words and name_of(crash.who) == sender and self._words[sender] == crash.words + 1:
+                for other in [HOME, *self.nodes]:  # it is cut off in the middle of what it says
+                    self.world.weather.cuts[sender, other] = _FOREVER
+                self.world.at(self.world.now, lambda crash=crash: self._crash(crash))  # type: ignore[misc]
+
+    def _count(self, sender: str, to: str, message: Message) -> None:
+        match message:
+            case Reached(lacks=True):
+                self.counts["asked for an offer again"] += 1
+            case Meet(number):
+                self.counts["asked to meet again"] += (sender, number) in self._asked
+                self._asked.add((sender, number))
+                part = self.nodes[to].part
+                if isinstance(part, Meetings) and part.asked is not None and part.asked.name == sender:
+                    self.counts["both asked each other at once"] += 1
+            case Met():
+                part = self.nodes[sender].part
+                if isinstance(part, Meetings) and part.answered[to][1] is None:
+                    self.counts["not now"] += 1
+            case Offer(leg):
+                self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg
+
+
+# ---------------------------------------------------------------- broken variants
+
+MUTANTS: dict[str, Callable[[], Any]] = {}
+
+
+def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
+    MUTANTS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@mutant
+def met_applied_twice() -> Any:
+    """An answer that comes again moves who asked once more."""
+    real = Meetings.answers
+
+    def answers(self: Meetings, sender: str, met: Met, arrays: Any) -> None:
+        if self.asked is None and arrays and self._number == met.number:
+            self._hands.do(lambda: self._hands.model.add(arrays[0], -1.0), lambda nothing: None, 1, first=True)
+            return
+        real(self, sender, met, arrays)
+
+    return mock.patch.object(Meetings, "answers", answers)
+
+
+@mutant
+def meet_answered_twice() -> Any:
+    """A question that comes again moves who is asked once more."""
+    real = Meetings.asks
+
+    def asks(self: Meetings, sender: str, meet: Meet, values: Floats) -> None:
+        if self.answered.get(sender, (-1, None))[0] == meet.number:
+            self.answered[sender] = meet.number - 1, None
+        real(self, sender, meet, values)
+
+    return mock.patch.object(Meetings, "asks", asks)
+
+
+@mutant
+def offer_of_any_round() -> Any:
+    """An offer is used in whatever round it comes."""
+    real = Rounds.offered
+
+    def offered(self: Rounds, sender: str, offer: Offer, values: Floats) -> None:
+        late = offer.leg == self.leg and sender in self._hears and offer.round < self.round and not self._settling
+        real(self, sender, Offer(offer.leg, self.round, offer.weight) if late else offer, values)
+
+    return mock.patch.object(Rounds, "offered", offered)
+
+
+@mutant
+def weight_of_the_dead_forgotten() -> Any:
+    """Who loses a neighbour takes the mean of what is left by the old weights."""
+    real = Rounds._leave
+
+    def leave(self: Rounds, name: str) -> None:
+        own = self._own
+        real(self, name)
+        self._own = own
+
+    return mock.patch.object(Rounds, "_leave", leave)
+
+
+@mutant
+def shown_before_all_are_done() -> Any:
+    """A worker shows its model when it is done itself, and is met after that."""
+    real = Gossiper._finished
+
+    def finished(self: Gossiper) -> None:
+        real(self)
+        if isinstance(self.part, Meetings):
+            self._show()
+
+    return mock.patch.object(Gossiper, "_finished", finished)
+
+
+@mutant
+def share_kept_and_given() -> Any:
+    """Push-sum: what is given away is kept as well."""
+    real = Rounds._start
+
+    def start(self: Rounds, weights: Floats) -> None:
+        real(self, weights)
+        self._said[self.round] = self._said[self.round]._replace(kept=self.weight)
+
+    return mock.patch.object(Rounds, "_start", start)
+
+
+@mutant
+def nobody_asks_again() -> Any:
+    """What is lost is never asked for again."""
+    return mock.patch.object(Rounds, "tick", lambda self, now: None)

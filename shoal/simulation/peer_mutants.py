@@ -1,0 +1,132 @@
+"""Broken variants of how peers find, hear and replace each other. Each must be caught within the seeds of a normal test run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from shoal.cluster.halves import Halves
+from shoal.cluster.joining import Donor, Newcomer, Other
+from shoal.cluster.mesh import Mesh
+from shoal.cluster.streams import Delivery, Kept, Streams
+from shoal.wire import peers as p
+from shoal.wire.base import Array, Arrays
+from shoal.wire.effects import Effect
+
+MUTANTS: dict[str, Callable[[], Any]] = {}
+
+
+def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
+    MUTANTS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@mutant
+def words_heard_again() -> Any:
+    """A word that comes again is heard again."""
+    real = Streams.take
+
+    def take(self: Streams, now: int, delivery: Delivery, wait: bool = False) -> None:
+        if not wait and delivery.number <= self.heard.get(delivery.origin, 0):
+            self._now.append(delivery)
+        real(self, now, delivery, wait)
+
+    return mock.patch.object(Streams, "take", take)
+
+
+@mutant
+def nothing_handed_on() -> Any:
+    """Each says its own words, and nobody those of one that is gone."""
+    real = Streams.lacking
+
+    def lacking(self: Streams, theirs: Mapping[str, int]) -> Iterator[Kept]:
+        first = next(iter(self.heard), "")  # a founder's own life; one that came copied this from others
+        return (one for one in real(self, theirs) if one.delivery.origin == first)
+
+    return mock.patch.object(Streams, "lacking", lacking)
+
+
+@mutant
+def copied_before_entered() -> Any:
+    """A newcomer copies a model before all keep for it what they hear."""
+    real = Newcomer._choose
+
+    def choose(self: Newcomer, now: int, me: str, members: Mapping[str, Other]) -> bool:
+        return real(self, now, me, {life: one for life, one in members.items() if one.lists_me})
+
+    return mock.patch.object(Newcomer, "_choose", choose)
+
+
+@mutant
+def nothing_kept_for_newcomers() -> Any:
+    """What all that have a model have heard is forgotten."""
+
+    def others(self: Mesh) -> list[dict[str, int]]:
+        return [one.heard for one in self.members.values() if one.filled]
+
+    return mock.patch.object(Mesh, "_others", property(others))
+
+
+@mutant
+def version_off_by_one() -> Any:
+    """A donor says of a copy that it has one word more than is in it."""
+    real = Donor.hand
+
+    def hand(self: Donor, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
+        last = next(reversed(version), "")
+        return real(self, life, state, slab, {one: number + (one == last) for one, number in version.items()})
+
+    return mock.patch.object(Donor, "hand", hand)
+
+
+@mutant
+def taken_from_the_dead() -> Any:
+    """What comes from one that is gone is heard like anything else."""
+    real = Mesh._heard
+
+    def heard(self: Mesh, now: int, sender: str, said: p.Said, arrays: Arrays) -> list[Effect]:
+        if sender in self.gone and self._filled:
+            self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays))
+        return real(self, now, sender, said, arrays)
+
+    return mock.patch.object(Mesh, "_heard", heard)
+
+
+@mutant
+def closed_at_once() -> Any:
+    """Who is gone is done with, whatever others have heard of it: its slots are dealt again."""
+    return mock.patch.object(Mesh, "is_closed", lambda self, life: life in self.gone)
+
+
+@mutant
+def early_words_of_the_dead() -> Any:
+    """What came out of order from one that is gone is heard when the gap is filled, though nobody was told of it."""
+    return mock.patch.object(Streams, "drop_early", lambda self, origin: None)
+
+
+@mutant
+def adopted_at_once() -> Any:
+    """A newcomer takes its copy over though others have not heard all that is in it."""
+    real = Newcomer.ready
+
+    def ready(self: Newcomer, members: Mapping[str, Other]) -> p.Heard | None:
+        return real(self, {})
+
+    return mock.patch.object(Newcomer, "ready", ready)
+
+
+@mutant
+def halves_that_never_call() -> Any:
+    """Nobody calls those who fell silent."""
+    return mock.patch.object(Halves, "call", lambda self, now, pause, beat: [])
+
+
+@mutant
+def no_half_gives_way() -> Any:
+    """Each half goes on."""
+
+    def outweighs(theirs: Sequence[p.Peer], ours: Sequence[p.Peer]) -> bool:
+        return False
+
+    return mock.patch("shoal.cluster.mesh.outweighs", outweighs)

@@ -1,0 +1,207 @@
+"""Workers that gossip are killed, stopped and cut off in the middle of whatever they do: the others go on, every slot counts once."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import shoal
+from shoal.errors import RunFailed
+from shoal.events import Evaluated, Gone, Linked, Resumed, RunEvent, Stopped, Warned
+from shoal.job import Job
+from shoal.launch.gossip import GossipRun
+from shoal.launch.underway import Underway
+from shoal.run import Run, execute
+from shoal.settings import changed
+from shoal.testing.den import Den, soon
+from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
+
+ROWS = 3_000
+BASE: dict[str, Any] = {
+    "data": {"source": "rcv1-like", "rows": ROWS, "features": 2_000, "batch": 32},
+    "strategy": {"name": "gossip"},
+    "evaluate": {"every": 2},
+    "stop": {"epochs": 20},
+    "workers": 4,
+}
+KILLED = "its process ended (killed by signal 9)"
+
+
+def job_of(given: dict[str, Any] | None = None, **changes: Any) -> Job:
+    return Job.of(changed(BASE, {name.replace("__", "."): value for name, value in changes.items()} | (given or {})))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    yield
+    assert soon(lambda: {one.pid for one in psutil.Process().children(recursive=True)} <= before, 10)
+
+
+def check(run: Watched) -> None:
+    assert not run.outcome.failed, run.outcome.why
+    run.check_counted_once()
+    assert run.outcome.examples == run.job.stop.passes * ROWS
+    assert np.isfinite(run.weights).all() and run.loss < run.losses[0] - 0.1
+
+
+def kills(count: int, seed: int) -> Meanwhile:
+    """One worker after another, at moments of chance: in the middle of a round, of a meeting, of showing its model."""
+
+    def one_after_another(training: Underway) -> None:
+        draw = random.Random(seed)
+        for number in range(count):
+            reach(training, (number + draw.random()) / (count + 1))
+            assert soon(lambda: len(training.pids) > 1)
+            name = draw.choice(sorted(training.pids))
+            kill(training, name)
+            assert soon(lambda gone=name: gone not in training.pids)  # type: ignore[misc]  # or it would be killed twice
+
+    return one_after_another
+
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 8))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("topology", "mode"), [("ring", "sync"), ("complete", "async"), ("one-way", "sync")])
+def test_workers_are_killed_at_any_moment_and_every_slot_counts_once(topology: str, mode: str, seed: int) -> None:
+    """F40: also in the middle of an exchange. What is left of the graph may be in pieces, and goes on."""
+    of = job_of(strategy__topology=topology, strategy__mode=mode, strategy__allow_disconnected=True, workers=5)
+    run = watch(of, kills(3, seed))
+    check(run)
+    lost = run.all(Gone)
+    assert {event.why for event in lost} == {KILLED} and len(lost) == run.summary["workers_lost"] == 3
+    assert run.all(Evaluated)[-1].workers == 2
+    assert len(run.all(Linked)) == 4
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_workers_are_killed_in_many_runs(mode: str) -> None:
+    for seed in range(20):
+        run = watch(job_of(strategy__mode=mode, strategy__topology="exponential", workers=8), kills(6, seed))
+        check(run)
+        assert run.summary["workers_lost"] == 6
+
+
+def test_a_hub_that_is_killed_leaves_pieces_which_is_told_with_their_names() -> None:
+    run = watch(job_of(strategy__topology="star"), lambda training: kill(training, "worker-0", at=0.3))
+    check(run)
+    (told,) = (event.what for event in run.all(Warned) if "not connected" in event.what)
+    assert told.startswith("without worker-0 the others are not connected any more (1 | 2 | 3)")
+    linked = run.all(Linked)[-1]
+    assert (linked.why, linked.gap, linked.rounds, linked.parts) == ("worker-0 is gone", 0.0, None, [[1], [2], [3]])
+    distances = [event.spread["distance"] for event in run.all(Evaluated)]
+    assert distances[-1] > max(distances[:2])  # nobody agrees with anybody any more
+
+
+def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_be_taken_up_again(
+    tmp_path: Path,
+) -> None:
+    def all_of_them(training: Underway) -> None:
+        reach(training, 0.4)
+        for name in training.workers:
+            kill(training, name)
+
+    slowly = {"emulate.per_example": 2e-5, "stop.epochs": 20}
+    with pytest.raises(RunFailed) as failure:
+        execute(job_of(slowly), tmp_path / "run", started=lambda training: Beside(training, all_of_them).start())
+    run = failure.value.run
+    assert isinstance(run, Run)
+    why = run.summary["stopped_because"]
+    assert why.startswith("no worker is left to compute: start it again, with more workers (the last was worker-")
+    assert KILLED in why and [event.why for event in run.events if isinstance(event, Stopped)] == [why]
+    again = shoal.train(resume=tmp_path / "run", workers=2)
+    (resumed,) = (event for event in again.events if isinstance(event, Resumed))
+    assert resumed.steps > 0
+    assert again.summary["examples"] == 20 * ROWS and not again.summary["failed"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_told(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GossipRun, "patience", 0.5)
+
+    def stop(training: Underway) -> None:
+        reach(training, 0.3)
+        os.kill(training.pids["worker-1"], signal.SIGSTOP)
+
+    run = watch(job_of(strategy__mode=mode), stop)
+    check(run)
+    told = [event.what for event in run.all(Warned)]
+    assert "worker-1 is stopped, and everybody waits for it: it is killed, and its slots are dealt again" in told
+    assert [event.name for event in run.all(Gone)] == ["worker-1"]
+
+
+def test_a_worker_that_goes_on_in_time_is_not_killed() -> None:
+    def pause(training: Underway) -> None:
+        reach(training, 0.3)
+        os.kill(training.pids["worker-1"], signal.SIGSTOP)
+        os.kill(training.pids["worker-1"], signal.SIGCONT)
+
+    run = watch(job_of(), pause)
+    check(run)
+    assert not run.all(Gone) and not run.all(Warned)
+
+
+def test_a_slow_worker_is_waited_for_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GossipRun, "patience", 0.2)
+    run = watch(job_of({"emulate.stall": 1.5, "launch.how": "threads"}))
+    check(run)
+    told = [event.what for event in run.all(Warned)]
+    assert any(re.match(r"nobody went on for \d+ s: waiting for .*worker-0", what) for what in told), told
+    assert not run.all(Gone)
+
+
+def test_an_interrupted_run_judges_and_keeps_what_all_had(tmp_path: Path) -> None:
+    def interrupt(event: RunEvent) -> None:
+        if isinstance(event, Evaluated) and event.number == 2:
+            raise KeyboardInterrupt
+
+    given = {"data.rows": ROWS, "data.features": 2_000, "data.batch": 32, "emulate.per_example": 2e-5}
+    with pytest.raises(KeyboardInterrupt):
+        shoal.train(
+            "rcv1-like",
+            strategy="gossip",
+            workers=3,
+            epochs=50,
+            out=tmp_path / "run",
+            settings=given,
+            on_event=interrupt,
+        )
+    run = shoal.Run.load(tmp_path / "run")
+    assert run.summary["stopped_because"] == "interrupted" and run.model is not None
+    last = [event for event in run.events if isinstance(event, Evaluated)][-1]
+    assert last.steps == run.summary["steps"] > 0
+    again = shoal.train(resume=tmp_path / "run", epochs=4)
+    assert again.summary["examples"] == 4 * ROWS
+
+
+RUNS = """
+import shoal
+shoal.train("rcv1-like", strategy="gossip", workers=2, epochs=1e6, settings={"data.rows": 3000, "data.features": 2000},
+            on_event=lambda event: print(type(event).__name__, flush=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_of_a_run_that_is_ended(den: Den, number: int) -> None:
+    child = den.start("-c", RUNS)
+    assert child.stdout is not None
+    assert any(line == "Progress\n" for line in child.stdout)
+    assert len(den.alive()) == 4  # the process itself, the nursery, two workers
+    os.kill(child.pid, number)
+    child.communicate(timeout=60)
+    assert den.is_empty(), den.left()

@@ -16,7 +16,7 @@ from shoal.chaos.command import chaos
 from shoal.data.command import data
 from shoal.doors import Wrong, end_when_told
 from shoal.frontends.export_command import export
-from shoal.frontends.join_command import join, leave
+from shoal.frontends.join_command import join, leave, show_peers
 from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
@@ -274,16 +274,19 @@ def _show_run(run: Run, as_json: bool) -> None:
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
-    """Look at a cluster that runs: a run's folder, or the address of its coordinator.
+    """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
 
     Exit code 1 if nobody is there.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.launch.looking import address_of, look_at
+    from shoal.launch.looking import address_of, is_of_peers, look_at
     from shoal.views.status import facts, page
 
     try:
         address = address_of(where)
+        if is_of_peers(where):
+            show_peers(where, as_json)
+            return
         with contextlib.closing(look_at(address)) as looking:
             found = looking.status()
     except Invalid as error:

@@ -72,6 +72,31 @@ def leave(where: str, name: str) -> None:
     click.echo(f"{name} has left")
 
 
+def show_peers(where: str, as_json: bool) -> None:
+    """How a run of peers stands: who is here, who leads, how far it is."""
+    import msgspec
+
+    from shoal.events import counted
+    from shoal.launch import joining
+
+    account = joining.standing(where)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(account)))
+        return
+    state = f"over: {account.over}" if account.over else "learning"
+    click.echo(
+        f"{counted(len(account.peers), 'peer')}, {account.done / account.per_pass:.2f} passes in {account.seconds:.1f} s, {state}"
+    )
+    for peer in account.peers:
+        click.echo(f"  {peer.name:<12} {peer.address}{'  leads' if peer.life == account.lead else ''}")
+    for life, why in account.gone.items():
+        click.echo(f"  {life.partition('.')[0]:<12} gone: {why or 'it left'}")
+    if account.judged:
+        last = account.judged[-1]
+        loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
+        click.echo(f"test loss {loss} at pass {last.done / account.per_pass:.2f} (evaluation {last.number})")
+
+
 @contextmanager
 def _leaving(closing: threading.Event, asked: threading.Event) -> Iterator[None]:
     """The first signal asks it to leave, the second ends it at once."""

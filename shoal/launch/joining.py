@@ -30,7 +30,7 @@ from shoal.launch.peer_watch import Watching
 from shoal.launch.processes import _short_folder
 from shoal.nodes.peer import PeerNode
 from shoal.wire.address import check_address
-from shoal.wire.peers import Here, Peer
+from shoal.wire.peers import Account, Here, Peer
 from shoal.wire.zmq import ZmqTransport
 
 _DOOR = "door"  # what we call whoever answers at the address, until we know its name
@@ -110,6 +110,13 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
     if node.why:
         raise ClusterError(f"{life.me.name} could not go on, and has told the others: {node.why}")
     return _result(node, made)
+
+
+def standing(where: str) -> Account:
+    """How a run of peers stands, by the word of whoever answers there."""
+    with at(where) as (watching, here, _):
+        watching.forget(_DOOR)  # the same one as another that we have met
+        return watching.account(0, _ANSWER) if here.peers else watching.account(0, 0.0)
 
 
 def leave(where: str, name: str, say: Say) -> None:

@@ -22,6 +22,7 @@ SEEDS = 300  # and 2,000 in the soak
 CAUGHT_WITHIN = 600
 FOUND = (  # once broken
     290,  # an offer that came between a leg and its first round was taken for one of the leg before
+    1755,  # two that always asked each other at once changed places for ever
     59,  # a worker that nobody tells any more divided its steps by a weight that went to nothing
 )
 
@@ -39,8 +40,7 @@ def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends(seeds: range) ->
     tally = run_chunk(seeds, of="gossip")
     print(f"\n{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
     assert not tally.broken, "\n".join(f"{plan}\n    {what}" for plan, what in tally.broken[:10])
-    rare = {"not now"} if len(seeds) < 1_000 else set()
-    assert not set(tally.never()) - rare, "what should happen in some seed or other never did"
+    assert not tally.never(), "what should happen in some seed or other never did"
 
 
 @pytest.mark.parametrize("seed", FOUND)

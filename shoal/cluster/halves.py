@@ -27,9 +27,13 @@ def rank(peer: p.Peer) -> tuple[int, str]:
     return peer.number, peer.life
 
 
-def outweighs(theirs: Sequence[p.Peer], ours: Sequence[p.Peer]) -> bool:
-    """Their half goes on."""
-    return _weight(theirs) > _weight(ours)
+def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat) -> bool:
+    """We do, to the half of whoever sent this. Those count who have a model, and whom only one of the two has for its own."""
+    new = (*beat.new, *(() if beat.filled else (beat.me.life,)))
+    lives = [one.life for one in beat.peers if one.life not in new]
+    known = [one.life for one in ours if one.life != beat.me.life]
+    theirs = [one for one in beat.peers if one.life in lives and one.life not in (me.life, *known)]
+    return bool(theirs) and _weight(theirs) > _weight([me, *(one for one in ours if one.life not in lives)])
 
 
 def _weight(side: Sequence[p.Peer]) -> tuple[int, int, str]:

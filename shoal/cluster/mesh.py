@@ -18,20 +18,21 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shoal import limits
-from shoal.cluster.halves import SILENT, SMALLER, Halves, is_over, outweighs, rank
+from shoal.cluster.halves import SILENT, SMALLER, Halves, gives_way, is_over
 from shoal.cluster.joining import Donor, Newcomer
-from shoal.cluster.members import About, Member, have_heard, nothing_comes, turn
-from shoal.cluster.streams import Delivery, Streams
+from shoal.cluster.members import About, Member, turn
+from shoal.cluster.standing import Standing
+from shoal.cluster.streams import Delivery
 from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 
 _UNTOLD = (
     limits.PEER_WINDOW // 4
-)  # words that one may hear before it tells so: the others say no more than a window ahead
+)  # words of each other peer that we may hear before we tell so: nobody is a window ahead
 
 
-class Mesh:
+class Mesh(Standing):
     """One peer's part in it. Whoever holds it hands in what came, and carries out what is returned."""
 
     def __init__(
@@ -43,18 +44,13 @@ class Mesh:
         beat: int = limits.HEARTBEAT,
         dead_after: int = limits.DEAD_AFTER,
     ) -> None:
-        self.me, self.about = me, about or About()
-        self.gone: dict[str, str] = {}
+        super().__init__(me, founders)
+        self.about = about or About()
         self.put_out = ""  # why this life is over
         self.ways: list[tuple[str, str]] = []  # then: names and addresses of whom to ask, for the next life
         self.counts: Counter[str] = Counter()
         self.here: p.Here | None = None  # a newcomer's answer
-        self.streams = Streams()
-        self.streams.heard[me.life] = 0
-        self.members: dict[str, Member] = {
-            one.life: Member(one, -1, True, patient=True) for one in founders if one != me
-        }
-        self._filled, self._leaves = True, False
+        self._leaves = False
         self._newcomer: Newcomer | None = None
         self._donor = Donor()
         self._beat, self._dead_after = beat, dead_after
@@ -79,63 +75,12 @@ class Mesh:
         mesh._newcomer = Newcomer(list(through))
         return mesh
 
-    # ------------------------------------------------------------ what others may look at
-
-    @property
-    def filled(self) -> bool:
-        """We have a model."""
-        return self._filled
+    # ------------------------------------------------------------ what its holder must see to
 
     @property
     def filled_with(self) -> tuple[bytes, Array] | None:
         """A newcomer's model, once; what is heard from now on follows it."""
         return self._newcomer.take() if self._newcomer is not None else None
-
-    @property
-    def heard(self) -> dict[str, int]:
-        """Of each life, our own included, how much we have heard: copy it at the moment at which a model is cut."""
-        return self.streams.heard
-
-    @property
-    def version(self) -> p.Heard:
-        return dict(self.streams.heard)
-
-    @property
-    def living(self) -> list[p.Peer]:
-        """All that have a model, the one that leads first."""
-        found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
-        return sorted(found, key=rank)
-
-    @property
-    def leads(self) -> str:
-        """The life that leads; empty while nobody has a model."""
-        found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
-        return min(found, key=rank).life if found else ""
-
-    @property
-    def is_met(self) -> bool:
-        """Everybody that is here has been heard at least once."""
-        return all(one.met for one in self.members.values())
-
-    @property
-    def may_say(self) -> bool:
-        words, size = self.streams.own_unheard(self.me.life, self._others)
-        return self._filled and words < limits.PEER_WINDOW and size < limits.PEER_BYTES
-
-    @property
-    def unheard(self) -> int:
-        """Words of ours that somebody here has not heard."""
-        return self.streams.own_unheard(self.me.life, self._others)[0]
-
-    @property
-    def is_quiet(self) -> bool:
-        """Everybody here has heard all that we know was said, we as well."""
-        return have_heard(self.members, self.streams.heard)
-
-    def is_closed(self, life: str) -> bool:
-        """Nothing more can come of this one, here or anywhere."""
-        heard = self.streams.heard.get(life, 0)
-        return life in self.gone and nothing_comes(self.members, self.gone, life, heard)
 
     @property
     def wanted(self) -> list[str]:
@@ -145,10 +90,6 @@ class Mesh:
     @property
     def wake_at(self) -> int:
         return min(self._next_beat, self._next_look)
-
-    @property
-    def _others(self) -> list[dict[str, int]]:
-        return [one.heard for one in self.members.values()]
 
     # ------------------------------------------------------------ what is said
 
@@ -163,7 +104,7 @@ class Mesh:
 
     def _said(self, now: int, number: int, word: p.Word) -> p.Said:
         """With what we have heard, but not every time: it grows with the number of peers."""
-        if now - self._told_heard < self._beat and self._untold < _UNTOLD:
+        if now - self._told_heard < self._beat and self._untold < _UNTOLD * len(self.members):
             return p.Said(self.me.life, number, word)
         self._told_heard, self._untold = now, 0
         return p.Said(self.me.life, number, word, self.version)
@@ -240,7 +181,8 @@ class Mesh:
 
     def _beat_now(self) -> p.Beat:
         peers = [self.me, *(one.peer for one in self.members.values())]
-        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled)
+        new = [life for life, one in self.members.items() if not one.filled]
+        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled, new)
 
     def _beat_all(self, now: int) -> list[Effect]:
         self._next_beat = now + self._period
@@ -271,7 +213,8 @@ class Mesh:
         if not one.met:  # it waits for this: that we have entered it
             effects.append(Send(life, self._beat_now()))
         one.met, one.since = True, now
-        one.filled |= beat.filled
+        if beat.filled and not one.filled:
+            one.filled, self._living = True, None
         one.lists_me |= any(peer.life == self.me.life for peer in beat.peers)
         one.gone.update(beat.gone)
         if beat.filled:
@@ -332,17 +275,16 @@ class Mesh:
         one = self.members.pop(life, None)
         if one is None:
             return []
+        self._living = None
         return [self._halves.lose(now, one.peer) if why.startswith(SILENT) else Connect(life, "")]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
         """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
         if beat.me.life in self.members:
             self._learn(now, self.members[beat.me.life], beat.heard)
-        theirs = [beat.me, *(one for one in beat.peers if one.life not in (self.me.life, beat.me.life))]
-        lives = [one.life for one in theirs]
-        ours = [self.me, *(one.peer for one in self.members.values() if one.peer.life not in lives)]
-        if outweighs(theirs, ours) or not self._filled or self._leaves:
-            self._give_way(beat.gone.get(self.me.life, ""), theirs)
+        ours = [one.peer for one in self.members.values() if one.filled]
+        if not self._filled or self._leaves or gives_way(self.me, ours, beat):
+            self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
             return self._send_all(beat)  # whoever is here with us must know them, too
         self.counts["claims refused"] += 1
         effects = self.tell_ended(now, beat.me.life, SMALLER)
@@ -351,7 +293,7 @@ class Mesh:
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
         self.put_out = why or "the others go on without it"
         known = {one.life: one.address for one in (*theirs, *(one.peer for one in self.members.values()))}
-        self.ways = list(known.items())
+        self.ways = [(life, address) for life, address in known.items() if life != self.me.life]
         self.counts["put out"] += 1
 
     def _tell_gone(self, now: int, to: str) -> list[Effect]:
@@ -372,7 +314,7 @@ class Mesh:
         self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays), wait=not self._filled)
         effects = self._learn(now, one, said.heard) if said.heard else []
         self._untold += 1
-        if self._untold >= 2 * _UNTOLD:  # we say nothing, and they wait to hear that we have heard
+        if self._untold >= 2 * _UNTOLD * len(self.members):  # we say nothing, and they wait to hear that we have heard
             effects += self._beat_all(now)
         return effects
 
@@ -404,7 +346,7 @@ class Mesh:
         version = newcomer.ready(self.members) if newcomer is not None and not self._filled else None
         if version is None:
             return []
-        self._filled = True
+        self._filled, self._living = True, None
         self.streams.begin_at(now, {self.me.life: 0, **version})
         self.counts["filled"] += 1
         return self._beat_all(now)

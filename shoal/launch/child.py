@@ -42,7 +42,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
-    kind: Literal["server", "worker", "racer", "rank", "peer", "gossiper", "coordinator"]
+    kind: Literal["server", "worker", "racer", "rank", "gossiper", "peer", "coordinator"]
     token: str
     bind: str  # where it listens, if others call it
     coordinator: str
@@ -134,10 +134,10 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
                 _race(orders, reports)
             case "rank":
                 _be_rank(orders, reports)
-            case "peer":
-                _be_peer(orders, reports, inbox)
             case "gossiper":
                 _gossip(orders, reports)
+            case "peer":
+                _be_peer(orders, reports, inbox)
             case "coordinator":
                 _coordinate(orders, reports, inbox)
     except ShoalError as error:
@@ -184,16 +184,16 @@ def _be_rank(orders: Orders, reports: int) -> None:
     be_rank(orders, lambda: say(reports, Running(orders.name)))
 
 
-def _be_peer(orders: Orders, reports: int, inbox: int) -> None:
-    from shoal.launch.peer_process import be_peer
-
-    be_peer(orders, lambda address: say(reports, Running(orders.name, address)), inbox)
-
-
 def _gossip(orders: Orders, reports: int) -> None:
     from shoal.launch.gossipers import gossip
 
     gossip(orders, lambda address: say(reports, Running(orders.name, address)))
+
+
+def _be_peer(orders: Orders, reports: int, inbox: int) -> None:
+    from shoal.launch.peer_process import be_peer
+
+    be_peer(orders, lambda address: say(reports, Running(orders.name, address)), inbox)
 
 
 def _coordinate(orders: Orders, reports: int, inbox: int) -> None:

@@ -206,7 +206,7 @@ class Nursery:
     def _ready_for(self, orders: Orders) -> None:
         """The first worker, or a coordinator of a run, brings more imports: here, once, instead of in every process."""
         if self._works or not (
-            orders.kind in ("worker", "racer", "rank", "peer", "gossiper") or orders.work.get("run")
+            orders.kind in ("worker", "racer", "rank", "gossiper", "peer") or orders.work.get("run")
         ):
             return
         try:

@@ -19,7 +19,8 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster.book import State
-from shoal.cluster.mesh import About, Mesh
+from shoal.cluster.members import About
+from shoal.cluster.mesh import Mesh
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError

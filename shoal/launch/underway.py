@@ -101,14 +101,14 @@ def _without_coordinator(
         from shoal.launch.hogwild import HogwildRun
 
         return HogwildRun(job, dataset, listener, folder, kept)
-    if isinstance(job.strategy, PeerToPeer):
-        from shoal.launch.peer_to_peer import PeerRun
-
-        return PeerRun(job, dataset, listener, folder, kept)
     if isinstance(job.strategy, Gossip):
         from shoal.launch.gossip import GossipRun
 
         return GossipRun(job, dataset, listener, folder, kept)
+    if isinstance(job.strategy, PeerToPeer):
+        from shoal.launch.peer_to_peer import PeerRun
+
+        return PeerRun(job, dataset, listener, folder, kept)
     from shoal.launch.alone import Alone
 
     return Alone(job, dataset, listener, folder)

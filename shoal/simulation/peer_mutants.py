@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -126,7 +126,4 @@ def halves_that_never_call() -> Any:
 def no_half_gives_way() -> Any:
     """Each half goes on."""
 
-    def outweighs(theirs: Sequence[p.Peer], ours: Sequence[p.Peer]) -> bool:
-        return False
-
-    return mock.patch("shoal.cluster.mesh.outweighs", outweighs)
+    return mock.patch("shoal.cluster.mesh.gives_way", lambda me, ours, beat: False)

@@ -42,6 +42,7 @@ SOMETIMES = (
     "fault: crash on piece",
     "fault: crash on word",
     "fault: cut",
+    "fault: hush",
     "fault: join",
     "fault: leave",
     "fault: part",
@@ -59,7 +60,6 @@ SOMETIMES = (
     "repeated words",
     "said again",
     "slots dealt again",
-    "slots learned twice",
     "words of owners",
 )
 
@@ -235,6 +235,10 @@ class Peering:
                 world.pause(victim, fault.lasts * MILLISECOND)
             case "cut":
                 self._cut(fault, victim, self._pick(lives, fault.other), lives, until)
+            case "hush":
+                for a in filled:
+                    for b in filled:
+                        world.weather.cuts[a, b] = until
             case "part":
                 side = Random(fault.other)
                 left = [life for life in lives if side.random() < 0.2 + 0.6 * fault.pick]

@@ -57,6 +57,8 @@ class PeersPlan(msgspec.Struct, frozen=True):
         )
         families = random.sample(list(_DRAW), random.choice([0, 1, 2, 2, 3, 4, 5]))
         faults = [fault for family in families for fault in _DRAW[family](plan, random)]
+        if random.random() < 0.1:
+            faults += _hushed(plan, random)
         return msgspec.structs.replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
     def __str__(self) -> str:
@@ -112,6 +114,13 @@ def _half_joined(plan: PeersPlan, random: Random) -> list[Fault]:
             ),
         )
     ]
+
+
+def _hushed(plan: PeersPlan, random: Random) -> list[Fault]:
+    """A newcomer gets a copy with words that nobody else has heard, and the donor dies."""
+    at = random.randrange(plan.lasts)
+    crash = Fault("crash on piece", at + 300, pick=random.random() / 3, how="donor")
+    return [Fault("hush", at, 3_000), Fault("join", at + 300, pick=random.random()), crash]
 
 
 def _mid_word(plan: PeersPlan, random: Random) -> list[Fault]:

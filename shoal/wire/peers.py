@@ -135,6 +135,7 @@ class Beat(Message, frozen=True):
     peers: list[Peer]
     gone: dict[str, str]  # by life, and why
     filled: bool = True  # False: I am new, and have no model yet
+    new: list[str] = []  # lives of those others who have none, as far as I know
 
 
 class Greet(Message, frozen=True):

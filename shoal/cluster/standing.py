@@ -1,0 +1,84 @@
+"""How one peer stands among the others: who lives and who leads, what has reached whom. Asked for after every event, and cheap.
+
+All of it follows from what the mesh keeps (``mesh``); nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal import limits
+from shoal.cluster.halves import rank
+from shoal.cluster.members import Member, have_heard, nothing_comes
+from shoal.cluster.streams import Streams
+from shoal.wire import peers as p
+
+
+class Standing:
+    """What the holder of a mesh may ask."""
+
+    def __init__(self, me: p.Peer, founders: Sequence[p.Peer]) -> None:
+        self.me = me
+        self.gone: dict[str, str] = {}  # by life, and why; for good
+        self.streams = Streams()
+        self.streams.heard[me.life] = 0
+        self.members = {one.life: Member(one, -1, True, patient=True) for one in founders if one != me}
+        self._filled = True
+        self._living: list[p.Peer] | None = None  # if that has not changed
+
+    @property
+    def filled(self) -> bool:
+        """We have a model."""
+        return self._filled
+
+    @property
+    def heard(self) -> dict[str, int]:
+        """Of each life, our own included, how much we have heard: copy it at the moment at which a model is cut."""
+        return self.streams.heard
+
+    @property
+    def version(self) -> p.Heard:
+        return dict(self.streams.heard)
+
+    @property
+    def living(self) -> list[p.Peer]:
+        """All that have a model, the one that leads first."""
+        if self._living is None:  # asked for after every event, and the same for a long time
+            found = [one.peer for one in self.members.values() if one.filled] + ([self.me] if self._filled else [])
+            self._living = sorted(found, key=rank)
+        return list(self._living)
+
+    @property
+    def leads(self) -> str:
+        """The life that leads; empty while nobody has a model."""
+        living = self.living
+        return living[0].life if living else ""
+
+    @property
+    def is_met(self) -> bool:
+        """Everybody that is here has been heard at least once."""
+        return all(one.met for one in self.members.values())
+
+    @property
+    def may_say(self) -> bool:
+        words, size = self.streams.own_unheard(self.me.life, self._others)
+        return self._filled and words < limits.PEER_WINDOW and size < limits.PEER_BYTES
+
+    @property
+    def unheard(self) -> int:
+        """Words of ours that somebody here has not heard."""
+        return self.streams.own_unheard(self.me.life, self._others)[0]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Everybody here has heard all that we know was said, we as well."""
+        return have_heard(self.members, self.streams.heard)
+
+    def is_closed(self, life: str) -> bool:
+        """Nothing more can come of this one, here or anywhere."""
+        heard = self.streams.heard.get(life, 0)
+        return life in self.gone and nothing_comes(self.members, self.gone, life, heard)
+
+    @property
+    def _others(self) -> list[dict[str, int]]:
+        return [one.heard for one in self.members.values()]

@@ -30,7 +30,7 @@ from shoal.launch.kept_slab import Keeper, Kept
 from shoal.launch.looking import ADDRESS
 from shoal.launch.peer_crew import Crew, crew_of
 from shoal.launch.peer_keeping import check_left, keep
-from shoal.launch.peer_story import Story
+from shoal.launch.peer_story import LEFT, Story
 from shoal.launch.peer_watch import Watching
 from shoal.launch.training import Outcome
 from shoal.models.linear import Floats, Linear
@@ -280,7 +280,7 @@ class PeerRun:
                 self._ends.remove((name, why))
                 self.story.tell_gone(life, why)
             for other in self._lives():
-                self._eyes.stop(other, why or "it left", ended=life)
+                self._eyes.stop(other, why or LEFT, ended=life)
 
     def _nobody_answers(self) -> None:
         now = time.monotonic()
@@ -289,8 +289,11 @@ class PeerRun:
         if not self._crew.here and (not self._lives() or silent > self.patience):
             self._tell_ends()
             last = next(iter(reversed(self.story.gone.items())), None)
-            who = f" (the last was {self.story.names.get(last[0], last[0])}: {last[1] or 'it left'})" if last else ""
-            self._fail(f"no worker is left to compute: start it again, with more workers{who}")
+            who = f" (the last was {self.story.names.get(last[0], last[0])}: {last[1] or LEFT})" if last else ""
+            # Those that ended by errors of their own would do so again, however many there are.
+            sent_off = last is None or not last[1] or "killed by signal" in last[1]
+            how = "with more workers" if sent_off else "when what ended them is mended"
+            self._fail(f"no worker is left to compute: start it again, {how}{who}")
         elif silent > _GIVE_UP:
             self._fail(f"no peer has said anything for {silent:.0f} s: look at what they print, and start it again")
         elif silent >= self.patience * 2**self._reminded:

@@ -265,6 +265,12 @@ def test_a_run_whose_peers_are_all_killed_fails_and_is_taken_up_again_by_another
     assert len(set(numbers)) == len(numbers) or numbers == sorted(numbers)
 
 
+def test_a_step_that_is_far_too_large_ends_the_run_and_says_what_to_do() -> None:
+    run = watch(job_of(model="squared", update={"rule": "sgd", "step": 1e30}, emulate__per_example=0.0))
+    assert run.outcome.failed and "take a smaller step" in run.outcome.why
+    assert run.outcome.judged is not None and np.isfinite(run.outcome.judged.loss)  # the last that was finite
+
+
 # ---------------------------------------------------------------- from another terminal
 
 
@@ -314,6 +320,8 @@ def test_ctrl_c_leaves_in_order_and_a_peer_may_be_asked_to_leave(den: Den) -> No
     caller, folder = begin(den, workers=2, stop__epochs=50)
     joined = command(den, "join", folder)
     until_said(joined, "evaluation")
+    out, err = command(den, "status", folder).communicate(timeout=60)
+    assert "3 peers" in out and "worker-0" in out and "leads" in out, err
     joined.send_signal(signal.SIGINT)
     out, err = joined.communicate(timeout=60)
     assert joined.returncode == 0 and "left; the run goes on" in out, err

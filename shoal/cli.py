@@ -15,11 +15,14 @@ from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
 from shoal.doors import Wrong, end_when_told
+from shoal.frontends.export_command import export
+from shoal.frontends.join_command import join, leave, show_peers
 from shoal.frontends.launch_command import launch
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
 from shoal.views.query_command import query
+from shoal.views.topology_command import topology
 
 if TYPE_CHECKING:
     from shoal.folder import Folder
@@ -66,10 +69,16 @@ def main() -> None:
 @main.command()
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net.")
-@click.option("--strategy", help="sync, bounded, async; averaging, allreduce, hogwild; block-proximal; or serial.")
+@click.option(
+    "--strategy",
+    help="sync, bounded, async; averaging, allreduce, hogwild; gossip, peer-to-peer; block-proximal; or serial.",
+)
 @click.option("--workers", type=click.IntRange(1), help="How many compute.")
 @click.option("--servers", type=click.IntRange(1), help="How many hold the model.")
 @click.option("--copies", type=click.IntRange(1), help="How many of them hold each part of it.")
+@click.option(
+    "--allow-disconnected", is_flag=True, help="gossip: train though not everybody hears of everybody, to see it fail."
+)
 @click.option("--on", help="Where they run: processes, threads, or mpi, which starts mpirun.  [default: processes]")
 @click.option(
     "--test", metavar="PATH", help="Rows to judge the model on.  [default: the set's own, or a share held out]"
@@ -99,6 +108,7 @@ def train(
     workers: int | None,
     servers: int | None,
     copies: int | None,
+    allow_disconnected: bool,
     on: str | None,
     test: str | None,
     epochs: float | None,
@@ -116,6 +126,7 @@ def train(
     shoal train rcv1 --model hinge --strategy sync --set data.batch=512 --set stop.patience=3
     shoal train rcv1 --strategy block-proximal --set update.l1=1.0 --set strategy.max_delay=2
     shoal train mnist --model cnn --workers 4 --set data.batch=64
+    shoal train mnist --strategy gossip --workers 8 --set strategy.topology=torus
     shoal train --resume runs/clicks-logistic-async-1 --workers 8
     torchrun --nproc-per-node 5 -m shoal train clicks --servers 2
     mpirun -n 4 python -m shoal train clicks --strategy averaging
@@ -131,7 +142,7 @@ def train(
         raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
     given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs, "verbosity": verbosity}
-    given |= {"launch.how": on}
+    given |= {"launch.how": on, "strategy.allow_disconnected": allow_disconnected or None}
     settings = {name: value for name, value in given.items() if value is not None}
     try:
         settings |= settings_of(changes)
@@ -250,6 +261,8 @@ def _show_run(run: Run, as_json: bool) -> None:
             f"these are the last weights; the best were at pass {best.passes:.3g} (test loss {best.test_loss:.4f}): "
             f"--set stop.patience=3 stops there and keeps them"
         )
+    if said := words.models(facts.get("spread")):
+        click.echo(said)
     folder = run.folder or Path()
     picture = folder / "loss.png"
     click.echo(f"look at it: {click.format_filename(picture if picture.exists() else folder)}")
@@ -261,16 +274,19 @@ def _show_run(run: Run, as_json: bool) -> None:
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
-    """Look at a cluster that runs: a run's folder, or the address of its coordinator.
+    """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
 
     Exit code 1 if nobody is there.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.launch.looking import address_of, look_at
+    from shoal.launch.looking import address_of, is_of_peers, look_at
     from shoal.views.status import facts, page
 
     try:
         address = address_of(where)
+        if is_of_peers(where):
+            show_peers(where, as_json)
+            return
         with contextlib.closing(look_at(address)) as looking:
             found = looking.status()
     except Invalid as error:
@@ -311,8 +327,12 @@ def limits() -> None:
 main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
+main.add_command(join)
+main.add_command(export)
 main.add_command(launch)
+main.add_command(leave)
 main.add_command(query)
 main.add_command(report)
 main.add_command(simulate)
 main.add_command(sweep)
+main.add_command(topology)

@@ -21,6 +21,7 @@
     │   ├── DependencyFailed
     │   └── Closed          the client or cluster was closed
     ├── RunFailed           a training run that could not end well
+    ├── NotUploaded         a file that was to be sent, and was not
     └── WireError           bytes that are no message
         └── OtherVersion    a message of another protocol version
 
@@ -213,6 +214,17 @@ class RunFailed(ShoalError):
 
     def __str__(self) -> str:
         return f"{self.why}; what was learned so far is in {self.folder}" if self.folder else self.why
+
+
+class NotUploaded(ShoalError):
+    """A file that was to be sent to a web address, and was not."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        self.where, self.why = where, why
+
+    def __str__(self) -> str:
+        return f"not sent to {self.where}: {self.why}: try again, or send it yourself"
 
 
 class WireError(ShoalError):

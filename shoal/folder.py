@@ -9,6 +9,7 @@
     model.safetensors     the weights (with patience the best ones, otherwise the last)
     summary.json          the figures; written after all of these, so a folder that has it is whole
     loss.png              the picture, where matplotlib is installed
+    topology.png          who hears whom, of a run without a server
 
 Every file is there whole or not at all, but for those that are written line by line. While a run goes on it holds a lock
 (a file of that name), so that no other run uses its folder; the lock ends with the process, however that ends.
@@ -36,6 +37,7 @@ from shoal.errors import Invalid, RunFailed
 from shoal.events import RunEvent, read_legible
 from shoal.files import replace_file
 from shoal.job import Job
+from shoal.views import graph
 from shoal.views.lines import Lines
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ FILES = (
     "events.jsonl",
     "model.safetensors",
     "loss.png",
+    "topology.png",
     "summary.json",
     "coordinator.journal",
     "log.txt",
@@ -208,7 +211,11 @@ class Folder:
 
     def begin_again(self, job: Job, anew: bool) -> None:
         """The run goes on, perhaps with other settings; ``anew``: from the beginning, so nothing of what it did is left."""
-        lost = ("model.safetensors", "loss.png", "events.jsonl", "log.txt", "best.safetensors") if anew else ()
+        lost = (
+            ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
+            if anew
+            else ()
+        )
         aside = self.path / "job.toml.new"
         try:
             replace_file(aside, job.toml().encode())  # where that fails, everything is as it was
@@ -293,3 +300,8 @@ class Folder:
             run.plot(folder / "loss.png")
         except Exception as error:  # no matplotlib, a broken one, no room: a picture is not worth a run
             print(f"shoal: no loss.png: {error}", file=sys.stderr)
+            return
+        try:
+            graph.draw_last(run.events, folder / "topology.png")
+        except Exception as error:
+            print(f"shoal: no topology.png: {error}", file=sys.stderr)

@@ -114,6 +114,9 @@ SAVE_RETRY_MOST = 300 * SECOND  # doubling up to this
 # How long a local cluster takes to go.
 DRAIN = 5 * SECOND
 
+# How long a web server may be silent.
+UPLOAD_SILENCE = 30 * SECOND
+
 # What a row may be.
 FEATURES = (1 << 32) - 1  # ids are below this; more are hashed to fewer
 LINE = 4 * MB  # one line of text

@@ -323,6 +323,7 @@ def summarise(
         "train_loss": next((loss for loss in reversed(losses) if loss is not None), None),
         "test_loss": None if judged is None else judged.loss,
         "metrics": metrics | (judged.metrics if judged is not None else {}),
+        "spread": figures.spread(None if judged is None else judged.loss, events),
         "spent": _spent(events),
         "emulated": job.emulate.words(),
         "bytes_sent": outcome.sent,

@@ -78,7 +78,8 @@ def _table(name: str, value: Any) -> Any:
 def beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Files that a job names are sought from where one is, and then beside the job."""
     found = dict(tree)
-    for table, names in (("data", ("source", "test")), ("model", ("net", "loss", "metric", "start"))):
+    named = (("data", ("source", "test")), ("model", ("net", "loss", "metric", "start")), ("strategy", ("edges",)))
+    for table, names in named:
         settings = tree.get(table)
         if isinstance(settings, dict):
             found[table] = settings | {name: _beside(settings[name], folder) for name in names if name in settings}

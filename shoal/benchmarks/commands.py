@@ -165,6 +165,22 @@ def bench_clocks(quick: bool, json_file: Path | None) -> None:
     _bench("clocks", quick, json_file)
 
 
+@bench.command("consensus")
+@click.option("--quick", is_flag=True, help="In threads, up to 8 workers.")
+@click.option("--how", type=click.Choice(["threads", "processes"]), help="[default: processes]")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_consensus(quick: bool, how: str | None, picture: Path | None, json_file: Path | None) -> None:
+    """Workers that gossip on ring, torus, star and others: how soon all models agree, against what the graph predicts."""
+    results = _bench("consensus", quick, json_file, how=how)
+    if picture is not None:
+        from shoal.benchmarks.consensus import draw
+
+        with _in_words():
+            draw(results, picture)
+        click.echo(f"the picture: {picture}")
+
+
 @bench.command("copies")
 @click.option("--quick", is_flag=True, help="Smaller pushes, fewer of them.")
 @click.option("--repeat", type=click.IntRange(1), help="Batches of each contestant in each case.")

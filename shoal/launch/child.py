@@ -42,7 +42,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
-    kind: Literal["server", "worker", "racer", "rank", "gossiper", "coordinator"]
+    kind: Literal["server", "worker", "racer", "rank", "gossiper", "peer", "coordinator"]
     token: str
     bind: str  # where it listens, if others call it
     coordinator: str
@@ -118,7 +118,7 @@ def moved_by(transport: Transport) -> Callable[[], dict[str, int]]:
 def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1) -> int:
     """Do what was ordered, to the end; returns the exit code.
 
-    ``hangup`` is watched, ``reports`` written to; by ``inbox`` a coordinator hears from the top process.
+    ``hangup`` is watched, ``reports`` written to; by ``inbox`` a coordinator or a peer hears from the top process.
     """
     watch = threading.Thread(target=end_with, args=(nursery, hangup, orders.folder), name="shoal-watch", daemon=True)
     watch.start()
@@ -136,6 +136,8 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
                 _be_rank(orders, reports)
             case "gossiper":
                 _gossip(orders, reports)
+            case "peer":
+                _be_peer(orders, reports, inbox)
             case "coordinator":
                 _coordinate(orders, reports, inbox)
     except ShoalError as error:
@@ -186,6 +188,12 @@ def _gossip(orders: Orders, reports: int) -> None:
     from shoal.launch.gossipers import gossip
 
     gossip(orders, lambda address: say(reports, Running(orders.name, address)))
+
+
+def _be_peer(orders: Orders, reports: int, inbox: int) -> None:
+    from shoal.launch.peer_process import be_peer
+
+    be_peer(orders, lambda address: say(reports, Running(orders.name, address)), inbox)
 
 
 def _coordinate(orders: Orders, reports: int, inbox: int) -> None:

@@ -51,6 +51,11 @@ class Core:
         """The weights of such a slab, as a learner takes them."""
         return slab[:, 0] if self._linear is not None else slab[:, : self._learner.width]
 
+    @property
+    def key_lists(self) -> tuple[Ids, Ids, int] | None:
+        """Of a linear model: where each content's keys start, the keys, and the content that comes first there."""
+        return None if self._linear is None else (self._linear.starts, self._linear.keys, self._first)
+
     def run(self, of_pass: int, numbers: Ids, contents: Ids) -> float:
         """A step for each of these slots of a pass; the sum of the losses, each before its own step."""
         if self._linear is None:

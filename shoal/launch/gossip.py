@@ -2,7 +2,7 @@
 
 It works in legs. A leg is some slots for each, never past where the model is to be judged: the workers are set off, tell how far they
 are, and rest when they are done, each with its model. While everybody rests the mean of all is judged, and the clock stands still.
-A leg takes about a second, so that a run can be stopped, interrupted and kept; between two that nothing is judged in time goes on.
+How long a leg is ``gossip_pace`` says; where nothing is judged between two, time goes on.
 
 A worker that is lost takes its model along. What it had told stays counted: its neighbours have it, as far as it was handed on. The rest
 of its slots is the others', from the next leg on. Who is left goes on with new weights; if they are not connected any more, that is
@@ -30,6 +30,7 @@ from shoal.launch.beginning import check
 from shoal.launch.child import state_of
 from shoal.launch.gossip_core import dealt
 from shoal.launch.gossip_home import Home
+from shoal.launch.gossip_pace import LegPace
 from shoal.launch.gossip_tally import Tally
 from shoal.launch.gossipers import Gossipers
 from shoal.launch.kept_slab import Keeper, Kept, Standing, is_finite
@@ -48,9 +49,6 @@ from shoal.wire.messages import Course
 from shoal.wire.neighbours import Along, Rest
 
 _LOOK = 0.05  # seconds between two looks at who has ended
-_LEG = {"sync": 1.0, "async": 4.0}  # seconds that a leg takes, about; its end is a wait for the slowest
-_SHARE = 20  # a leg takes so many times as long as the pause before it, at least
-_FASTER = 4  # times as many rounds as in the last leg, at most
 _LONG = 300  # characters of a reason that is told again
 
 
@@ -98,19 +96,15 @@ class GossipRun:
         self._apart = Apart(self.learner, dataset.test, self._shape)
         self._told = self._begun = False  # that it starts; everybody has rested with its first model
         self._mixed = 0  # rounds so far
-        self._most = 1  # rounds in the next leg
-        self._seen = self._set_off = self._rested = (
-            0.0  # up to when time is counted; when the last leg began, and ended
-        )
+        self._pace = LegPace(job.strategy.mode)
+        self._seen = 0.0  # up to when time is counted
         self._tally = Tally(self._parts.rows)
         self._in_leg = [0, 0]  # slots and rows that were counted in this leg
-        self._mean: Floats | None = (
-            None  # a slab, when all rested last: what is kept, and judged when it is interrupted
-        )
+        self._mean: Floats | None = None  # a slab, when all rested last: it is kept, and judged if it is interrupted
         self._at: tuple[Standing, int, int, Ids] | None = None  # how far it was then
         self._lost: dict[str, float] = {}  # what each says went with lost neighbours
         self._last = ""  # who ended last, and why
-        self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody said something, and how often that was told
+        self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody went on, and how often that was told
         self._deadline: float | None = None
 
     # ------------------------------------------------------------ the beginning and the end
@@ -208,7 +202,6 @@ class GossipRun:
         if not self._home.told:
             score.fail(f"no worker was there for the first slot (the last was {self._last})")
             return
-        self._rested = time.perf_counter()
         self._remember()
         if score.unjudged or score.room() <= 0:
             self._judge()
@@ -218,7 +211,12 @@ class GossipRun:
 
     def _send_off(self) -> None:
         """The next leg."""
-        room, parts = min(self.score.room(), self._rounds_now() * len(self._graph.living)), self._parts
+        parts, stop, living = self._parts, self.job.stop.seconds, self.workers
+        left = None if stop is None else stop - self.score.seconds
+        rounds = self._pace.rounds(time.perf_counter(), self._home.rounds, left)
+        room = min(self.score.room(), rounds * len(living))
+        if self._strategy.split == "even" and (shares := self._pace.shares(living)) is not None:
+            parts.share(shares)
         dealt_out: dict[int, list[Ids]] = {rank: [np.empty(0, np.int64)] for rank in parts.living}
         while room > 0:  # a leg may have more than one pass
             for rank, ids in parts.plan(room).items():
@@ -229,26 +227,15 @@ class GossipRun:
         slots = {names[rank]: np.concatenate(ids) for rank, ids in dealt_out.items()}
         self._in_leg = [0, 0]
         self._quiet, self._told_waiting = 0.0, 0
-        self._set_off = time.perf_counter()
+        self._pace.begin(time.perf_counter())
         self._carry_out(self._home.set_off(time.monotonic_ns(), self._graph, slots))
-
-    def _rounds_now(self) -> int:
-        """As many as take about as long as a leg should; and no longer than there is time left."""
-        took = max(self._rested - self._set_off, 1e-9)
-        rounds = self._home.rounds
-        if rounds:
-            wanted = max(_LEG[self._strategy.mode], _SHARE * (time.perf_counter() - self._rested))
-            if self.job.stop.seconds is not None:
-                wanted = min(wanted, max(0.0, self.job.stop.seconds - self.score.seconds))
-            self._most = max(1, min(int(rounds * wanted / took), _FASTER * self._most))
-        return self._most
 
     def _until_rest(self) -> None:
         """Until the leg is over; then see what has come of it."""
         score = self.score
         while not self._home.resting:
             self._attend()
-        self._rested = time.perf_counter()
+        self._pace.end(time.perf_counter(), {name: one.done for name, one in self._home.told.items()})
         self._mixed += self._home.rounds
         self._parts.fed()
         if not self._home.told:
@@ -297,7 +284,7 @@ class GossipRun:
         began = time.perf_counter()
         self._loop.turn(_LOOK)
         fresh = self._tally.fresh()
-        heard = fresh.words or bool(self._workers.ended)
+        heard = fresh.steps or bool(self._workers.ended)
         while self._workers.ended:
             self._gone(*self._workers.ended.popleft())
         score, now = self.score, time.perf_counter()
@@ -322,6 +309,8 @@ class GossipRun:
             return
         if isinstance(said, Rest) and not self._begun:
             self._listener(Joined(seconds=self.score.seconds, name=name, role="worker"))
+        if isinstance(said, Rest):
+            self._pace.is_done(name, time.perf_counter())
         self._tally.hear(name, self._home.told[name], said)
 
     # ------------------------------------------------------------ who goes
@@ -371,8 +360,10 @@ class GossipRun:
             self._warn(f"{name} is stopped, and everybody waits for it: it is killed, and its slots are dealt again")
             self._workers.signal(name, signal.SIGKILL)
         if names and not stopped:
+            lacked = {name for one in self._home.told.values() for name in one.lacks}
+            culprits = [name for name in names if name in lacked and not self._home.told[name].lacks] or names
             what = "went on" if self._begun else "was ready to begin"
-            self._warn(f"nobody {what} for {self._quiet:.0f} s: waiting for {', '.join(names)}")
+            self._warn(f"nobody {what} for {self._quiet:.0f} s: waiting for {', '.join(culprits)}")
 
     def _carry_out(self, effects: list[Effect]) -> None:
         self._loop.carry_out(effects)

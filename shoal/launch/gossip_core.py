@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.data.batch import Ids
 from shoal.data.ordered import ordered
@@ -27,9 +26,9 @@ from shoal.launch.rank import own_start
 from shoal.launch.step_core import StepCore
 from shoal.models.learning import Data, Learner, learner_of
 from shoal.models.linear import Floats
+from shoal.nodes.stepper import mix_into
 from shoal.strategies.gossip import Gossip
 
-Doubles = npt.NDArray[np.float64]
 RUNAWAY: dict[str, Any] = {
     "over": "ignore",
     "invalid": "ignore",
@@ -78,12 +77,8 @@ class GossipCore:
 
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
         """weights <- own * weights + the sum of each weight * what came with it."""
-        now = self._now
         with np.errstate(**RUNAWAY):
-            total: Doubles = np.multiply(now, own, dtype=np.float64)
-            for weight, values in parts:
-                total += np.multiply(values.reshape(now.shape), weight, dtype=np.float64)
-            now[:] = total
+            mix_into(self._now, own, parts)
 
     def add(self, delta: Floats, times: float = 1.0) -> None:
         """weights <- weights + times * delta."""

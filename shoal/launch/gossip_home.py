@@ -34,7 +34,9 @@ class Told:
     slots: Ids
     heard: bool = False  # it has said something of this leg
     rounds: int = 0
+    rows: int = 0  # of the slots that are done
     loss: float = 0.0
+    lacks: list[str] = field(default_factory=list)  # neighbours that it waits for
     rest: Rest | None = None  # it is done with its slots
     slab: Floats | None = None  # in one row
     without: list[str] = field(default_factory=list)  # those that it must hear are gone

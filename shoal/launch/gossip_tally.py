@@ -20,7 +20,7 @@ KINDS = ("compute", "communicate", "wait")  # what time goes for
 class Fresh:
     """What is new."""
 
-    words: int = 0
+    steps: int = 0  # of any kind: that somebody says the same again is none
     slots: int = 0
     rows: int = 0
     loss: float = 0.0
@@ -46,19 +46,21 @@ class Tally:
     def hear(self, name: str, one: Told, said: Along | Rest) -> None:
         """A word of this leg; ``one`` is what its worker had told of it before."""
         if isinstance(said, Rest):
-            rounds, sent, received, *spent = (int(one) for one in (said.along[0], *said.along[3:]))
+            rounds, rows, sent, received, *spent = (int(one) for one in (*said.along[:2], *said.along[3:]))
             loss = said.along[2]
         else:
-            rounds, loss = said.rounds, said.loss
+            rounds, rows, loss = said.rounds, said.rows, said.loss
             sent, received, spent = said.sent, said.received, said.spent
         fresh = self._fresh
-        fresh.words += 1
+        fresh.steps += rounds > one.rounds or (isinstance(said, Rest) and one.rest is None)
+        one.lacks = [] if isinstance(said, Rest) else said.lacks
         if rounds >= one.rounds:
             before, one.rounds = one.done, rounds
+            done = self._rows(one.slots[before : one.done])
+            one.rows += done
+            loss *= one.rows / rows if rows else 0.0  # what it says may have a round more that is not done
             fresh.slots += one.done - before
-            fresh.rows += self._rows(
-                one.slots[before : one.done]
-            )  # what it says may have a round more that is not done
+            fresh.rows += done
             fresh.loss += loss - one.loss
             one.loss = loss
         moved = self._more(name, [sent, received, *spent])

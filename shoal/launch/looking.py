@@ -20,6 +20,7 @@ from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
 from shoal.strategies.parameter_server import OnServers
+from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
@@ -245,13 +246,36 @@ def _has_owner(folder: Path) -> bool:
         return False
 
 
+def is_of_peers(where: str) -> bool:
+    """A run that has no coordinator because everybody in it is a peer: by its job, or by who answers at the address."""
+    if "://" not in where:
+        try:
+            return isinstance(Job.load(Path(where) / "job.toml").strategy, PeerToPeer)
+        except Invalid:
+            return False
+    from shoal.launch.peer_watch import Watching
+    from shoal.wire.peers import Peer
+    from shoal.wire.zmq import ZmqTransport
+
+    check_address(where)
+    watching = Watching(ZmqTransport(f"look-{secrets.token_hex(4)}"))
+    try:
+        watching.meet([Peer("door", "door", 0, where)])
+        watching.greet("door", _AGAIN)
+        return True
+    except Unanswered:
+        return False
+    finally:
+        watching.close()
+
+
 def _alone(folder: Path) -> str | None:
     """The strategy of a run that has no coordinator."""
     try:
         job = Job.load(folder / "job.toml")
     except Invalid:
         return None
-    return None if isinstance(job.strategy, OnServers) else job.strategy.name
+    return None if isinstance(job.strategy, OnServers | PeerToPeer) else job.strategy.name
 
 
 def look_at(address: str) -> Looking:

@@ -68,7 +68,7 @@ class Signal(Line, frozen=True):
 
 
 class HandOn(Line, frozen=True):
-    """Top process to nursery: "hand this line on to it, if it still runs"; for a coordinator."""
+    """Top process to nursery: "hand this line on to it, if it still runs"; for a coordinator or a peer."""
 
     name: str
     line: str
@@ -109,7 +109,7 @@ class Nursery:
         self._setup, self._orders, self._reports = setup, orders, reports
         self._pid = os.getpid()
         self._children: dict[int, str] = {}  # by process number
-        self._inboxes: dict[str, int] = {}  # where coordinators hear what is handed on to them
+        self._inboxes: dict[str, int] = {}  # where coordinators and peers hear what is handed on to them
         self._works = False  # whether workers can be forked, too
         self._rest = rest  # read, but not a whole line yet
         self._alarm, self._bell = os.pipe()  # a signal rings it, so that the end of a child wakes us
@@ -161,7 +161,7 @@ class Nursery:
         inbox = -1
         try:
             self._ready_for(orders)
-            if orders.kind == "coordinator":
+            if orders.kind in ("coordinator", "peer"):
                 inbox, self._inboxes[orders.name] = os.pipe()
                 os.set_blocking(self._inboxes[orders.name], False)
             flush()
@@ -205,7 +205,9 @@ class Nursery:
 
     def _ready_for(self, orders: Orders) -> None:
         """The first worker, or a coordinator of a run, brings more imports: here, once, instead of in every process."""
-        if self._works or not (orders.kind in ("worker", "racer", "rank", "gossiper") or orders.work.get("run")):
+        if self._works or not (
+            orders.kind in ("worker", "racer", "rank", "gossiper", "peer") or orders.work.get("run")
+        ):
             return
         try:
             with self._watched():
@@ -213,6 +215,8 @@ class Nursery:
                     importlib.import_module(module)
                 if orders.kind == "racer":
                     importlib.import_module("shoal.launch.racer").warm(orders.work)
+                if orders.kind == "peer":
+                    importlib.import_module("shoal.launch.peer_process").warm(orders.work)
         except Exception as error:
             raise Invalid(f"{type(error).__name__} while importing what workers need: {error}") from None
         if not _alone():

@@ -20,6 +20,7 @@ from shoal.strategies.averaging import AllReduce, Averaging
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.hogwild import Hogwild
 from shoal.strategies.parameter_server import OnServers
+from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.wire.messages import Course
 
 
@@ -104,6 +105,10 @@ def _without_coordinator(
         from shoal.launch.gossip import GossipRun
 
         return GossipRun(job, dataset, listener, folder, kept)
+    if isinstance(job.strategy, PeerToPeer):
+        from shoal.launch.peer_to_peer import PeerRun
+
+        return PeerRun(job, dataset, listener, folder, kept)
     from shoal.launch.alone import Alone
 
     return Alone(job, dataset, listener, folder)

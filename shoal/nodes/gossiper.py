@@ -56,7 +56,7 @@ class Gossiper:
         if mode == "sync":
             self.part = Rounds(self.hands, self._link, self._finished)
         else:
-            self.part = Meetings(self.hands, chance, self._link, self._finished)
+            self.part = Meetings(name, self.hands, chance, self._link, self._finished)
         self.over = False
         self.rests = True  # nothing to do until the next leg
         self._failed = False

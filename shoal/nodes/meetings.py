@@ -4,8 +4,9 @@
     other   moves by d = (x - its own) / 2   "I have moved by d towards you"
     one     moves by -d                      whatever it has become meanwhile
 
-What one moves by the other moves by as well, so every meeting leaves the sum of all what it was, and nobody is ever locked: two that ask
-each other at once both answer. A worker has one meeting open at a time, computes its next gradient meanwhile, and waits for the
+What one moves by the other moves by as well, so every meeting leaves the sum of all what it was, and nobody is ever locked. Of two that
+ask each other at once one is told "not now", the one whose name comes later: else both would move all the way, and only change places. A
+worker has one meeting open at a time, computes its next gradient meanwhile, and waits for the
 answer before it asks again. Others are answered between two of its computations, also while it waits, and after its last round.
 
 Questions are numbered upwards by who asks, and the last answer to each is kept: a question that comes again gets the same answer and
@@ -42,7 +43,8 @@ class Asked:
 class Meetings:
     """One worker's part in the legs of a run."""
 
-    def __init__(self, hands: Hands, chance: Random, link: int, finished: Callable[[], None]) -> None:
+    def __init__(self, name: str, hands: Hands, chance: Random, link: int, finished: Callable[[], None]) -> None:
+        self._name = name
         self._hands, self._chance, self._link, self._finished = hands, chance, link, finished
         self._size = hands.model.size
         self.leg = self.round = self._rounds = 0
@@ -160,6 +162,9 @@ class Meetings:
         elif meet.number == number:
             self._answer(sender, number, moved)
         elif meet.number > number and self._answering.get(sender) != meet.number:
+            if self.asked is not None and self.asked.name == sender and self._name < sender:
+                self._moved(sender, meet.number, None)  # it answers us
+                return
             self._answering[sender] = meet.number
             self._hands.do(
                 lambda: self._move(sender, values), lambda d: self._moved(sender, meet.number, d), 2 * self._size, first=True

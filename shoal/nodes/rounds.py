@@ -62,7 +62,8 @@ class Rounds:
         self._slots: Sequence[int] = ()
         self._said: dict[int, Said] = {}  # by round
         self._offers: dict[tuple[int, str], Part] = {}
-        self._early: dict[tuple[int, str], Part] = {}  # of the next leg
+        self._early: dict[tuple[int, str], Part] = {}  # of the next leg,
+        self._early_in: dict[str, int] = {}  # as how far somebody is in it
         self._reached: dict[str, int] = {}  # the round that who hears us is known to be in
         self._last: tuple[Floats, dict[str, Part]] | None = None  # what the last mean was made of
         self._ready = self._settling = False
@@ -70,17 +71,28 @@ class Rounds:
 
     @property
     def due(self) -> int:
-        return self._ask_at if self.lacking() else NEVER
+        return self._ask_at if self._is_waiting and not self._has_all() else NEVER
 
     @property
     def is_over(self) -> bool:
         return self.round >= self._rounds
 
+    @property
+    def _is_waiting(self) -> bool:
+        return self._ready and not self._settling and not self.is_over
+
+    def _has_all(self) -> bool:
+        """All offers of this round are here, and all who hear us have begun it."""
+        number = self.round
+        return all((number, name) in self._offers for name in self._hears) and all(
+            self._reached[name] >= number for name in self._tells
+        )
+
     def lacking(self) -> list[str]:
         """Whom it waits for."""
-        if self.is_over or not self._ready or self._settling:
+        if not self._is_waiting:
             return []
-        behind = [name for name, reached in self._reached.items() if reached < self.round and name in self._tells]
+        behind = [name for name in self._tells if self._reached[name] < self.round]
         return sorted({name for name in self._hears if (self.round, name) not in self._offers}.union(behind))
 
     def waits_since(self) -> int:
@@ -95,9 +107,11 @@ class Rounds:
         self._reached = dict.fromkeys(self._tells, -1)
         self._said.clear()
         self._offers = {key: part for key, part in self._early.items() if key[1] in self._hears}
-        self._early = {}
+        early_in, self._early, self._early_in = self._early_in, {}, {}
         for number, name in self._offers:
             self._reached[name] = max(number, self._reached.get(name, -1))
+        for name, number in early_in.items():
+            self._is_in(name, number)
         if gone:
             self._rides = min(2, 2 * self._rides)  # as in ``without``
         for name in [*gone]:
@@ -132,7 +146,7 @@ class Rounds:
 
     def _try(self) -> None:
         """Take the mean and the step, if all is here."""
-        if self.is_over or not self._ready or self._settling or self.lacking():
+        if not self._is_waiting or not self._has_all():
             return
         self._hands.waited(self._since, self._link)
         self._settling = True
@@ -188,6 +202,10 @@ class Rounds:
 
     def reached(self, sender: str, message: Reached) -> None:
         """Somebody who hears us is so far, and may lack what we said; or whom we hear would know how far we are."""
+        if message.leg == self.leg + 1 and len(self._early_in) < limits.PEERS:
+            self._early_in[sender] = max(
+                message.round, self._early_in.get(sender, -1)
+            )  # it heard of that leg before us
         if message.leg != self.leg:
             return
         if sender not in self._tells:
@@ -200,11 +218,18 @@ class Rounds:
         self._try()
 
     def without(self, name: str) -> None:
-        """Somebody is gone. Whoever hears of it no longer divides steps by a weight that may go to nothing now."""
+        """Somebody is gone, with our half of its last exchange, or the shares that it was sent.
+
+        Whoever hears of it no longer divides steps by a weight that may go to nothing now.
+        """
         self._rides = min(2, 2 * self._rides)
         if name in self._hears or name in self._tells:
-            weight = self._tells.get(name, 0.0) if self._rides else self._hears.get(name, 0.0)
-            self._hands.do(lambda: self._took_along(name, weight), self._add_lost, self._size, first=True)
+            last, weight = self._last, self._hears.get(name, 0.0)
+            if self._rides:
+                self.lost += self._tells.get(name, 0.0) * sum(said.weight for said in self._said.values())
+            elif last is not None and name in last[1]:
+                mine, theirs = last[0], last[1][name][1]
+                self._hands.do(lambda: weight * _length(theirs, mine), self._add_lost, self._size, first=True)
             self._leave(name)
             self._try()
 
@@ -235,14 +260,9 @@ class Rounds:
         if not self._rides:  # where weights travel, what has come is here: it is used
             self._offers = {key: part for key, part in self._offers.items() if key[1] != name}
 
-    def _took_along(self, name: str, weight: float) -> float:
-        """How much may be lost with it: our half of its last exchange, or the shares that it was sent."""
-        if self._rides:
-            return weight * sum(said.weight for said in self._said.values())
-        if self._last is None or name not in self._last[1]:
-            return 0.0
-        mine, theirs = self._last[0], self._last[1][name][1]
-        return weight * float(np.linalg.norm(theirs.astype(np.float64) - mine))
-
     def _add_lost(self, size: float) -> None:
         self.lost += size
+
+
+def _length(a: Floats, b: Floats) -> float:
+    return float(np.linalg.norm(a.astype(np.float64) - b))

@@ -133,8 +133,20 @@ class RoundChecker:
                             "I10 conservation", f"leg {leg}, round {number}: the sum moved by {np.abs(change).max():g}"
                         )
                     )
+        for name in living:
+            self._counted(name)
         if not self.dead:
             self._product()
+
+    def _counted(self, name: str) -> None:
+        """Of a neighbour that died in a leg, our half of the last exchange is counted as lost."""
+        node, lost = self.nodes[name], 0.0
+        for dead, leg in node._gone.items():
+            last = max((key[1] for key in self.flows if key[0] == leg and key[2] == f"{name}/{dead}"), default=None)
+            if last is not None and not self.home.graph.directed:
+                lost += float(np.linalg.norm(self.flows[leg, last, f"{name}/{dead}"]))
+        if node.part.lost < lost - CLOSE:
+            self.violations.append(Violation("I10 lost", f"{name} lost up to {lost:g} and counts {node.part.lost:g}"))
 
     def _product(self) -> None:
         """Nobody was lost: all is as the matrix has it, from the first round to the last; and push-sum's weights add up."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.limits import MILLISECOND
-from shoal.nodes.stepper import Floats
+from shoal.nodes.stepper import Floats, mix_into
 from shoal.simulation.gossip_plan import GossipPlan
 from shoal.strategies.topology import Graph, Matrix
 from shoal.wire.effects import Effect, Ended, Event, Received, Send, Wake
@@ -66,10 +66,7 @@ class SimStepper:
 
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
         self.mixes.append((own, [(weight, values.copy()) for weight, values in parts]))
-        total = np.multiply(self.slab[:, 0], own, dtype=np.float64)
-        for weight, values in parts:
-            total += weight * values.astype(np.float64)
-        self.slab[:, 0] = total
+        mix_into(self.slab[:, 0], own, parts)
 
     def add(self, delta: Floats, times: float = 1.0) -> None:
         self.adds.append((delta, times))

@@ -34,6 +34,7 @@ from shoal.wire.neighbours import Meet, Met, Offer, Reached
 MOST_EVENTS = 100_000
 LIVE_WITHIN = 60 * limits.SECOND
 MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all models nearer
+RUNAWAY = 100.0  # all that models are drawn to is of size 1
 _FOREVER = 1 << 60
 
 SOMETIMES = (
@@ -149,8 +150,10 @@ class GossipRun:
         return float(np.linalg.norm(models - models.mean(0)))
 
     def _nearer(self, first: float) -> list[Violation]:
-        """Where nobody learns and nobody dies, models come nearer to each other; much nearer after many means."""
+        """No model runs away. Where nobody learns and nobody dies, models come nearer to each other; much nearer after many means."""
         plan, last = self.plan, self._distance()
+        if (farthest := max(float(np.abs(model.weights).max()) for model in self.models.values())) > RUNAWAY:
+            return [Violation("consensus", f"a model ran away: {farthest:g}")]
         means = plan.legs * plan.rounds
         if plan.learns or not plan.is_spared or means < MANY:
             return []
@@ -312,6 +315,18 @@ def share_kept_and_given() -> Any:
         self._said[self.round] = self._said[self.round]._replace(kept=self.weight)
 
     return mock.patch.object(Rounds, "_start", start)
+
+
+@mutant
+def steps_divided_by_what_vanishes() -> Any:
+    """Push-sum: a worker that nobody tells any more divides its steps by a weight that goes to nothing."""
+    real = Rounds._weighed
+
+    def weighed(self: Rounds, parts: Any) -> Any:
+        self._rides = min(self._rides, 1)
+        return real(self, parts)
+
+    return mock.patch.object(Rounds, "_weighed", weighed)
 
 
 @mutant

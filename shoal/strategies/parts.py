@@ -103,6 +103,11 @@ class Parts:
         self.planned = {}
         return lost
 
+    def share(self, shares: Sequence[float]) -> None:
+        """From now on the living get so much each: also of what is left of this pass."""
+        self._shares[self.living] = np.maximum(np.array(shares) / max(shares), _LEAST)
+        self._cut(np.sort(np.concatenate(list(self._queues.values()))))
+
     def lose(self, rank: int, done: int) -> int:
         """It is gone; of what it learned from since the last mean the first so many stay done. How many others do again."""
         self.living.remove(rank)

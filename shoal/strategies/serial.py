@@ -179,6 +179,7 @@ class OneCore:
         self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
         values = NONE if rows.values is None else rows.values
         self._given = np.array(rule.settings(update.settings), np.float64)
+        self.starts = self.keys = np.empty(0, np.int64)  # where each slot's keys start, and the keys; empty if bare
         how = (batch_size, model.number, model.bias, mean)
         if bare:
             if model.l2_per_count:
@@ -186,6 +187,7 @@ class OneCore:
             self._run = partial(kernels.bare_pass, self._slab, rows.indptr, rows.columns, values, rows.labels, *how)
         else:
             starts, keys, columns = _plan(model, rows, batch_size, features)
+            self.starts, self.keys = starts, keys
             counts = _checked_counts(model, features, keys, counts)
             self._run = partial(
                 kernels.serial_pass, self._slab, starts, keys, rows.indptr, columns, values, rows.labels, counts, *how,

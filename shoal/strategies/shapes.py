@@ -74,7 +74,7 @@ def sides(nodes: int) -> tuple[int, int]:
     if rows == 1 and nodes > 1:
         fit = [n for n in (nodes - 1, nodes + 1) if n >= 4]
         raise Invalid(
-            f"{nodes} workers make no torus, since {nodes} is no product of two numbers: take {' or '.join(map(str, fit)) or 4} "
+            f"{nodes} workers make no torus, since {nodes} is no product of two smaller numbers: take {' or '.join(map(str, fit)) or 4} "
             f"workers, or topology=ring"
         )
     return rows, nodes // rows

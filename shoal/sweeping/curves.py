@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOMENTS = 300  # of a median line
-FEW = 7  # points that colours of their own can tell apart
+FEW = 8  # points that colours of their own can tell apart
 PANELS = 4  # beside each other
 Track = tuple[list[float], list[float]]
 
@@ -44,15 +44,37 @@ def draw_curves(figure: Figure, of: Figures, colours: Sequence[str]) -> str:
             _panel(axes, of, points, track, colours)
             axes.set_ylabel(what)
         for axes in row:
-            _limit(axes, [one for points in groups for one in points] + _serial(of), track)
+            _limit(axes, [one for points in groups for one in points] + _serial(of), track, of.sweep.study.log)
     drawn = [axes for axes in panels[0] if axes.get_legend_handles_labels()[1]]
+    where = "best" if of.sweep.study.log else "upper right"
     for axes in drawn[-1:] if alone else drawn:
-        for text in axes.legend(frameon=False, fontsize=7, loc="upper right").get_texts():
+        for text in axes.legend(frameon=False, fontsize=7, loc=where).get_texts():
             text.set_parse_math(False)
     for axes in panels[-1]:
         axes.set_xlabel("seconds since training began")
     dotted = " Dotted: the target." if of.has_target else ""
     return f"Test and train loss against seconds: medians over seeds, thin lines for the seeds.{dotted}"
+
+
+def draw_distance(figure: Figure, of: Figures, colours: Sequence[str]) -> str:
+    """How far models are from their mean against seconds, where everybody has one."""
+    axes = figure.subplots()
+    points = [one for one in of.points if one.distance is not None]
+    for one, colour in zip(points, _shades(len(points), colours), strict=True):
+        _draw(axes, one, [_apart(run) for run in one.runs], colour, "-")
+    _logarithmic(axes)
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(ylabel="distance from the mean", xlabel="seconds since training began")
+    if axes.get_legend_handles_labels()[1]:
+        for text in axes.legend(frameon=False, fontsize=7).get_texts():
+            text.set_parse_math(False)
+    return "Root mean square distance of everybody's weights from the mean of all, against seconds; 0 is not drawn."
+
+
+def _apart(run: RunFigures) -> Track:
+    judged = [e for e in run.result.events if isinstance(e, Evaluated) and e.spread.get("distance", 0.0) > 0]
+    return [moment(event) for event in judged], [event.spread["distance"] for event in judged]
 
 
 def _panel(
@@ -104,13 +126,28 @@ def _trained(run: RunFigures) -> Track:
     ]
 
 
-def _limit(axes: Axes, points: Sequence[PointFigures], track: Callable[[RunFigures], Track]) -> None:
+def _limit(axes: Axes, points: Sequence[PointFigures], track: Callable[[RunFigures], Track], log: bool) -> None:
     """The first losses are seen, and what ran away far above them is not."""
     heights = [track(run)[1] for one in points for run in one.runs]
     if any(heights):
         low, high = min(min(one) for one in heights if one), max(one[0] for one in heights if one)
         room = max(high - low, 0.01 * abs(low))
+        if log and low > 0:
+            axes.set_ylim(low / (high / low) ** 0.05, high * (high / low) ** 0.1)
+            _logarithmic(axes)
+            return
         axes.set_ylim(low - 0.05 * room, high + 0.1 * room)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """With numbers as one would write them: 0.5, not 5 x 10^-1."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.set_yscale("log")
+    said = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(said)
+    low, high = axes.get_ylim()
+    axes.yaxis.set_minor_formatter(said if high < 20 * low else NullFormatter())
 
 
 def _shades(many: int, colours: Sequence[str]) -> list[Any]:

@@ -115,6 +115,8 @@ def identity(job: Job, cores: int | None) -> str:
     """All that makes a measurement this one; data are known by their names, as they may be moved."""
     tree = msgspec.to_builtins(job)
     tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
+    if edges := tree["strategy"].get("edges"):
+        tree["strategy"]["edges"] = Path(edges).name
     return hashlib.sha256(msgspec.json.encode([tree, cores])).hexdigest()
 
 

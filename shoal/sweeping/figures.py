@@ -46,6 +46,8 @@ class RunFigures:
     best_loss: float | None = None
     accuracy: float | None = None  # of the last evaluation
     train_loss: float | None = None
+    worst_loss: float | None = None  # of everybody's own models, where they have some
+    distance: float | None = None  # of these from their mean
     spent: dict[str, float] = field(default_factory=dict)  # shares of the workers' time
     stale_mean: float | None = None
     stale_p95: float | None = None
@@ -98,6 +100,8 @@ class PointFigures:
     last_loss: Spread | None = None
     best_loss: Spread | None = None
     accuracy: Spread | None = None
+    worst_loss: Spread | None = None
+    distance: Spread | None = None
     seconds: Spread | None = None  # of the whole run
     cpu: Spread | None = None
     waiting: Spread | None = None
@@ -205,6 +209,8 @@ def of_run(result: Result, target: float | None) -> RunFigures:
         best_loss=min(finite, default=None),
         accuracy=judged[-1].metrics.get("accuracy") if judged else None,
         train_loss=summary.get("train_loss"),
+        worst_loss=judged[-1].spread.get("worst") if judged else None,
+        distance=judged[-1].spread.get("distance") if judged else None,
         spent=summary.get("spent") or {},
         stale_mean=stale.get("mean"),
         stale_p95=stale.get("p95"),
@@ -266,6 +272,8 @@ def _point(point: Point, results: Sequence[Result], goals: dict[int, float | Non
         last_loss=Spread.of([one.last_loss for one in runs]),
         best_loss=Spread.of([one.best_loss for one in runs]),
         accuracy=Spread.of([one.accuracy for one in runs]),
+        worst_loss=Spread.of([one.worst_loss for one in runs]),
+        distance=Spread.of([one.distance for one in runs]),
         seconds=Spread.of([one.computing for one in runs]),
         cpu=Spread.of([one.cpu for one in runs]),
         waiting=Spread.of([one.waiting for one in runs]),

@@ -6,6 +6,7 @@
     work        where all learned from as many rows: seconds, how much sooner than the best serial run, CPU seconds
     accuracy    at the end
     waiting     the share of waiting, and staleness
+    consensus   where everybody has a model: how far they are from their mean
     heat        where there are two axes of numbers: all of it at once
 
 How lines are drawn, ``drawing`` knows.
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.files import replace_file
-from shoal.sweeping.curves import draw_curves
+from shoal.sweeping.curves import draw_curves, draw_distance
 from shoal.sweeping.drawing import COLOURS, OfPoint, OfRun, draw, framed, from_zero, ideal, legend, png
 from shoal.sweeping.figures import Figures, Spread
 from shoal.sweeping.heat import can_heat, draw_heat
@@ -212,6 +213,13 @@ def _curves(of: Figures) -> Drawn:
     return "curves", figure, draw_curves(figure, of, COLOURS)
 
 
+def _consensus(of: Figures) -> Drawn:
+    if not any(one.distance is not None for one in of.points):
+        return None
+    figure = framed(of, "Distance of the models from their mean")
+    return "consensus", figure, draw_distance(figure, of, COLOURS)
+
+
 def _scaled(spread: Spread, by: float) -> Spread:
     return Spread(spread.median * by, spread.low * by, spread.high * by)
 
@@ -228,4 +236,5 @@ _PICTURES = {
     "waiting": _waiting,
     "heat": _heat,
     "curves": _curves,
+    "consensus": _consensus,
 }

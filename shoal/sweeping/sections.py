@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from shoal.events import counted
 from shoal.job import Job
+from shoal.sweeping.active import active_table
 from shoal.sweeping.disk import Sweep, others
 from shoal.sweeping.figures import Figures, figures
 from shoal.sweeping.pictures import pictures
@@ -19,10 +20,13 @@ from shoal.views.sections import Section, Table
 def sections(sweep: Sweep) -> list[Section]:
     """For the report page."""
     of = figures(sweep)
+    there = active_table(of)
     tables = [points_table(of)] * bool(of.points) + [points_table(of, serial=True)] * bool(of.serial)
     return [
         Section(sweep.study.name, _asked(of), tables=[_settings(of)]),
-        Section("What is seen", paragraphs(of), pictures(of) if can_draw() else [], tables),
+        Section(
+            "What is seen", paragraphs(of), pictures(of) if can_draw() else [], [*tables, *([there] if there else [])]
+        ),
         Section("Every run", _rest(sweep), tables=[runs_table(of)]),
     ]
 

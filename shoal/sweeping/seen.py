@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shoal.events import counted
+from shoal.sweeping.active import active
 from shoal.sweeping.figures import Figures, PointFigures, RunFigures, Spread
 from shoal.sweeping.grid import Axis
 from shoal.sweeping.lines import Line, at, lines_of, measure, x_axis
-from shoal.sweeping.work import accuracies, same_rows
+from shoal.sweeping.work import accuracies, apart, same_rows
 from shoal.views import words
 
 QUIET = 0.05  # of a run's cores: so much may be taken by others unsaid
@@ -17,7 +18,18 @@ NAMED = 6  # points in a sentence before it says how many more
 
 def paragraphs(of: Figures) -> list[str]:
     """What can be said; nothing that the figures do not say."""
-    said = [_runs(of), _best(of), *_along(of), _speedup(of), same_rows(of), accuracies(of), _missed(of), _others(of)]
+    said = [
+        _runs(of),
+        _best(of),
+        *_along(of),
+        _speedup(of),
+        same_rows(of),
+        accuracies(of),
+        apart(of),
+        _missed(of),
+        active(of),
+        _others(of),
+    ]
     said += [_how(of)]
     return [one for one in said if one]
 

@@ -10,7 +10,7 @@
     [job]                           # what is the same in all runs, as in a job file
     [grid]                          # every combination of all axes (see ``grid``)
     [serial]                        # a grid of its own for the best run on one core, which speedups are held against
-    [picture]                       # x and lines: the axes that pictures are drawn over
+    [picture]                       # x and lines: the axes that pictures are drawn over; log = true: losses on a log axis
 
 Runs of a study tell no spans of what every node did ([job.trace] spans = 200 asks for them). A serial run is as slow as
 ``emulate.per_example`` makes everybody, and not what ``emulate.slow`` is for. All of it is checked before anything runs.
@@ -83,6 +83,7 @@ class Study:
     runs: list[Planned] = field(repr=False)  # the serial ones first, then all points with the first seed, ...
     x: str | None = None  # the axis along pictures; None: nothing varies
     lines: str | None = None  # the axis that tells their lines apart
+    log: bool = False  # losses over time on a logarithmic axis
     text: str = field(default="", repr=False)
 
     @classmethod
@@ -123,13 +124,13 @@ class Study:
             )
         points = points_of(axes) if "grid" in tree else []
         serial = points_of(serial_axes, serial=True) if "serial" in tree else []
-        runs = [_planned(base, point, seed) for point in serial for seed in seeds]
-        runs += [_planned(base, point, seed) for seed in seeds for point in points]
+        runs = [_planned(base, point, seed, folder) for point in serial for seed in seeds]
+        runs += [_planned(base, point, seed, folder) for seed in seeds for point in points]
         _check_runs(runs, target)
-        x, lines = _picture(_table(tree, "picture"), axes or serial_axes)
+        x, lines, log = _picture(_table(tree, "picture"), axes or serial_axes)
         timeout = _number(tree, "timeout", TIMEOUT)
         what, name = _text(tree, "what", ""), _name(_text(tree, "name", name))
-        return cls(name, what, seeds, cores, each, target, timeout, axes, serial_axes, runs, x, lines, text)
+        return cls(name, what, seeds, cores, each, target, timeout, axes, serial_axes, runs, x, lines, log, text)
 
     @property
     def points(self) -> list[Point]:
@@ -237,12 +238,15 @@ def _target(value: Any, serial: bool) -> Target | None:
     return Target(float(value))
 
 
-def _picture(tree: Mapping[str, Any], axes: list[Axis]) -> tuple[str | None, str | None]:
-    """The axis to draw along (if not told, the numeric one with most values) and the one that tells lines apart."""
+def _picture(tree: Mapping[str, Any], axes: list[Axis]) -> tuple[str | None, str | None, bool]:
+    """The axis to draw along (if not told, the numeric one with most values), the one that tells lines apart, and how losses are drawn."""
+    log, tree = tree.get("log", False), {key: value for key, value in tree.items() if key != "log"}
+    if not isinstance(log, bool):
+        raise Invalid(f"[picture] log = {label(log)}: give true or false")
     names = [axis.name for axis in axes]
     for key, value in tree.items():
         if key not in ("x", "lines"):
-            raise Invalid(f"[picture] {key}: there are only x and lines")
+            raise Invalid(f"[picture] {key}: there are only x, lines and log")
         if value not in names:
             raise Invalid(f"[picture] {key} = {label(value)}: it is no axis (axes: {', '.join(names) or 'none'})")
     if len(tree) == 2 and tree["x"] == tree["lines"]:
@@ -251,7 +255,7 @@ def _picture(tree: Mapping[str, Any], axes: list[Axis]) -> tuple[str | None, str
     ranked = sorted(others, key=lambda axis: -sum(choice.number is not None for choice in axis.choices))
     x = tree.get("x") or (ranked[0].name if ranked else names[0] if names else None)
     rest = [name for name in names if name != x]
-    return x, tree.get("lines") or (rest[0] if rest else None)
+    return x, tree.get("lines") or (rest[0] if rest else None), log
 
 
 # ---------------------------------------------------------------- what is to be run
@@ -267,7 +271,7 @@ def _base(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return beside(changed({**job, "trace": trace}, {}), folder)
 
 
-def _planned(base: Mapping[str, Any], point: Point, seed: int) -> Planned:
+def _planned(base: Mapping[str, Any], point: Point, seed: int, folder: Path) -> Planned:
     table = "serial" if point.serial else "grid"
     changes = point.changes
     for name in changes:
@@ -279,7 +283,7 @@ def _planned(base: Mapping[str, Any], point: Point, seed: int) -> Planned:
         combine = {name: value for name, value in flat(base).items() if name == "strategy.combine"}
         changes = {"strategy": "serial", **_UNSLOWED, **combine, **changes}
     try:
-        return Planned(point, seed, Job.of(changed(base, {**changes, "seed": seed})))
+        return Planned(point, seed, Job.of(beside(changed(base, {**changes, "seed": seed}), folder)))
     except Invalid as error:
         try:
             Job.of(base)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal.files import replace_file
+from shoal.sweeping.active import active_table, all_at_work
 from shoal.sweeping.figures import Figures, PointFigures, RunFigures, Spread
 from shoal.sweeping.seen import paragraphs, seconds, share
 from shoal.views import words
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 Cell = Callable[[PointFigures], str]
 LEAST = (
     "staleness (p95)", "rows to target", "per row x serial", "rows/s x serial", "waiting", "CPU seconds", "rows/s",
-    "seconds", "test loss", "x serial, same rows", "accuracy",
+    "seconds", "distance", "worst node", "test loss", "x serial, same rows", "accuracy",
 )  # fmt: skip
 RUN_HEADS = (
     "serial", "seed", "state", "reason", "target", "time_to_target", "rows_to_target", "seconds", "computing_seconds",
-    "cpu_seconds", "rows_per_second", "last_loss", "best_loss", "accuracy", "train_loss", "compute", "communicate", "wait", "idle", "staleness_mean", "staleness_p95",
+    "cpu_seconds", "rows_per_second", "last_loss", "best_loss", "accuracy", "train_loss", "worst_loss", "distance", "compute", "communicate", "wait", "idle", "staleness_mean", "staleness_p95",
     "staleness_max", "bytes", "speedup", "hardware_efficiency", "statistical_efficiency", "speedup_same_rows", "cores", "others", "emulated", "folder",
 )  # fmt: skip
 
@@ -44,6 +45,8 @@ def points_table(of: Figures, serial: bool = False, spread: bool = True) -> Tabl
     columns += [
         ("test loss", lambda one: _spread(one.last_loss, words.loss, spread)),
         ("accuracy", lambda one: _spread(one.accuracy, lambda share: f"{share:.4f}", spread)),
+        ("worst node", lambda one: _middle(one.worst_loss, words.loss)),
+        ("distance", lambda one: _middle(one.distance, lambda far: f"{far:.2g}")),
         ("rows/s", lambda one: _middle(one.rows_per_second, lambda rate: f"{rate:,.0f}")),
         ("seconds", lambda one: _middle(one.seconds if of.same_work else None, seconds)),
         ("x serial, same rows", lambda one: _middle(one.sooner, _times)),
@@ -115,9 +118,25 @@ def printed(of: Figures, width: int) -> RenderableType:
         for row in table.rows:
             shown.add_row(*(Text(cell) for cell in row), style="bold" if row[-1] == "best" else None)
         parts.append(shown)
+    there = active_table(of)
+    if there is not None and not all_at_work(of):
+        parts.append(_plain(there))
     for paragraph in paragraphs(of):
         parts += [Text(paragraph), Text("")]
     return Group(*parts)
+
+
+def _plain(table: Table) -> RenderableType:
+    from rich import box
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    shown = Rich(box=box.SIMPLE_HEAD, title="workers at work at each loss", title_justify="left")
+    for head in table.heads:
+        shown.add_column(head.replace(" ", "\n"), justify="right", no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    return shown
 
 
 def _fitting(of: Figures, serial: bool, width: int) -> Table:
@@ -178,7 +197,7 @@ def facts(of: Figures) -> dict[str, Any]:
 
 def _point_facts(one: PointFigures) -> dict[str, Any]:
     spreads = ["time", "rows", "rows_per_second", "seconds", "cpu", "last_loss", "best_loss", "accuracy", "waiting"]
-    spreads += ["stale_mean", "stale_p95"]
+    spreads += ["stale_mean", "stale_p95", "worst_loss", "distance"]
     return {
         "point": one.point.title,
         "serial": one.point.serial,
@@ -213,6 +232,8 @@ def _run_facts(one: RunFigures) -> dict[str, Any]:
         "best_loss": one.best_loss,
         "accuracy": one.accuracy,
         "train_loss": one.train_loss,
+        "worst_loss": one.worst_loss if words.finite(one.worst_loss) else None,
+        "distance": one.distance if words.finite(one.distance) else None,
         **{kind: one.spent.get(kind) for kind in ("compute", "communicate", "wait", "idle")},
         "staleness_mean": one.stale_mean,
         "staleness_p95": one.stale_p95,

@@ -8,7 +8,7 @@ from shoal.events import counted
 from shoal.sweeping.figures import Figures, PointFigures, Spread
 from shoal.sweeping.lines import at, lines_of, x_axis
 
-EACH = 8  # points of a line that are told one by one
+EACH = 10  # points of a line that are told one by one
 POINT = 0.01  # of accuracy
 
 
@@ -43,6 +43,16 @@ def accuracies(of: Figures) -> str:
         return f"{text}. All are within a point of that, or above."
     more = f"; and {len(below) - EACH} more" if len(below) > EACH else ""
     return f"{text}. More than a point below that: {'; '.join(below[:EACH])}{more}."
+
+
+def apart(of: Figures) -> str:
+    """How far everybody's models are from their mean at the end, where everybody has one (gossip)."""
+    if not any(one.distance is not None for one in of.points):
+        return ""
+    text = f"Distance of the models from their mean at the end: {_lines(of, lambda one: one.distance, lambda value: f'{value:.2g}')}"
+    if any(one.worst_loss is not None for one in of.points):
+        text += f". Loss of the worst of them: {_lines(of, lambda one: one.worst_loss, lambda value: f'{value:.4f}')}"
+    return f"{text}. The losses are those of the mean, which is nobody's model."
 
 
 def _lines(of: Figures, figure: Callable[[PointFigures], Spread | None], said: Callable[[float], str]) -> str:

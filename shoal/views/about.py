@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.events import Elected, Gone, Joined, Linked, Resumed, RolledBack, Saved, Voided, Warned
-from shoal.views import charts, compare, explain, figures, timeline, words
+from shoal.views import agreement, charts, compare, explain, figures, timeline, words
 from shoal.views.account import OF_WORKERS, Happened, seconds_of
 from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
@@ -25,6 +25,7 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     seen, *of_each = _seen(runs)
     made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
     made += [_staleness(runs), _bytes(runs), figures.section(runs), _cost(runs)]
+    made += [agreement.section(one, _of(one, runs)) for one in runs]
     for about in (_members, _faults, _delay):
         made += [about(one, runs) for one in runs]
     made += [_trained(runs), _machine(runs)]
@@ -159,6 +160,7 @@ def _losses(runs: Sequence[Told]) -> Section:
         caption += " Train loss of the rows since the record before, each before its own update."
         if any(isinstance(event, Joined | Gone) and event.seconds > 0 for event in runs[0].run.happened):
             caption += " Upright lines: who came (dotted) and went (dashed)."
+    caption += agreement.CAPTION if any(event.spread for one in runs for event in one.run.evaluations) else ""
     drawn = pictures("losses", lambda: charts.losses(runs), caption)
     return Section("Losses", [], drawn, [_evaluations(runs[0])] if len(runs) == 1 and runs[0].run.evaluations else [])
 
@@ -168,7 +170,8 @@ def _evaluations(one: Told) -> Table:
     every, best = -(-len(events) // EVALUATIONS), run.best
     shown = [one for at, one in enumerate(events) if at % every == 0 or one is best or one is events[-1]]
     metrics = list(dict.fromkeys(name for event in events for name in event.metrics))
-    heads = ["evaluation", "seconds", "pass", "rows", "train loss", "test loss", *metrics, "workers"]
+    apart = agreement.columns(events)
+    heads = ["evaluation", "seconds", "pass", "rows", "train loss", "test loss", *metrics, *apart, "workers"]
     rows = [
         [
             f"{event.number:,}",
@@ -178,6 +181,7 @@ def _evaluations(one: Told) -> Table:
             words.loss(event.train_loss),
             words.loss(event.test_loss),
             *(words.metric(name, event.metrics.get(name)) for name in metrics),
+            *(said(event) for said in apart.values()),
             str(event.workers),
         ]
         for event in shown
@@ -210,6 +214,8 @@ _WAITS = {
     "hogwild": "Workers of hogwild wait for nobody, unless there is a lock.",
     "averaging": "Ranks wait for the slowest of them before a mean is taken.",
     "allreduce": "Ranks wait for the slowest of them in every step.",
+    "gossip": "Workers wait for what their neighbours have to say.",
+    "peer-to-peer": "Peers wait for nobody.",
 }
 
 
@@ -323,7 +329,7 @@ def _members(one: Told, runs: Sequence[Told]) -> Section | None:
 
 
 def _faults(one: Told, runs: Sequence[Told]) -> Section | None:
-    happened = [event for event in one.run.happened if not (isinstance(event, Joined) and event.seconds <= 0)]
+    happened = [event for event in one.run.happened if not (isinstance(event, Joined | Linked) and event.seconds <= 0)]
     if not happened:
         return None
     shown = happened[:HAPPENINGS]

@@ -10,7 +10,7 @@ from shoal.views import words
 from shoal.views.account import OF_WORKERS, Account, seconds_of
 from shoal.views.drawing import DASHES, INK, JOINED, LOST, PALE, SERIES, canvas, tidy, titled
 from shoal.views.explain import most_stale
-from shoal.views.plots import FEW, NAMED, WIDE, Series
+from shoal.views.plots import FEW, NAMED, WIDE, Series, draw_spread, spread_of
 from shoal.views.timeline import COLORS
 from shoal.views.told import Told
 
@@ -55,13 +55,15 @@ def _one_loss(axes: Axes, run: Account) -> list[float]:
             train.x, train.y, color=SERIES[0], linewidth=1.3, label="train", marker="o" if len(train.x) == 1 else None
         )
     judged = run.finite
-    _curve(axes, [seconds_of(event) for event in judged], judged, 1, "test", "-")
+    each = [(seconds_of(event), *found) for event in judged if (found := spread_of(event)) is not None]
+    label = "test, of the mean of all models" if each else "test"
+    _curve(axes, [seconds_of(event) for event in judged], judged, 1, label, "-")
     if run.best is not None:
         said = f"best: {words.loss(run.best.test_loss)} at pass {words.passes(run.best.passes)}"
         at = ([seconds_of(run.best)], [run.best.test_loss])
         axes.plot(*at, "*", color=SERIES[1], markersize=14, markeredgecolor="white", zorder=5, label=said)
     _moves(axes, run)
-    return [*train.y, *(event.test_loss for event in judged)]
+    return [*train.y, *(event.test_loss for event in judged), *draw_spread(axes, each)]
 
 
 def _curve(

@@ -10,7 +10,7 @@ import math
 
 from shoal import limits
 from shoal.events import Gone, Resumed, RolledBack, Saved
-from shoal.views import words
+from shoal.views import agreement, words
 from shoal.views.account import median, seconds_of
 from shoal.views.drawing import clock
 from shoal.views.told import Told
@@ -35,7 +35,7 @@ def of_one(told: Told, among: bool = False) -> list[str]:
         _idle(told),
         _even(told),
     ]
-    second = [_loss(told), _solved(told), _end(told)]
+    second = [_loss(told), agreement.seen(told), _solved(told), _end(told)]
     third = [_part(told), _faults(told)]
     parts = ([*first, *second, *third],) if among else (first, second, third)
     return [text for part in parts if (text := " ".join(one for one in part if one))]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.events import Evaluated, RunEvent
 from shoal.filters import acts
 from shoal.views import charts
 from shoal.views.drawing import pictures
@@ -47,6 +48,12 @@ def filters(filtered: Mapping[str, Sequence[int]], left: Sequence[float]) -> dic
         "left": left[0],  # the size (2-norm) of what workers had left for later when it ended
         "lost": left[1],  # and of what died with workers, or could be counted for nobody
     }
+
+
+def spread(loss: float | None, events: Sequence[RunEvent]) -> dict[str, float]:
+    """Of the evaluation whose model is kept: how unlike those of the workers were; empty where these have none of their own."""
+    told = [event.spread for event in events if isinstance(event, Evaluated) and event.test_loss == loss]
+    return told[-1] if told else {}
 
 
 def handles(filtered: Mapping[str, Sequence[int]]) -> dict[str, int] | None:

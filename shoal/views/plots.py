@@ -83,6 +83,7 @@ class Run:
     test: Series = field(default_factory=Series)
     metrics: dict[str, Series] = field(default_factory=dict)
     best: Evaluated | None = None
+    each: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, best and worst of everybody's own
     far: list[tuple[float, float]] = field(default_factory=list)  # seconds, passes
     moves: list[Joined | Gone] = field(default_factory=list)
     voided: int = 0
@@ -160,10 +161,27 @@ def _sorted(events: Iterable[RunEvent]) -> Run:
 
 def _judged(run: Run, event: Evaluated) -> None:
     run.test.add(event.seconds, event.test_loss)
+    if (each := spread_of(event)) is not None:
+        run.each.append((event.seconds, *each))
     for name, value in event.metrics.items():
         run.metrics.setdefault(name, Series()).add(event.seconds, value)
     if event.best and math.isfinite(event.test_loss):
         run.best = event
+
+
+def spread_of(event: Evaluated) -> tuple[float, float] | None:
+    """The best and the worst loss where everybody has a model, if these are numbers."""
+    best, worst = (event.spread.get(name, math.nan) for name in ("best", "worst"))
+    return (best, worst) if math.isfinite(best) and math.isfinite(worst) else None
+
+
+def draw_spread(axes: Axes, each: Sequence[tuple[float, float, float]]) -> list[float]:
+    """A band between the best and the worst of everybody's own models; the losses at its edges."""
+    if not each:
+        return []
+    at, best, worst = zip(*each, strict=True)
+    axes.fill_between(at, best, worst, color=TEST, alpha=0.18, linewidth=0, label="each worker's own, best to worst")
+    return [*best, *worst]
 
 
 def _unit(seconds: float) -> tuple[str, float]:
@@ -206,7 +224,8 @@ def _draw_losses(axes: Axes, run: Run, scale: float) -> None:
         axes.plot(_over(train.x, scale), train.y, color=TRAIN, linewidth=1.4, marker=alone, label="train")
     test = run.test.thinned()
     if test.x:
-        (line,) = axes.plot(_over(test.x, scale), test.y, "o-", color=TEST, label="test")
+        label = "test, of the mean of all models" if run.each else "test"
+        (line,) = axes.plot(_over(test.x, scale), test.y, "o-", color=TEST, label=label)
         if len(test.x) <= FEW:
             line.set(linewidth=0.8, markersize=6, markeredgecolor="white")
         else:
@@ -216,6 +235,7 @@ def _draw_losses(axes: Axes, run: Run, scale: float) -> None:
         label = f"best test loss {words.loss(height)} at pass {words.passes(run.best.passes)}"
         axes.plot([at], [height], "*", color=TEST, markersize=15, markeredgecolor="white", zorder=5, label=label)
     losses = [*train.y, *test.y]
+    losses += draw_spread(axes, [(at / scale, best, worst) for at, best, worst in run.each])
     if losses and min(losses) > 0 and max(losses) / min(losses) > WIDE:
         axes.set_yscale("log")
     axes.set_ylabel("loss")

@@ -15,8 +15,8 @@ from shoal.job import Job
 from shoal.views import words
 from shoal.views.account import Account, account
 
-STILL = ("serial", "averaging", "allreduce", "hogwild")  # their clock stands while a model is judged
-NEVER_LATE = ("serial", "allreduce", "hogwild")  # none is late, or nothing counts what came between
+STILL = ("serial", "averaging", "allreduce", "hogwild", "gossip")  # their clock stands while a model is judged
+NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # none is late, or nothing counts what came between
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ What comes from events may hold anything: a text with line ends, a name with esc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 from shoal.events import (
@@ -102,7 +102,18 @@ def title(started: Started) -> list[str]:
 
 def evaluation(event: Evaluated) -> str:
     figures = "".join(f"  {clean(name)} {metric(name, value)}" for name, value in event.metrics.items())
-    return f"test loss {loss(event.test_loss)}{figures}{'  best' if event.best else ''}"
+    return f"test loss {loss(event.test_loss)}{figures}{_apart(event.spread)}{'  best' if event.best else ''}"
+
+
+def _apart(spread: Mapping[str, float]) -> str:
+    """How unlike the models are, where everybody has one."""
+    said = f"  each {loss(spread['best'])} to {loss(spread['worst'])}" if {"best", "worst"} <= spread.keys() else ""
+    return said + (f", {distance(spread['distance'])} apart" if said and "distance" in spread else "")
+
+
+def distance(value: float) -> str:
+    """Of models from their mean: it may be anything between nothing and much."""
+    return f"{value:.3g}" if math.isfinite(value) else str(value)
 
 
 def dealt_again(slots: int) -> str:
@@ -130,6 +141,18 @@ def lost(told: object) -> str:
     how_many = f"{gone:,} ({share})" if gone else "none"
     return (
         f"of {counted:,} updates of one cell that everybody writes to, {how_many} {'was' if gone < 2 else 'were'} lost"
+    )
+
+
+def models(told: object) -> str:
+    """What a run's summary says of models that are everybody's own; nothing if there are none."""
+    found = told if isinstance(told, dict) else {}
+    best, worst, apart = (found.get(name) for name in ("best", "worst", "distance"))
+    if not all(isinstance(one, int | float) for one in (best, worst, apart)):
+        return ""
+    return (
+        f"this is the mean of all models, which no worker has: their own have test losses of {loss(best)} to {loss(worst)}, and are "
+        f"{distance(float(apart or 0.0))} from it"
     )
 
 
@@ -165,13 +188,24 @@ def news(event: News) -> str:
 
 def linked(event: Linked) -> str:
     """A graph, in one line."""
-    rounds = "never" if event.rounds is None else f"in {event.rounds:,.3g} rounds"
     ways = "one-way links" if event.directed else "links"
     pieces = f", in {many(len(event.parts), 'piece')}" if len(event.parts) > 1 else ""
+    left = (
+        "and they never agree"
+        if event.rounds is None
+        else f"a hundredth of the distance is left after {rounds(event.rounds)}"
+    )
     return (
         f"{clean(event.topology)} of {many(len(event.nodes), 'worker')} with {len(event.links):,} {ways}{pieces}: spectral gap "
-        f"{event.gap:.3g}, a hundredth of the distance is left {rounds}{f' ({clean(event.why)})' if event.why else ''}"
+        f"{event.gap:.3g}, {left}{f' ({clean(event.why)})' if event.why else ''}"
     )
+
+
+def rounds(value: float) -> str:
+    if not math.isfinite(value):
+        return "- rounds"
+    said = (f"{value:.1f}" if 1 < value < 9.95 else f"{value:,.0f}").removesuffix(".0")
+    return f"{said} round{'' if said == '1' else 's'}"
 
 
 def summary(events: Sequence[News]) -> str:
@@ -189,6 +223,8 @@ def summary(events: Sequence[News]) -> str:
     if voided:
         said.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
     said += [news(event) for event in events if isinstance(event, Resumed | RolledBack)]
+    for kind in (Linked, Elected):  # as it is by now
+        said += [news(event) for event in events if isinstance(event, kind)][-1:]
     warned = [event for event in events if isinstance(event, Warned)]
     if warned:
         more = f"{len(warned):,} warnings, the last: " if len(warned) > 1 else "warning: "

@@ -33,6 +33,7 @@ BASE: dict[str, Any] = {
     "stop": {"epochs": 20},
     "workers": 4,
 }
+SLOWLY = {"emulate.per_example": 5e-5}  # or it is over before the last is killed
 KILLED = "its process ended (killed by signal 9)"
 
 
@@ -76,8 +77,8 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 8)
 @pytest.mark.parametrize(("topology", "mode"), [("ring", "sync"), ("complete", "async"), ("one-way", "sync")])
 def test_workers_are_killed_at_any_moment_and_every_slot_counts_once(topology: str, mode: str, seed: int) -> None:
     """F40: also in the middle of an exchange. What is left of the graph may be in pieces, and goes on."""
-    of = job_of(strategy__topology=topology, strategy__mode=mode, strategy__allow_disconnected=True, workers=5)
-    run = watch(of, kills(3, seed))
+    given = {"strategy.topology": topology, "strategy.mode": mode, "strategy.allow_disconnected": True, "workers": 5}
+    run = watch(job_of({**given, **SLOWLY}), kills(3, seed))
     check(run)
     lost = run.all(Gone)
     assert {event.why for event in lost} == {KILLED} and len(lost) == run.summary["workers_lost"] == 3
@@ -90,7 +91,8 @@ def test_workers_are_killed_at_any_moment_and_every_slot_counts_once(topology: s
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_workers_are_killed_in_many_runs(mode: str) -> None:
     for seed in range(20):
-        run = watch(job_of(strategy__mode=mode, strategy__topology="exponential", workers=8), kills(6, seed))
+        given = {"strategy.mode": mode, "strategy.topology": "exponential", "workers": 8}
+        run = watch(job_of({**given, **SLOWLY}), kills(6, seed))
         check(run)
         assert run.summary["workers_lost"] == 6
 
@@ -114,9 +116,8 @@ def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_b
         for name in training.workers:
             kill(training, name)
 
-    slowly = {"emulate.per_example": 2e-5, "stop.epochs": 20}
     with pytest.raises(RunFailed) as failure:
-        execute(job_of(slowly), tmp_path / "run", started=lambda training: Beside(training, all_of_them).start())
+        execute(job_of(SLOWLY), tmp_path / "run", started=lambda training: Beside(training, all_of_them).start())
     run = failure.value.run
     assert isinstance(run, Run)
     why = run.summary["stopped_because"]

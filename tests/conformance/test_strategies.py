@@ -51,8 +51,18 @@ GOSSIP = [
     Candidate("gossip", "processes", settings=FAST, tolerance=0.06),
     Candidate("gossip", "processes", settings=ASYNC, tolerance=0.06),
 ]
+# Each tells all others every 64 rows. AdaGrad's sums would be each peer's own, and its steps larger than the serial run's.
+TELLING = (("strategy.every", 64), ("update.rule", "sgd"), ("update.step", 1.0))
+OWNED = (*TELLING, ("strategy.send", "owned"))
+PEERS = [
+    Candidate("peer-to-peer", settings=TELLING),
+    Candidate("peer-to-peer", settings=OWNED),
+    Candidate("peer-to-peer", "processes", settings=(*TELLING, *SLOWLY)),
+    Candidate("peer-to-peer", "processes", settings=(*OWNED, *SLOWLY)),
+]
 CANDIDATES = [
     *STRATEGIES,
+    *PEERS,
     *BLOCK_PROXIMAL,
     *HOGWILD,
     *GOSSIP,
@@ -70,9 +80,9 @@ OVER_GLOO_NOW = ("serial_run", "counts_every", "killed")
 
 def when(candidate: Candidate, check: Check) -> Any:
     """Over gloo every run takes seconds to import PyTorch, and Hogwild's stop rules are kept by one process however its workers run (block-proximal's
-    by the coordinator that all others have, too): those of other stop rules wait for the soak."""
+    by the coordinator that all others have, too; peer-to-peer's by the peer that leads, on a thread or in a process alike): those of other stop rules wait for the soak."""
     now = OVER_GLOO_NOW if candidate in OVER_GLOO else OF_THE_PLAIN_RUN
-    later = candidate in (*OVER_GLOO, HOGWILD[-1], *GOSSIP[2:], BLOCK_PROXIMAL[-1]) and not any(
+    later = candidate in (*OVER_GLOO, HOGWILD[-1], *GOSSIP[2:], *PEERS[2:], BLOCK_PROXIMAL[-1]) and not any(
         part in check.__name__ for part in now
     )
     return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())
@@ -90,7 +100,7 @@ def test_a_strategy_passes(candidate: Candidate, check: Check) -> None:
 
 
 def test_all_strategies_have_the_same_figures() -> None:
-    keys = [list(plain(candidate).summary) for candidate in (*STRATEGIES, HOGWILD[0], GOSSIP[0])]
+    keys = [list(plain(candidate).summary) for candidate in (*STRATEGIES, HOGWILD[0], GOSSIP[0], PEERS[0])]
     assert all(one == keys[0] for one in keys)
 
 

@@ -105,7 +105,7 @@ def test_help_names_every_option_and_imports_nothing_heavy() -> None:
         (["--set", "=3"], "no setting '' (settings: data, data.source"),
         (
             ["--strategy", "asink"],
-            "no strategy 'asink': did you mean 'async'? (strategies: sync, bounded, async, serial, averaging, allreduce, hogwild, block-proximal)",
+            "no strategy 'asink': did you mean 'async'? (strategies: sync, bounded, async, serial, averaging, allreduce, hogwild, block-proximal, gossip, peer-to-peer)",
         ),
         (
             ["--model", "logistik"],

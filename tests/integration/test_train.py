@@ -32,7 +32,7 @@ SUMMARY = {
     "data", "model", "strategy", "workers", "servers", "seed", "seconds", "steps", "examples", "examples_per_second",
     "train_loss", "test_loss", "metrics", "bytes_sent", "bytes_received", "staleness", "stopped_because", "failed",
     "cores", "workers_lost", "servers_lost", "coordinator_restarts", "slots_dealt_again", "resumed", "rollbacks", "computing_seconds", "machine",
-    "spent", "emulated", "slots_given_up",
+    "spent", "spread", "emulated", "slots_given_up",
     "second_copies", "second_copies_first", "cpu_seconds", "lost_updates", "filters", "handles",
 }  # fmt: skip
 

@@ -111,3 +111,13 @@ def test_what_is_told_twice_or_late_is_counted_once() -> None:
     assert (fresh.sent, fresh.received) == (70, 80)
     assert fresh.spent == {"compute": 1e-4, "communicate": 1e-5, "wait": 1e-6}
     assert tally.fresh().slots == 0
+
+
+def test_a_gradient_of_a_round_that_is_not_done_counts_neither_as_rows_nor_as_loss() -> None:
+    tally, one = Tally(lambda some: 8 * len(some)), Told(ids(1, 2, 3))
+    tally.hear("worker-0", one, Along(1, 1, 16, 8.0))  # in the second round, of which it has the gradient
+    fresh = tally.fresh()
+    assert (fresh.slots, fresh.rows, fresh.loss) == (1, 8, 4.0)
+    tally.hear("worker-0", one, Rest(1, [3, 24, 12.0, 0, 0]))
+    fresh = tally.fresh()
+    assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 8.0)

@@ -125,3 +125,15 @@ def test_when_the_last_rank_is_lost_nobody_gets_its_slots() -> None:
     parts = Parts(SLOTS, 1)
     parts.plan(10)
     assert parts.lose(0, 4) == 6 and parts.living == []
+
+
+def test_shares_may_change_in_the_middle_of_a_pass() -> None:
+    parts = Parts(SLOTS, 2)
+    seen = np.concatenate(list(parts.plan(20).values())).tolist()
+    parts.settle(parts.living)
+    parts.share([3.0, 1.0])
+    planned = parts.plan(40)
+    assert len(planned[0]) > 2 * len(planned[1]) > 0
+    seen += np.concatenate(list(planned.values())).tolist()
+    parts.settle(parts.living)
+    assert sorted(seen + walk(parts, 140)) == list(range(200))

@@ -30,6 +30,8 @@ class Told:
     emulated: str = ""
     accuracy: float | None = None
     cpu: float | None = None
+    workers: tuple[int, ...] = (2,)  # at work at each evaluation; the last of them from then on
+    distance: float | None = None  # of everybody's models from their mean, at first; half of it at each evaluation
 
     def loss(self, seconds: float) -> float:
         return self.floor + (0.7 - self.floor) * 0.5 ** (seconds / self.half)
@@ -45,7 +47,9 @@ class Told:
             events.append(
                 Evaluated(
                     seconds=at + 0.1, read=at, number=number, passes=at, steps=rows, examples=rows, train_loss=None,
-                    test_loss=loss, metrics={} if self.accuracy is None else {"accuracy": self.accuracy}, workers=2, best=True,
+                    test_loss=loss, metrics={} if self.accuracy is None else {"accuracy": self.accuracy}, best=True,
+                    workers=self.workers[min(number, len(self.workers) - 1)],
+                    spread={} if self.distance is None else {"distance": self.distance * 0.5**number, "worst": 2 * loss},
                 )
             )  # fmt: skip
         if self.state == "diverged":

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.errors import Invalid
+from shoal.job import Job
+from shoal.settings import changed
+from shoal.sweeping.disk import identity
 from shoal.sweeping.grid import axes_of, points_of
 from shoal.sweeping.study import Study
 
@@ -147,7 +151,8 @@ def test_cores_are_dealt_out_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> 
         ({"grid": {"m": {"a": {"workers": 2}, "b": {"workers": 2}}}}, "are the same run: leave one out"),
         ({"serial": {"workers": [1, 2]}}, "[serial] workers: a serial run is one process"),
         ({"picture": {"x": "servers"}}, "[picture] x = servers: it is no axis (axes: workers)"),
-        ({"picture": {"y": "workers"}}, "[picture] y: there are only x and lines"),
+        ({"picture": {"y": "workers"}}, "[picture] y: there are only x, lines and log"),
+        ({"picture": {"log": "yes"}}, "[picture] log = yes: give true or false"),
         ({"target": 0.3, "job": {"data": "clicks", "stop": {"target_loss": 0.5}}}, "ends it before it can reach target = 0.3"),
         ({"grid": {"workers": list(range(1, 500)), "servers": list(range(1, 500))}}, "10,000 is the most"),
         ({"grid": {f"axis{n}": {"a": {}, "b": {}} for n in range(200)}}, "10,000 is the most"),  # 2 ** 200 points
@@ -199,3 +204,13 @@ def test_a_file_that_a_study_names_is_sought_beside_it(tmp_path: Path) -> None:
     (tmp_path / "rows.svm").write_text("1 1:1\n")
     (tmp_path / "s.toml").write_text('[job]\ndata = "rows.svm"\n[grid]\nworkers = [1, 2]\n')
     assert Study.load(tmp_path / "s.toml").runs[0].job.data.source == str(tmp_path / "rows.svm")
+
+
+def test_links_that_a_point_names_are_sought_beside_the_study_and_their_folder_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "links.txt").write_text("0 1\n")
+    graph = '{strategy = {name = "gossip", topology = "file", edges = "links.txt"}}'
+    (tmp_path / "s.toml").write_text(f'[job]\ndata = "clicks"\n[grid.graph]\nmine = {graph}\n')
+    (run,) = Study.load(tmp_path / "s.toml").runs[:1]
+    assert getattr(run.job.strategy, "edges", "") == str(tmp_path / "links.txt")
+    moved = Job.of(changed(msgspec.to_builtins(run.job), {"strategy.edges": "links.txt"}))
+    assert identity(run.job, 2) == identity(moved, 2)

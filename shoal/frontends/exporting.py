@@ -1,0 +1,268 @@
+"""``shoal export``: one archive of a run or a sweep, to keep or to send (S4-06).
+
+    NAME/README.txt             what is what
+    NAME/job.toml               its settings
+    NAME/model.safetensors      the weights
+    NAME/validation.csv         every evaluation
+    NAME/training.csv           how training went on between them
+    NAME/log.txt, events.jsonl  what happened: filtered, and all of it
+    NAME/summary.json, *.png    figures and pictures
+    NAME/SHA256SUMS             of all of these: sha256sum -c SHA256SUMS
+
+Only files of these names go in, only plain ones, and nobody's user name. The archive is written aside and renamed, so it is
+there whole or not at all. A run that goes on may be exported: what is being written meanwhile is left out, nothing is cut.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import os
+import re
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from shoal.errors import Invalid
+from shoal.events import Evaluated, Progress, RunEvent, counted, read_legible
+
+WHAT = {
+    "study.toml": "the study: which runs there are",
+    "table.csv": "the figures of every run",
+    "table.json": "the figures of every point and run",
+    "job.toml": "all settings: shoal train job.toml runs it again",
+    "model.safetensors": "the weights",
+    "validation.csv": "every evaluation on held-out rows",
+    "training.csv": "how training went on: losses, rows, workers, where time went",
+    "log.txt": "what happened, in words, without what happens all the time",
+    "events.jsonl": "what happened, all of it, line by line",
+    "summary.json": "the figures at the end",
+    "report.html": "the page about it",
+    "machine.json": "the cores it had, and how much of them others took",
+    "output.log": "what it printed",
+    "failed.txt": "why it failed",
+}
+OF_RUN = ("job.toml", "model.safetensors", "log.txt", "events.jsonl", "summary.json")
+OF_RUN_OF_SWEEP = (*OF_RUN, "loss.png", "topology.png", "machine.json", "output.log", "failed.txt")
+OF_SWEEP = ("study.toml", "table.csv", "table.json")
+PICTURES = (".png", ".svg")
+SUMS = "SHA256SUMS"
+FIRST = ("seconds", "passes", "steps", "examples", "train_loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An archive, and what is to be said of it."""
+
+    path: Path
+    files: int
+    bytes: int
+    notes: list[str]  # what is missing, or damaged
+    figures: str  # the summary: what is printed if it cannot be sent
+
+
+@dataclass(slots=True)
+class _Writer:
+    """A tar file under way: every name once, every file summed."""
+
+    tar: tarfile.TarFile
+    top: str
+    sums: list[tuple[str, str]] = field(default_factory=list)
+    newest: int = 0  # when the newest file was changed: tables that are made of them are as old
+
+    def file(self, name: str, path: Path) -> bool:
+        """A plain file as long as it is now; False if there is none."""
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if not os.path.lexists(path) or path.is_symlink():
+                return False
+            raise Invalid(f"cannot read {path}: {error.strerror}: make that possible, or move it away") from None
+        with os.fdopen(handle, "rb") as source:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode):
+                return False
+            self._add(name, source, _whole_lines(source, about.st_size, path.suffix), int(about.st_mtime))
+        return True
+
+    def text(self, name: str, text: str) -> None:
+        self._add(name, io.BytesIO(text.encode()), len(text.encode()), self.newest)
+
+    def _add(self, name: str, source: IO[bytes], size: int, changed: int) -> None:
+        about = tarfile.TarInfo(f"{self.top}/{name}")  # plain, mode 644, of nobody
+        about.size, about.mtime = size, changed
+        self.newest = max(self.newest, changed)
+        summed = _Summed(source)
+        self.tar.addfile(about, summed)  # type: ignore[arg-type]  # it is only read from
+        self.sums.append((name, summed.sum.hexdigest()))
+
+
+class _Summed:
+    """A file whose checksum is known once it was read."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source, self.sum = source, hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        piece = self._source.read(size)
+        self.sum.update(piece)
+        return piece
+
+
+def export(folder: Path, out: Path | None = None) -> Exported:
+    """Write the archive of a run or sweep; by default beside its folder."""
+    runs, is_sweep = _runs(folder)
+    name = _plain(folder.resolve().name)
+    target = _target(folder.resolve().with_name(f"{name}.tar.gz") if out is None else out)
+    notes: list[str] = []
+    try:
+        handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                with (
+                    gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,
+                    tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+                ):
+                    writer = _Writer(tar, name)
+                    _fill(writer, folder, runs, is_sweep, notes)
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            os.chmod(aside, 0o644)
+            os.replace(aside, target)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise Invalid(
+            f"cannot write {target}: {error.strerror or error}: make room, or choose another place (--out)"
+        ) from None
+    return Exported(target, len(writer.sums), size, notes, _figures(folder, is_sweep))
+
+
+def _fill(writer: _Writer, folder: Path, runs: dict[str, Path], is_sweep: bool, notes: list[str]) -> None:
+    for name in (*(OF_SWEEP if is_sweep else ()), "report.html"):
+        writer.file(name, folder / name)
+    for inside, path in runs.items():
+        _fill_run(writer, inside, path, OF_RUN_OF_SWEEP if is_sweep else OF_RUN, notes)
+    for path in sorted(folder.iterdir()):
+        if path.suffix in PICTURES and path.name == _plain(path.name):
+            writer.file(path.name, path)
+    writer.text("README.txt", _readme(writer, is_sweep, notes))
+    writer.text(SUMS, "".join(f"{digest}  {name}\n" for name, digest in writer.sums))
+
+
+def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str], notes: list[str]) -> None:
+    there = [name for name in names if writer.file(f"{inside}{name}", path / name)]
+    said = f" of {inside.rstrip('/')}" if inside else ""
+    if "summary.json" not in there:
+        notes.append(f"there is no summary{said}: it goes on, or was cut short, and this is what there is so far")
+    elif "model.safetensors" not in there:
+        notes.append(f"there is no model{said}")
+    if "events.jsonl" not in there:
+        return
+    events, damaged = read_legible(path / "events.jsonl")
+    if damaged:
+        notes.append(f"{counted(damaged, 'line')} of events.jsonl{said} cannot be read, and the tables are without")
+    writer.text(f"{inside}validation.csv", as_csv(_judged(events)))
+    writer.text(f"{inside}training.csv", as_csv(_trained(events)))
+
+
+# ---------------------------------------------------------------- what is in the tables
+
+
+def as_csv(rows: Iterable[dict[str, Any]]) -> str:
+    """Rows of one table; one that has no value for a column is empty there."""
+    told = list(rows)
+    heads = list(dict.fromkeys(name for row in told for name in row)) or list(FIRST)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(told)
+    return text.getvalue()
+
+
+def _judged(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
+    for one in events:
+        if isinstance(one, Evaluated):
+            row = {name: getattr(one, name) for name in ("number", *FIRST, "test_loss", "workers", "best", "by")}
+            row["read"] = one.seconds if one.read is None else one.read
+            yield row | one.metrics | {f"nodes_{name}": value for name, value in one.spread.items()}
+
+
+def _trained(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
+    for one in events:
+        if isinstance(one, Progress):
+            yield {name: getattr(one, name) for name in (*FIRST, "workers")} | one.spent
+
+
+# ---------------------------------------------------------------- what there is, and where it goes
+
+
+def _runs(folder: Path) -> tuple[dict[str, Path], bool]:
+    """Where runs lie, by what stands before their files' names; whether it is a sweep."""
+    if not folder.is_dir():
+        raise Invalid(f"there is no folder {folder}: give the folder of a run or sweep")
+    if (folder / "events.jsonl").is_file():
+        return {"": folder}, False
+    if not (folder / "study.toml").is_file() or not (folder / "runs").is_dir():
+        raise Invalid(f"{folder} is no run and no sweep: give a folder that `shoal train` or `shoal sweep` has written")
+    found: dict[str, Path] = {}
+    for path in sorted((folder / "runs").iterdir()):
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+            inside, number = f"runs/{_plain(path.name)}/", 2
+            while inside in found:
+                inside, number = f"runs/{_plain(path.name)}-{number}/", number + 1
+            found[inside] = path
+    return found, True
+
+
+def _target(path: Path) -> Path:
+    if not path.name.endswith((".tar.gz", ".tgz")):
+        raise Invalid(f"{path.name} is no name of an archive: end it in .tar.gz")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise Invalid(f"{path} is there, and is no plain file: choose another name (--out)")
+    if not path.parent.is_dir():
+        raise Invalid(f"there is no folder {path.parent} to write {path.name} to: make it first")
+    return path
+
+
+def _plain(name: str) -> str:
+    """A name that means the same everywhere."""
+    return re.sub(r"[^A-Za-z0-9.,=+_-]", "_", name).lstrip(".-")[:120] or "run"
+
+
+def _whole_lines(source: IO[bytes], size: int, suffix: str) -> int:
+    """How much of a file is there for good: of one that is written line by line, up to its last whole line."""
+    if suffix not in (".jsonl", ".txt") or not size:
+        return size
+    step = end = 0
+    while end < size and not step:
+        end = min(size, end + 65_536)
+        source.seek(size - end)
+        step = source.read(end).rfind(b"\n") + 1
+    source.seek(0)
+    return size - end + step if step else size
+
+
+def _readme(writer: _Writer, is_sweep: bool, notes: Sequence[str]) -> str:
+    names = [name for name, _ in writer.sums]
+    lines = [f"{writer.top}: {'a sweep' if is_sweep else 'a run'} of shoal, as `shoal export` found it.", ""]
+    for name in names:
+        last = name.rsplit("/", 1)[-1]
+        lines.append(f"{name}    {WHAT.get(last, 'a picture')}")
+    lines += ["README.txt    this page", f"{SUMS}    checksums of all files: sha256sum -c {SUMS}"]
+    return "\n".join(lines + [f"\nNote: {one}." for one in notes]) + "\n"
+
+
+def _figures(folder: Path, is_sweep: bool) -> str:
+    try:
+        return (folder / ("table.csv" if is_sweep else "summary.json")).read_text(errors="replace")
+    except OSError:
+        return ""

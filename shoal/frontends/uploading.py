@@ -1,0 +1,132 @@
+"""A file is sent to a web address by HTTP PUT, piece by piece, as file-drop services take it; the answer is a link.
+
+Only http and https. Nobody is followed to another address: a service that says "elsewhere" is told to the user, who decides. What
+stands behind the ? of an address may be a key to it, so no message has it. Every wait ends: one piece may take ``silence``
+seconds to go, and the answer as long to come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import SplitResult, quote, urlsplit
+
+from shoal.errors import Invalid, NotUploaded
+
+PIECE = 65_536
+ANSWER = 65_536  # bytes of it that are read
+SHOWN = 500  # characters of its first line
+
+Sent = Callable[[int, int], None]  # so many of so many bytes
+
+
+def check(url: str, name: str) -> SplitResult:
+    """An address that a file of this name can be sent to; one that ends in / gets the name behind it."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # a port that is no number is found here
+    except ValueError as error:
+        raise Invalid(f"--upload: {error}: give an address such as https://host/path") from None
+    if parts.scheme not in ("http", "https"):
+        raise Invalid(f"--upload sends by http or https, not by {parts.scheme or 'nothing'!r}: give https://host/path")
+    if not host or not url.isascii() or not url.isprintable() or " " in url:
+        raise Invalid("--upload: that is no address of a web server: give one such as https://host/path")
+    if parts.username is not None:
+        raise Invalid("--upload: a name or password in an address would be seen by others: leave it out")
+    path = parts.path or "/"
+    return parts._replace(path=f"{path}{quote(name)}" if path.endswith("/") else path)
+
+
+def put(path: Path, url: str, silence: float, sent: Sent | None = None) -> str:
+    """Send the file; the first line of the answer, or what else it says about where the file is now."""
+    parts = check(url, path.name)
+    where = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    try:
+        with contextlib.closing(_connection(parts, silence)) as line:
+            _send(line, parts, path, sent)
+            with _within(line, silence), line.getresponse() as answer:
+                body = answer.read(ANSWER)
+    except TimeoutError:
+        raise NotUploaded(where, f"nothing moved for {silence:g} s") from None
+    except ssl.SSLError as error:
+        raise NotUploaded(where, f"no secure connection ({error.reason or error})") from None
+    except http.client.HTTPException as error:
+        said = f"the answer is no HTTP, or was cut short ({type(error).__name__})"
+        raise NotUploaded(where, said) from None
+    except OSError as error:
+        raise NotUploaded(where, error.strerror or str(error)) from None
+    return _said(where, answer, body)
+
+
+def _connection(parts: SplitResult, silence: float) -> http.client.HTTPConnection:
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    assert parts.hostname is not None
+    return kind(parts.hostname, parts.port, timeout=silence)
+
+
+def _send(line: http.client.HTTPConnection, parts: SplitResult, path: Path, sent: Sent | None) -> None:
+    line.connect()  # before the file is opened: most of what can go wrong does so here
+    with open(path, "rb") as file:
+        size = path.stat().st_size
+        line.putrequest("PUT", f"{parts.path}{f'?{parts.query}' if parts.query else ''}")
+        line.putheader("Content-Length", str(size))
+        line.putheader("Content-Type", "application/gzip")
+        line.putheader("Connection", "close")
+        line.endheaders()
+        gone = 0
+        try:
+            while piece := file.read(PIECE):
+                line.send(piece)
+                gone += len(piece)
+                if sent is not None:
+                    sent(gone, size)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has heard enough, and the answer says why
+
+
+@contextlib.contextmanager
+def _within(line: http.client.HTTPConnection, silence: float) -> Iterator[None]:
+    """All of the answer has so long, however slowly it drips: then the line is cut."""
+    late = threading.Event()
+    held = line.sock
+
+    def cut() -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            held.shutdown(socket.SHUT_RDWR)
+
+    clock = threading.Timer(silence, cut)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if late.is_set():
+            raise TimeoutError from None
+        raise
+    finally:
+        clock.cancel()
+    if late.is_set():
+        raise TimeoutError
+
+
+def _said(where: str, answer: http.client.HTTPResponse, body: bytes) -> str:
+    """What a good answer says; one that is none is an error."""
+    lines = body.decode("utf-8", "replace").splitlines()
+    first = next((line.strip() for line in lines if line.strip()), "")
+    first = "".join(char if char.isprintable() else "?" for char in first)[:SHOWN]
+    status = f"{answer.status} {answer.reason}".strip()
+    elsewhere = answer.getheader("Location", "")
+    if 300 <= answer.status < 400:
+        to = f" to {elsewhere[:SHOWN]!a}" if elsewhere else ""
+        raise NotUploaded(
+            where, f"it answers {status} and points{to}, which is not followed: give that address yourself"
+        )
+    if not 200 <= answer.status < 300:
+        raise NotUploaded(where, f"it answers {status}{f': {first}' if first else ''}")
+    return first or elsewhere[:SHOWN] or status

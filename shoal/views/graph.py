@@ -1,0 +1,201 @@
+"""A picture of who hears whom, from what a run tells of it (``Linked``).
+
+    draw(event, "topology.png")             the graph
+    draw(last, "topology.png", first)       as it is now; who is gone since, and their links, in grey
+    draw_last(events, "topology.png")       the same, of a run
+
+A torus is a grid, a star has its hub in the middle, everything else is a circle, with pieces that do not hear each other in colours
+of their own and beside each other. What cannot be drawn (a link to nobody) is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.errors import Invalid
+from shoal.events import Linked, RunEvent
+from shoal.strategies.shapes import sides
+from shoal.views import words
+from shoal.views.drawing import INK, PALE, SERIES, canvas, target_of, titled, write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points = list[tuple[float, float]]
+
+LOOSE = ("file", "random")  # graphs without a shape of their own: their pieces are drawn one after another
+NAMED = 64  # nodes that have room for a number
+ARROWS = 600  # links with a head
+APART = 0.9  # of a place, between two pieces on the circle
+HEIGHT = 4.6  # inches
+WRAPPED = 92  # characters of a line below the picture
+BENT = 0.28  # how far a link around the edge of a grid bends out
+
+
+def draw(event: Linked, path: str | Path | None = None, before: Linked | None = None) -> Figure:
+    """The graph; written to ``path`` if given."""
+    figure = canvas(HEIGHT)
+    target = None if path is None else target_of(Path(path))
+    axes = figure.subplots()
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    at = places(event)
+    size = _size(len(at))
+    lost = [] if before is None or before.nodes != event.nodes else _lost(before, event)
+    for links, color, width, dashes in ((lost, PALE, 0.8, ":"), (_sound(event, event.links), INK, 1.1, "-")):
+        _draw_links(axes, event, links, at, size, color, width, dashes)
+    _draw_nodes(axes, event, at, size)
+    axes.margins(0.14 if event.topology == "torus" else 0.08)
+    titled(axes, title(event))
+    said = "\n".join(textwrap.wrap(caption(event), WRAPPED))
+    figure.supxlabel(said, x=0.02, ha="left", fontsize=9, color=INK, parse_math=False)
+    if target is not None:
+        write(figure, target)
+    return figure
+
+
+def draw_last(events: Iterable[RunEvent], path: str | Path | None = None) -> Figure | None:
+    """As it was at the end of a run; None of a run without links."""
+    told = [event for event in events if isinstance(event, Linked)]
+    return draw(told[-1], path, told[0]) if told else None
+
+
+def title(event: Linked) -> str:
+    ways = "one-way link" if event.directed else "link"
+    return (
+        f"{words.clean(event.topology)}: {words.many(len(event.nodes), 'worker')}, {words.many(len(event.links), ways)}"
+    )
+
+
+def caption(event: Linked) -> str:
+    """What follows from the graph, in a few words."""
+    said = f"spectral gap {event.gap:.3g}"
+    if event.rounds is None:
+        said += f": {len(event.parts):,} pieces (by colour) that never agree"
+    elif event.rounds > 0:
+        said += f": a hundredth of the distance from the mean is left after {words.rounds(event.rounds)}"
+    gone = len(event.nodes) - sum(len(part) for part in event.parts)
+    return said + (f"; grey: {words.many(gone, 'worker')} gone" if gone > 0 else "")
+
+
+def places(event: Linked) -> Points:
+    """Where each node is drawn."""
+    nodes = len(event.nodes)
+    if event.topology == "torus":
+        try:
+            _, columns = sides(nodes)
+        except Invalid:  # so many make none: what is told is drawn all the same
+            columns = max(1, math.isqrt(nodes))
+        return [(float(i % columns), -float(i // columns)) for i in range(nodes)]
+    if event.topology == "star" and nodes > 1:
+        return [(0.0, 0.0), *_circle([range(1, nodes)])]
+    loose = len(event.parts) > 1 and event.topology in LOOSE
+    groups = [[node for node in part if 0 <= node < nodes] for part in event.parts] if loose else []
+    rest = sorted(set(range(nodes)) - {node for part in groups for node in part})
+    order = [*groups, rest] if groups else [rest]
+    around = _circle(order)
+    found = dict(zip((node for part in order for node in part), around, strict=True))
+    return [found[node] for node in range(nodes)]
+
+
+def _circle(groups: Sequence[Sequence[int]]) -> Points:
+    """From the top, clockwise; groups with a gap between them."""
+    filled = [len(group) for group in groups if group]
+    gap = APART if len(filled) > 1 else 0.0
+    whole = sum(filled) + gap * len(filled)
+    turns = []
+    start = 0.0
+    for count in filled:
+        turns += [(start + i) / whole for i in range(count)]
+        start += count + gap
+    return [(math.sin(2 * math.pi * turn), math.cos(2 * math.pi * turn)) for turn in turns]
+
+
+def _size(nodes: int) -> float:
+    """Of a node, in points across."""
+    return 20.0 if nodes <= 24 else 14.0 if nodes <= NAMED else 5.0
+
+
+def _sound(event: Linked, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    nodes = range(len(event.nodes))
+    return [(start, stop) for start, stop in links if start in nodes and stop in nodes and start != stop]
+
+
+def _lost(before: Linked, event: Linked) -> list[tuple[int, int]]:
+    left = {tuple(link) for link in event.links}
+    return [link for link in _sound(event, before.links) if tuple(link) not in left]
+
+
+def _draw_links(
+    axes: Axes,
+    event: Linked,
+    links: Sequence[tuple[int, int]],
+    at: Points,
+    size: float,
+    color: str,
+    width: float,
+    dashes: str,
+) -> None:
+    from matplotlib.patches import FancyArrowPatch
+
+    heads = event.directed and len(links) <= ARROWS
+    around = [link for link in links if event.topology == "torus" and math.dist(at[link[0]], at[link[1]]) > 1.5]
+    plain = [] if heads else [link for link in links if link not in set(around)]
+    if plain:
+        from matplotlib.collections import LineCollection
+
+        thin = width * min(1.0, 40 / math.sqrt(len(plain) + 1))
+        axes.add_collection(
+            LineCollection(
+                [(at[i], at[j]) for i, j in plain], colors=color, linewidths=thin, linestyles=dashes, zorder=1
+            )
+        )
+    for i, j in links if heads else around:
+        bent = _bent(at, i, j) if (i, j) in around else 0.0
+        patch = FancyArrowPatch(
+            at[i],
+            at[j],
+            arrowstyle="-|>" if heads else "-",
+            connectionstyle=f"arc3,rad={bent}",
+            mutation_scale=10,
+            shrinkA=size / 2,
+            shrinkB=size / 2 + 1,
+            color=color,
+            linewidth=width,
+            linestyle=dashes,
+            zorder=1,
+        )
+        axes.add_patch(patch)
+
+
+def _bent(at: Points, start: int, stop: int) -> float:
+    """A link around the edge of a grid bends to the side that is nearer to the edge."""
+    axis = 1 if at[start][1] == at[stop][1] else 0  # along a row it bends up or down
+    low, high = min(point[axis] for point in at), max(point[axis] for point in at)
+    return (-BENT if at[start][axis] > (low + high) / 2 else BENT) * (1 if start < stop else -1)
+
+
+def _draw_nodes(axes: Axes, event: Linked, at: Points, size: float) -> None:
+    piece = {node: number for number, part in enumerate(event.parts) for node in part}
+    colors = [SERIES[piece[node] % (len(SERIES) - 1)] if node in piece else PALE for node in range(len(at))]
+    axes.scatter([x for x, _ in at], [y for _, y in at], s=size**2, c=colors, edgecolors="white", zorder=2)
+    if len(at) > NAMED:
+        return
+    for (x, y), name in zip(at, numbers(event.nodes), strict=True):
+        text = axes.text(x, y, name, ha="center", va="center", color="white", fontsize=8 if size > 15 else 6, zorder=3)
+        text.set_parse_math(False)
+
+
+def numbers(names: Sequence[str]) -> list[str]:
+    """worker-3 is 3, where that tells them apart; otherwise places."""
+    found = [match[0] if (match := re.search(r"\d{1,4}$", name)) else "" for name in names]
+    ordered = sorted(found)
+    unlike = all(found) and all(one != other for one, other in pairwise(ordered))
+    return found if unlike else [str(place) for place in range(len(names))]

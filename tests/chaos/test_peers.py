@@ -1,0 +1,349 @@
+"""Peers come, leave, are stopped and are killed while all of them learn: those that live end with the same weights, every slot counts once.
+
+Real processes over real sockets. What each peer has at the end is copied from it before it goes, and compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+import shoal
+from shoal.errors import RunFailed
+from shoal.events import Elected, Evaluated, Gone, Joined, Resumed, Saved, read_run
+from shoal.job import Job
+from shoal.launch.peer_to_peer import PeerRun
+from shoal.launch.underway import Underway
+from shoal.run import Run, execute
+from shoal.settings import changed
+from shoal.testing.den import Den, soon
+from shoal.testing.watch import Beside, Watched, kill, reach, watch
+
+ROWS = 4_000
+BASE: dict[str, Any] = {
+    "data": {"source": "rcv1-like", "rows": ROWS, "features": 2_000, "batch": 4},
+    "strategy": {"name": "peer-to-peer", "every": 80},
+    "emulate": {"per_example": 4e-4},
+    "evaluate": {"every": 1.0},
+    "stop": {"epochs": 5},
+    "workers": 4,
+}
+KILLED = "its process ended (killed by signal 9)"
+SENDS = ["all", "owned"]
+
+
+def job_of(**changes: Any) -> Job:
+    return Job.of(changed(BASE, {name.replace("__", "."): value for name, value in changes.items()}))
+
+
+def left() -> list[str]:
+    children = [f"process {one.pid}" for one in psutil.Process().children(recursive=True)]
+    return children + [str(path) for path in Path(tempfile.gettempdir()).glob(f"shoal-{os.getpid()}-*")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert soon(lambda: not left(), 10), left()
+
+
+class Seen:
+    """The run that was watched, to ask what its peers had at the end."""
+
+    training: PeerRun
+
+    def __call__(self, what: Callable[[PeerRun], None]) -> Callable[[Underway], None]:
+        def meanwhile(training: Underway) -> None:
+            assert isinstance(training, PeerRun)
+            self.training = training
+            training.compare = True
+            what(training)
+
+        return meanwhile
+
+    def spread(self) -> float:
+        """How far any weight of any peer is from that of another, in units of the largest weight."""
+        found = list(self.training.final.values())
+        assert found, "nobody said what it has"
+        largest = max(float(np.abs(one).max()) for one in found)
+        return max(float(np.abs(one - found[0]).max()) for one in found) / largest
+
+
+def check(run: Watched, seen: Seen, living: int | None = None) -> None:
+    assert not run.outcome.failed, run.outcome.why
+    run.check_counted_once()
+    assert np.isfinite(run.weights).all() and run.losses[-1] < run.losses[0] - 0.1
+    assert [event.number for event in run.all(Evaluated)] == list(range(len(run.losses)))
+    if living is not None:
+        assert len(seen.training.final) == living, seen.training.final.keys()
+    spread = seen.spread()
+    print(f"{len(seen.training.final)} peers at the end, furthest apart: {spread:.1e} of the largest weight")
+    assert spread < 1e-5  # float32, thousands of additions in different orders
+
+
+def lead_of(training: PeerRun) -> str:
+    return training.story.names[training.story.lead]
+
+
+def is_here(training: PeerRun, name: str) -> bool:
+    """It has the model, and the others know it."""
+    return name in training.story.living
+
+
+# ---------------------------------------------------------------- all at once
+
+
+def disturb(seed: int, log: list[str]) -> Callable[[PeerRun], None]:
+    """Joins, departures and kills at moments of chance, the one that leads among them; two at least stay."""
+
+    def act(training: PeerRun) -> None:
+        draw = random.Random(seed)
+        moments = sorted(draw.uniform(0.05, 0.8) for _ in range(7))
+        acts = ["join", "leave", "kill", "join and kill", "kill the lead", "join", "kill a donor"]
+        draw.shuffle(acts)
+        for at, what in zip(moments, acts, strict=True):
+            reach(training, at)
+            pids = training.pids
+            here = [name for name in training.story.living if name in pids]
+            if what == "join" or len(here) <= 2:
+                log.append(f"{at:.2f} join {training.add_worker()}")
+            elif what == "leave":
+                training.drain(name := draw.choice(here))
+                log.append(f"{at:.2f} leave {name}")
+            elif what == "join and kill":
+                name = training.add_worker()
+                time.sleep(draw.uniform(0, 0.2))  # anywhere in its coming
+                os.kill(training.pids[name], signal.SIGKILL)
+                log.append(f"{at:.2f} join and kill {name}")
+            else:
+                name = lead_of(training) if "lead" in what else draw.choice(here)
+                if what == "kill a donor":
+                    log.append(f"{at:.2f} join {training.add_worker()}")
+                with contextlib.suppress(KeyError, ProcessLookupError):  # it may have left meanwhile
+                    os.kill(training.pids[name], signal.SIGKILL)
+                    log.append(f"{at:.2f} {what}: {name}")
+
+    return act
+
+
+SOME = [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 10))]
+
+
+@pytest.mark.parametrize("send", SENDS)
+@pytest.mark.parametrize("seed", SOME)
+def test_all_that_live_end_with_the_same_weights_whatever_happened(seed: int, send: str) -> None:
+    log: list[str] = []
+    seen = Seen()
+    try:
+        run = watch(job_of(strategy__send=send, seed=seed), seen(disturb(seed, log)))
+    finally:
+        print(f"seed {seed}: {'; '.join(log)}")
+    check(run, seen)
+    kills = sum("kill" in one for one in log)
+    assert kills, "nobody was killed: nothing is shown"
+    assert run.summary["workers_lost"] <= kills
+
+
+# ---------------------------------------------------------------- one thing at a time
+
+
+def test_when_the_one_that_leads_is_killed_the_next_one_judges() -> None:
+    seen = Seen()
+
+    def act(training: PeerRun) -> None:
+        reach(training, 0.3)
+        kill(training, lead_of(training))
+
+    run = watch(job_of(), seen(act))
+    check(run, seen, living=3)
+    assert [(event.name, event.why) for event in run.all(Gone)] == [("worker-0", KILLED)]
+    elected = [(event.name, event.why) for event in run.all(Elected)]
+    assert elected == [("worker-0", ""), ("worker-1", f"worker-0 is gone: {KILLED}")]
+    assert {event.by for event in run.all(Evaluated)} == {"worker-0", "worker-1"}
+
+
+def test_one_that_joins_learns_and_one_that_leaves_has_told_what_it_learned() -> None:
+    seen = Seen()
+
+    def act(training: PeerRun) -> None:
+        reach(training, 0.2)
+        name = training.add_worker()
+        assert soon(lambda: is_here(training, name), 20)
+        reach(training, 0.5)
+        training.drain("worker-1")
+
+    run = watch(job_of(stop__epochs=10, evaluate__every=0.1), seen(act))
+    check(run, seen, living=4)
+    assert [event.name for event in run.all(Joined)][4:] == ["worker-4"]
+    assert [(event.name, event.why) for event in run.all(Gone)] == [("worker-1", "it left")]
+    assert run.summary["workers_lost"] == 0
+    assert max(event.workers for event in run.all(Evaluated)) == 5
+
+
+def test_a_peer_that_slept_too_long_is_put_out_and_comes_back_as_a_new_one() -> None:
+    seen = Seen()
+
+    def act(training: PeerRun) -> None:
+        reach(training, 0.05)
+        pid = training.pids["worker-2"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert soon(lambda: "worker-2" not in training.story.living, 30)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert soon(lambda: len(training.story.living) == 4, 30), training.story.names
+
+    run = watch(job_of(stop__epochs=60, emulate__per_example=4e-4), seen(act), 120)
+    check(run, seen, living=4)
+    (gone,) = run.all(Gone)
+    assert gone.name == "worker-2" and "silent" in gone.why
+
+
+BROKEN = """
+from shoal.launch.peer_core import PeerCore
+
+learn, turns = PeerCore.run, []
+
+def run(self, slots):
+    with open("/proc/self/comm") as name:
+        turns.append(1)
+        if name.read().startswith("shoal worker-1") and len(turns) > 20:
+            raise ValueError("a mistake of one peer")
+    return learn(self, slots)
+
+PeerCore.run = run
+"""
+
+
+def test_a_peer_that_cannot_compute_tells_the_others_which_go_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_peer.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = Seen()
+    run = watch(job_of(launch__modules=["broken_peer"]), seen(lambda training: None))
+    check(run, seen, living=3)
+    (gone,) = run.all(Gone)
+    assert gone.name == "worker-1" and "a mistake of one peer" in gone.why
+    assert run.summary["workers_lost"] == 1
+
+
+def test_a_run_whose_peers_are_all_killed_fails_and_is_taken_up_again_by_another_number(tmp_path: Path) -> None:
+    def all_of_them(training: Underway) -> None:
+        assert isinstance(training, PeerRun)
+        reach(training, 0.4)
+        assert soon(lambda: any((tmp_path / "run" / "checkpoints").glob("*.safetensors")), 20)
+        for name in training.workers:
+            kill(training, name)
+
+    job = job_of(checkpoint__every=0.3)
+    with pytest.raises(RunFailed) as failure:
+        execute(job, tmp_path / "run", started=lambda training: Beside(training, all_of_them).start())
+    run = failure.value.run
+    assert isinstance(run, Run)
+    assert run.summary["stopped_because"].startswith("no worker is left to compute")
+    assert [event for event in run.events if isinstance(event, Saved)]
+
+    again = shoal.train(resume=tmp_path / "run", workers=2)
+    (resumed,) = (event for event in again.events if isinstance(event, Resumed))
+    assert resumed.steps > 0 and not again.summary["failed"]
+    assert again.summary["examples"] == 5 * ROWS
+    numbers = [event.number for event in again.events if isinstance(event, Evaluated)]
+    assert len(set(numbers)) == len(numbers) or numbers == sorted(numbers)
+
+
+def test_a_step_that_is_far_too_large_ends_the_run_and_says_what_to_do() -> None:
+    run = watch(job_of(model="squared", update={"rule": "sgd", "step": 1e30}, emulate__per_example=0.0))
+    assert run.outcome.failed and "take a smaller step" in run.outcome.why
+    assert run.outcome.judged is not None and np.isfinite(run.outcome.judged.loss)  # the last that was finite
+
+
+# ---------------------------------------------------------------- from another terminal
+
+
+Program = subprocess.Popen[str]
+
+
+def command(den: Den, name: str, *arguments: str) -> Program:
+    return den.start("-m", "shoal", name, *arguments)
+
+
+def begin(den: Den, **changes: Any) -> tuple[Program, str]:
+    """A run of another program, and its folder."""
+    job, folder = den.folder / "job.toml", den.folder / "run"
+    job.write_text(job_of(**changes).toml())
+    caller = command(den, "train", str(job), "--out", str(folder))
+    assert soon(lambda: (folder / "address").exists() or caller.poll() is not None, 60)
+    assert caller.poll() is None, caller.communicate()
+    return caller, str(folder)
+
+
+def until_said(program: Program, what: str) -> None:
+    assert program.stderr is not None
+    lines = []
+    for line in program.stderr:
+        lines.append(line)
+        if what in line:
+            return
+    raise AssertionError(f"it said {lines}, and ended with {program.wait()}")
+
+
+def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_killed(den: Den) -> None:
+    caller, folder = begin(den, workers=2, stop__epochs=None, stop__seconds=25.0)
+    kept = den.folder / "kept"
+    joined = command(den, "join", folder, "--out", str(kept))
+    until_said(joined, "evaluation")
+    caller.kill()  # and with it its peers
+    out, err = joined.communicate(timeout=90)
+    assert joined.returncode == 0, err
+    assert "25 seconds are over" in out
+    summary = msgspec.json.decode((kept / "summary.json").read_bytes())
+    assert summary["steps"] > summary["slots_learned"] > 0 and not summary["failed"] and summary["test_loss"] < 0.6
+    assert (kept / "model.safetensors").exists()
+    assert soon(lambda: not den.alive()) and not list(den.folder.glob("shoal-*"))
+
+
+def test_ctrl_c_leaves_in_order_and_a_peer_may_be_asked_to_leave(den: Den) -> None:
+    caller, folder = begin(den, workers=2, stop__epochs=50)
+    joined = command(den, "join", folder)
+    until_said(joined, "evaluation")
+    out, err = command(den, "status", folder).communicate(timeout=60)
+    assert "3 peers" in out and "worker-0" in out and "leads" in out, err
+    joined.send_signal(signal.SIGINT)
+    out, err = joined.communicate(timeout=60)
+    assert joined.returncode == 0 and "left; the run goes on" in out, err
+    out, err = command(den, "leave", folder, "worker-1").communicate(timeout=60)
+    assert out == "worker-1 has left\n", err
+    out, err = command(den, "leave", folder, "worker-9").communicate(timeout=60)
+    assert "no peer 'worker-9' in this run" in err
+    caller.send_signal(signal.SIGINT)
+    _, err = caller.communicate(timeout=60)
+    assert caller.returncode == 130, err
+    events = read_run(Path(folder) / "events.jsonl")
+    assert [event.why for event in events if isinstance(event, Gone)] == ["it left", "it left"]
+    assert not (Path(folder) / "address").exists()
+    assert soon(lambda: not den.alive()) and not list(den.folder.glob("shoal-*"))
+
+
+def test_who_cannot_join_is_told_why(den: Den, tmp_path: Path) -> None:
+    for where, why in (
+        ("tcp://127.0.0.1:9", "nobody answers at tcp://127.0.0.1:9"),
+        ("tcp://10.0.0.1:4000", "is not on this machine"),
+        (str(tmp_path), "is neither a run's folder nor an address"),
+    ):
+        program = command(den, "join", where)
+        _, err = program.communicate(timeout=60)
+        assert program.returncode in (1, 2) and why in err, err

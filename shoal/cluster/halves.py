@@ -29,11 +29,14 @@ def rank(peer: p.Peer) -> tuple[int, str]:
 
 def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat) -> bool:
     """We do, to the half of whoever sent this. Those count who have a model, and whom only one of the two has for its own."""
-    new = (*beat.new, *(() if beat.filled else (beat.me.life,)))
-    lives = [one.life for one in beat.peers if one.life not in new]
-    known = [one.life for one in ours if one.life != beat.me.life]
-    theirs = [one for one in beat.peers if one.life in lives and one.life not in (me.life, *known)]
-    return bool(theirs) and _weight(theirs) > _weight([me, *(one for one in ours if one.life not in lives)])
+    if not beat.filled:
+        return False  # it knows of others at second hand: whoever is there will speak for itself
+    lives = [one.life for one in beat.peers if one.life not in beat.new]
+    known = [one.life for one in ours]
+    others = [one for one in beat.peers if one.life in lives and one.life not in (me.life, beat.me.life, *known)]
+    theirs = [beat.me, *others]
+    rest = [one for one in ours if one.life not in (beat.me.life, *lives)]
+    return _weight(theirs) > _weight([me, *rest])
 
 
 def _weight(side: Sequence[p.Peer]) -> tuple[int, int, str]:

@@ -29,6 +29,7 @@ BROKE = (
     130,  # a leaver was not told that it may go
     221,  # owned: a newcomer's copy lacked what was on its way
     1130,  # owned: what is in some parts of the weights was not known of
+    1247,  # a newcomer that had not heard the news put out the half that had won
     1521,  # a newcomer between two halves made both give way
     1982,  # owned: nobody owned what those who were cut off had owned
 )

@@ -395,6 +395,8 @@ def test_those_without_a_model_and_those_of_both_halves_do_not_count() -> None:
     claim = p.Beat(peer(1), {}, [peer(1), peer(2), peer(3)], {"w0": "silent"}, new=["w3"])
     assert not gives_way(peer(0), [peer(2)], claim)
     assert gives_way(peer(0), [], claim)
+    late = p.Beat(peer(9), {}, [peer(9), peer(1), peer(2)], {"w0": "silent"}, filled=False)
+    assert not gives_way(peer(0), [], late), "a newcomer's word is at second hand"
 
 
 def test_one_that_hears_nobody_does_not_put_out_all_others() -> None:

@@ -5,6 +5,8 @@ any order: so a slot may be counted before it is heard that it was dealt, and wh
 
     counted     each slot once, whoever says so how often; where weights are owned, when its change is in every part
     out         dealt, not counted; of somebody who is gone they are free when nobody can have heard more of it than we have
+    halt        holds once the slots are counted that were counted where it was decided: whoever learned them may be gone together
+                with the one that decided, and then they are learned again
 
 Whoever leads deals from it, and whoever leads next goes on from it. Pure bookkeeping: no messages, no time.
 """
@@ -89,7 +91,8 @@ class Book:
         self.rates = dict(state.rates)  # by life: slots learned, and microseconds computed for them
         self.staleness: Counter[int] = Counter(dict(enumerate(state.staleness)))
         self.counts: Counter[str] = Counter(state.counts)
-        self.halt, self.rested, self.ended = state.halt, dict.fromkeys(state.rested), state.ended
+        self.ending = state.halt  # it was said that the run is over, whether that holds here or not yet
+        self.rested, self.ended = dict.fromkeys(state.rested), state.ended
         self.owners = state.owners
         self.since, self.yielded = dict(state.since), dict(state.yielded)
         self.included = [dict(part) for part in state.included] or [{} for _ in range(parts)]
@@ -112,7 +115,7 @@ class Book:
             dict(self.rates),
             self.histogram(),
             dict(self.counts),
-            self.halt,
+            self.ending,
             list(self.rested),
             self.ended,
             self.owners,
@@ -129,6 +132,13 @@ class Book:
     def done(self) -> int:
         """Slots that are counted."""
         return self.counted.size
+
+    @property
+    def halt(self) -> p.Halt | None:
+        """It is over, and nothing that was to be learned before that is left."""
+        ending = self.ending
+        holds = ending is not None and self.counted.within([(0, ending.floor)]) == ending.floor
+        return ending if holds else None
 
     @property
     def last(self) -> p.Judged | None:
@@ -166,7 +176,9 @@ class Book:
                 if (spans := self.out.get(life)) is not None and spans.remove(word.back):
                     self.returned += 1
             case p.Halt():
-                self.halt = self.halt or word
+                self.next = max(self.next, word.floor)
+                if self.ending is None or word.floor < self.ending.floor:
+                    self.ending = word
             case p.Rested():
                 self.rested[life] = None
             case p.Ended():

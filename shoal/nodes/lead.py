@@ -95,6 +95,10 @@ class Lead:
         self._held = book.last.done if book.last is not None else -1  # slots in the last weights that were cut
         self._mark = book.mark
         self._why, self._failed, self._judges, self._floor = "", False, True, 0
+        if (
+            ending := book.ending
+        ) is not None:  # by one that led before: what it counted and we do not is learned again
+            self._why, self._failed, self._judges, self._floor = ending.why, ending.failed, ending.judge, ending.floor
 
     # ------------------------------------------------------------ judging
 
@@ -115,7 +119,12 @@ class Lead:
         book = self._book
         if self._open is not None or book.ended is not None or book.halt is None or not book.halt.judge:
             return False
-        return (book.last is None or book.last.done != book.done) and self._all_rest(view)
+        return not self._is_judged(view) and self._all_rest(view)
+
+    def _is_judged(self, view: View) -> bool:
+        """All that is counted, by one that has the weights still."""
+        last = self._book.last
+        return last is not None and last.done == self._book.done and last.by not in view.gone
 
     def cut(self, seconds: float, done: int, rows: int, loss: tuple[float, int], workers: int) -> None:
         """The weights were cut: they are judged while others are learned."""
@@ -180,7 +189,8 @@ class Lead:
             elif why := self._stopping.out_of_time(seconds):
                 self.end(why)
         if self._why and book.counted.within([(0, self._floor)]) == self._floor and self._open is None:
-            return [p.Halt(self._why, self._failed, self._judges)]
+            floor = self._limit if book.done >= self._limit and not self._failed else self._floor
+            return [p.Halt(self._why, self._failed, self._judges, floor)]
         return self._deal(view)
 
     def _all_rest(self, view: View) -> bool:
@@ -194,7 +204,7 @@ class Lead:
         assert book.halt is not None
         if self._open is not None or not self._all_rest(view):
             return False
-        return not book.halt.judge or self._failed or (book.last is not None and book.last.done == book.done)
+        return not book.halt.judge or self._failed or self._is_judged(view)
 
     # ------------------------------------------------------------ dealing
 

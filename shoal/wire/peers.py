@@ -70,6 +70,7 @@ class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
     why: str
     failed: bool = False
     judge: bool = True  # what was learned since the last evaluation is judged
+    floor: Count = 0  # all slots below this are counted: it holds for whoever has heard of all of them
 
 
 class Rested(msgspec.Struct, frozen=True, array_like=True, tag="rested"):

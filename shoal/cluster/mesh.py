@@ -55,6 +55,7 @@ class Mesh(Standing):
         self._donor = Donor()
         self._beat, self._dead_after = beat, dead_after
         self._begun = self._last = -1
+        self._woke: int | None = None  # when it was us who slept, not they
         self._next_beat = self._next_look = self._told_heard = 0
         self._untold = 0  # words that came since we told what we have heard
         self._halves = Halves()
@@ -113,6 +114,7 @@ class Mesh(Standing):
 
     def handle(self, now: int, event: Event) -> list[Effect] | None:
         """What this event asks for; None: it is not the mesh's."""
+        self._look_whether_slept(now)
         match event:
             case Tick():
                 return self._tick(now)
@@ -137,10 +139,6 @@ class Mesh(Standing):
             self._next_beat = self._next_look = now + self._dead_after
             return []
         effects = self._begin(now) if self._begun < 0 else []
-        if now - self._last > self._dead_after // 2:  # it was us who slept, not they
-            for one in self.members.values():
-                one.since = now
-        self._last = now
         if now >= self._next_look:
             self._next_look = now + self._beat
             effects += self._look(now)
@@ -148,8 +146,16 @@ class Mesh(Standing):
             effects += self._beat_all(now)
         return effects
 
+    def _look_whether_slept(self, now: int) -> None:
+        """Then nobody was silent, as far as we know; and whoever held us for gone meanwhile was right."""
+        if self._last >= 0 and now - self._last > self._dead_after // 2:
+            self._woke = now
+            for one in self.members.values():
+                one.since = now
+        self._last = now
+
     def _begin(self, now: int) -> list[Effect]:
-        self._begun = self._last = now
+        self._begun = now
         for one in self.members.values():
             one.since = now
         return [Connect(one.peer.life, one.peer.address, mutual=True) for one in self.members.values()]
@@ -170,7 +176,14 @@ class Mesh(Standing):
         if self._newcomer is not None and not self._filled:
             effects += self._newcomer.tick(now, self.me.life, self.members)
             effects += self._fill(now)
+            self._look_whether_lost(now, 2 * patience)
         return effects
+
+    def _look_whether_lost(self, now: int, patience: int) -> None:
+        """A newcomer of which nobody takes any notice: those of whom it heard are gone. It asks again, everybody of whom it knows."""
+        silent = bool(self.members) and all(now - one.since > patience for one in self.members.values())
+        if silent and self.here is not None and not self._filled:
+            self._give_way("nobody answers of those whom it was told of", [*self.here.peers, *self.here.lost])
 
     @property
     def _period(self) -> int:
@@ -279,11 +292,15 @@ class Mesh(Standing):
         return [self._halves.lose(now, one.peer) if why.startswith(SILENT) else Connect(life, "")]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
-        """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
+        """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all.
+
+        One that slept knows nothing of halves: those whom it takes for its own have gone on without it.
+        """
         if beat.me.life in self.members:
             self._learn(now, self.members[beat.me.life], beat.heard)
         ours = [one.peer for one in self.members.values() if one.filled]
-        if not self._filled or self._leaves or gives_way(self.me, ours, beat):
+        slept = self._woke is not None and now - self._woke < self._dead_after and beat.me.life not in self.gone
+        if not self._filled or self._leaves or slept or gives_way(self.me, ours, beat):
             self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
             return self._send_all(beat)  # whoever is here with us must know them, too
         self.counts["claims refused"] += 1

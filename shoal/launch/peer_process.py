@@ -151,7 +151,7 @@ def live(
         others = [peer for peer in known.values() if peer.life != life.me.life]
         if not node.put_out or closing.is_set() or not others:
             return node
-        through = [(peer.life, peer.address) for peer in others]
+        through = mesh.ways or [(peer.life, peer.address) for peer in others]
         life = life.again(1 + max(life.me.number, *(peer.number for peer in others)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from shoal.cluster.halves import is_over
 from shoal.cluster.stopping import Stopping
 from shoal.data.slots import Slots
 from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
@@ -58,7 +59,10 @@ class Story:
         """What it says that is new; evaluations are told and returned."""
         self.seconds = max(self.seconds, account.seconds)
         for peer in account.peers:
-            if peer.life not in self.names:
+            back = peer.life not in account.gone and peer.life in self.gone and not is_over(self.gone[peer.life])
+            if back:  # it was silent, and it was not the one that gave way
+                del self.gone[peer.life]
+            if back or peer.life not in self.names:
                 self.names[peer.life] = peer.name
                 self._listener(Joined(seconds=self.seconds, name=peer.name, role="worker"))
         if not account.ended:  # then they all go

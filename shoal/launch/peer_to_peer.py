@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal import limits
+from shoal.cluster.halves import is_over
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.errors import Invalid, Unanswered
@@ -258,8 +259,11 @@ class PeerRun:
             return
         self._silent_since, self._reminded = math.inf, 0
         self._eyes.meet(account.peers)
-        for life in account.gone:
-            self._eyes.forget(life)
+        for life, why in account.gone.items():
+            if is_over(why):
+                self._eyes.forget(life)
+            else:
+                self._eyes.doubt(life)
         lead = self.story.lead
         self._to_copy += self.story.hear(account)
         if lead != self.story.lead:
@@ -307,8 +311,8 @@ class PeerRun:
         while self._to_copy:
             one = self._to_copy.popleft()
             wanted = not self._to_copy or (one.best and not any(later.best for later in self._to_copy))
-            if not wanted:
-                continue
+            if not wanted or self._has_ended(one.by):
+                continue  # nobody waits for one that is no more: the others are to hear of that
             try:
                 flat = self._eyes.judged(one.by, one.number)
             except (Unanswered, Invalid):
@@ -357,6 +361,9 @@ class PeerRun:
         self._listener(Stopped(seconds=self.story.seconds, why=self._why))
 
     # ------------------------------------------------------------ details
+
+    def _has_ended(self, life: str) -> bool:
+        return life in self.story.gone or life in [self._crew.peers[name].life for name, _ in self._ends]
 
     def _ended(self, name: str, why: str) -> None:
         """On the thread that listens to the nursery, or the peer's own."""

@@ -1,7 +1,8 @@
 """Looks at a run of peers from outside: it asks, and is no peer itself. So whoever was called may look, and so may anybody else.
 
-Any peer says how it stands, who is here and who leads. One that does not answer is passed over for the next; what is large comes in
-pieces, each asked for again until it is there. Every question has a deadline.
+Any peer says how it stands, who is here and who leads. One that does not answer is passed over for the next, and asked last from then on;
+so is one that the others hold for gone: it may wake, and they may be the ones that give way. What is large comes in pieces, each asked
+for again until it is there. Every question has a deadline.
 
     watching = Watching(transport)
     watching.meet(peers)                      whom it may ask
@@ -11,6 +12,7 @@ pieces, each asked for again until it is there. Every question has a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -46,8 +48,18 @@ class Watching:
         with self._lock:
             for peer in peers:
                 if peer.life not in self._peers:
-                    self._transport.connect(peer.life, peer.address)
-                    self._peers[peer.life] = peer
+                    with contextlib.suppress(Invalid):  # it lives nowhere where we could ask it
+                        self._transport.connect(peer.life, peer.address)
+                        self._peers[peer.life] = peer
+
+    def doubt(self, life: str) -> None:
+        """It is said to be gone, and may be there: it is asked when nobody else answers."""
+        with self._lock:
+            self._put_last(life)
+
+    def _put_last(self, life: str) -> None:
+        if (peer := self._peers.pop(life, None)) is not None:
+            self._peers[life] = peer
 
     def forget(self, life: str) -> None:
         """It is no more."""
@@ -142,6 +154,8 @@ class Watching:
                 if now >= again:
                     self._transport.send(to[asked % len(to)], question, ())
                     self._transport.flush()
+                    if asked:
+                        self._put_last(to[(asked - 1) % len(to)])
                     again, asked = now + _AGAIN, asked + 1
                 for event in self._transport.receive(max(0.0, min(again, deadline) - now)):
                     answer = event.message

@@ -31,6 +31,7 @@ BROKE = (
     1130,  # owned: what is in some parts of the weights was not known of
     1247,  # a newcomer that had not heard the news put out the half that had won
     1521,  # a newcomer between two halves made both give way
+    100463,  # a newcomer waited for one that had begun a new life
     100483,  # owned: the end was heard, and not what was counted where it was decided
     1982,  # owned: nobody owned what those who were cut off had owned
 )

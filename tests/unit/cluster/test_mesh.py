@@ -246,7 +246,35 @@ def test_one_that_slept_holds_nobody_for_gone() -> None:
     assert room.meshes["w0"].gone == {}
 
 
+def test_one_that_slept_gives_way_and_puts_nobody_out() -> None:
+    room = Room(4)
+    room.wait(1)
+    asleep = room.meshes.pop("w0")  # the first of all, and as many as each one that it meets
+    room.wait(8)
+    assert all("w0" in mesh.gone for mesh in room.meshes.values())
+    room.meshes["w0"] = asleep
+    beat = p.Beat(peer(3), {}, [peer(3), peer(1), peer(2)], {"w0": "silent for 5.0 s"})
+    room.do("w0", asleep.handle(room.now, Received("w3", beat)))  # this is what it finds first when it wakes
+    room.wait(6)
+    assert asleep.put_out
+    assert [mesh.put_out for mesh in room.meshes.values()] == ["", "", "", asleep.put_out]
+
+
 # ---------------------------------------------------------------- coming
+
+
+def test_a_newcomer_that_was_told_of_the_dead_alone_asks_everybody_anew() -> None:
+    room = Room(2)
+    room.wait(1)
+    room.kill("w0")
+    room.meshes["w1"].tell_ended(room.now, "w0", "silent for 5.0 s")
+    newcomer = joined(room, 7, through="w1")
+    room.wait(0.3)
+    assert list(newcomer.members) == ["w1"]
+    room.rule = lambda sender, to, message: False
+    room.wait(12)
+    assert newcomer.put_out
+    assert newcomer.ways == [("w1", "memory:w1"), ("w0", "memory:w0")]
 
 
 def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:

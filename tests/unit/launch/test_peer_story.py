@@ -49,6 +49,15 @@ def test_who_comes_goes_and_leads_is_told_once() -> None:
     assert (told.lost, told.living) == (1, ["worker-1"])
 
 
+def test_one_that_was_silent_and_goes_on_is_told_to_be_back() -> None:
+    told, events = story()
+    told.hear(account())
+    told.hear(account(peers=PEERS[1:], gone={FIRST: "silent for 5.1 s"}))
+    told.hear(account(gone={PEERS[2].life: "of the smaller half"}))
+    assert [event.name for event in events if isinstance(event, Joined)][3:] == ["worker-0"]
+    assert told.living == ["worker-0", "worker-1"]
+
+
 def test_what_was_seen_of_a_process_is_told_instead_of_what_others_say_of_its_silence() -> None:
     told, events = story()
     told.hear(account())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from shoal.wire.effects import Received
 from shoal.wire.memory import Hub
 from shoal.wire.messages import Arrays, Message, No
 from shoal.wire.peers import Account, Peer, Piece, Watch, Weigh
+from shoal.wire.zmq import ZmqTransport
 
 PEERS = [Peer(f"worker-{number}.aa", f"worker-{number}", number, "memory:") for number in range(3)]
 Answer = Callable[[Message], tuple[Message, Arrays] | None]
@@ -68,6 +70,25 @@ def test_one_that_is_silent_is_passed_over_and_the_one_that_leads_is_asked_first
         assert eyes.account(0, 10.0).done == 1
     assert asked == ["Watch", "Watch"]
     eyes.close()
+
+
+def test_those_that_were_silent_or_are_held_for_gone_are_asked_last_and_not_forgotten() -> None:
+    hub = Hub()
+    eyes = watching(hub)
+    eyes.doubt(PEERS[0].life)
+    assert [peer.life for peer in eyes.known] == [PEERS[1].life, PEERS[2].life, PEERS[0].life]
+    with pytest.raises(Unanswered):
+        eyes.account(0, 0.3)  # time for two
+    assert [peer.life for peer in eyes.known] == [PEERS[2].life, PEERS[0].life, PEERS[1].life]
+    with answering(hub, PEERS[0].life, account):
+        assert eyes.account(0, 10.0).done == 1
+    eyes.close()
+
+
+def test_one_that_lives_elsewhere_is_not_met() -> None:
+    with contextlib.closing(Watching(ZmqTransport("home"))) as eyes:
+        eyes.meet([Peer("x", "x", 9, "http://10.0.0.1:80"), Peer("y", "y", 9, "tcp://127.0.0.1:1")])
+        assert [peer.life for peer in eyes.known] == ["y"]
 
 
 def test_nobody_is_waited_for_without_end() -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from shoal import limits
 from shoal.cluster.halves import rank
+from shoal.errors import Invalid
 from shoal.wire import peers as p
+from shoal.wire.address import check_address
 
 
 @dataclass(slots=True)
@@ -43,6 +46,15 @@ class About:
 Members = dict[str, Member]
 
 
+def can_be(peer: p.Peer) -> bool:
+    """It has a name, and lives on this machine."""
+    try:
+        check_address(peer.address)
+    except Invalid:
+        return False
+    return 0 < len(peer.life) <= limits.PEER_NAME and 0 < len(peer.name) <= limits.PEER_NAME
+
+
 def have_heard(members: Members, ours: Mapping[str, int]) -> bool:
     """Everybody has heard just what we have."""
     for one in members.values():
@@ -53,13 +65,10 @@ def have_heard(members: Members, ours: Mapping[str, int]) -> bool:
     return True
 
 
-def nothing_comes(members: Members, gone: Collection[str], life: str, heard: int) -> bool:
-    """Of one that is gone: nobody has heard more of it than we, and nobody will.
-
-    All must know of everybody who is gone: who does not could still take from one of them what that one hands on.
-    """
+def all_know(members: Members, gone: Collection[str]) -> bool:
+    """Of everybody who is gone: who does not could still take from one of them what that one hands on."""
     known = frozenset(gone)
-    return all(one.heard.get(life, 0) <= heard and known <= one.gone for one in members.values())
+    return all(known <= one.gone for one in members.values())
 
 
 def turn(members: Members, me: p.Peer, gone: Collection[str], origin: str, number: int) -> int:

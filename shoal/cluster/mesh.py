@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shoal import limits
+from shoal.cluster.fitting import Fit
 from shoal.cluster.halves import SILENT, SMALLER, Halves, gives_way, is_over
 from shoal.cluster.joining import Donor, Newcomer
-from shoal.cluster.members import About, Member, turn
+from shoal.cluster.members import About, Member, can_be, turn
 from shoal.cluster.standing import Standing
 from shoal.cluster.streams import Delivery
 from shoal.wire import peers as p
@@ -46,6 +47,7 @@ class Mesh(Standing):
     ) -> None:
         super().__init__(me, founders)
         self.about = about or About()
+        self.fit: Fit | None = None  # what can be said at all; None: whatever it is
         self.put_out = ""  # why this life is over
         self.ways: list[tuple[str, str]] = []  # then: names and addresses of whom to ask, for the next life
         self.counts: Counter[str] = Counter()
@@ -229,7 +231,7 @@ class Mesh(Standing):
         if beat.filled and not one.filled:
             one.filled, self._living = True, None
         one.lists_me |= any(peer.life == self.me.life for peer in beat.peers)
-        one.gone.update(beat.gone)
+        one.gone.update(gone for gone in beat.gone if gone in self.gone)
         if beat.filled:
             self._donor.done(life)
         effects += self._learn(now, one, beat.heard)
@@ -259,7 +261,8 @@ class Mesh(Standing):
         effects: list[Effect] = []
         for peer in found:
             full = len(self.members) + 1 >= limits.PEERS
-            if peer.life == self.me.life or peer.life in self.members or peer.life in self.gone or full:
+            known = peer.life == self.me.life or peer.life in self.members or peer.life in self.gone
+            if known or full or not can_be(peer):
                 continue
             self.members[peer.life] = Member(peer, now)
             self.counts["entered"] += 1
@@ -276,7 +279,9 @@ class Mesh(Standing):
         """This one is gone, for good."""
         if life in self.gone or life == self.me.life or self.put_out:
             return []
-        self.gone[life] = why
+        if life not in self.members and (len(self.gone) >= limits.PEER_GONE or len(life) > limits.PEER_NAME):
+            return []
+        self.gone[life] = why[: limits.PEER_WHY]
         self.counts["gone"] += 1
         self._donor.done(life)
         self._next_beat = now  # all must know before it is closed
@@ -327,6 +332,10 @@ class Mesh(Standing):
         if one is None:
             return []  # it is entered by its beat, and says this again
         one.met, one.since = True, now
+        if said.origin == self.me.life or not one.filled:
+            return []  # nobody else says our words; and who has no model has nothing to say, as far as we know: it says it again
+        if self.fit is not None and (wrong := self.fit.misfit(said.word, arrays)):
+            return self.tell_ended(now, sender, f"it said what cannot be: {wrong}")
         one.learn({said.origin: said.number})  # words are sent by those who have heard them
         self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays), wait=not self._filled)
         effects = self._learn(now, one, said.heard) if said.heard else []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from shoal import limits
 from shoal.cluster.halves import rank
-from shoal.cluster.members import Member, have_heard, nothing_comes
+from shoal.cluster.members import Member, all_know, have_heard
 from shoal.cluster.streams import Streams
 from shoal.wire import peers as p
 
@@ -25,6 +25,7 @@ class Standing:
         self.members = {one.life: Member(one, -1, True, patient=True) for one in founders if one != me}
         self._filled = True
         self._living: list[p.Peer] | None = None  # if that has not changed
+        self._known: tuple[tuple[object, ...], bool] = ((), False)  # all know of all who are gone; as of these
 
     @property
     def filled(self) -> bool:
@@ -75,9 +76,17 @@ class Standing:
         return have_heard(self.members, self.streams.heard)
 
     def is_closed(self, life: str) -> bool:
-        """Nothing more can come of this one, here or anywhere."""
+        """Nothing more can come of this one, here or anywhere: all know that it is gone, and nobody has heard more of it than we."""
         heard = self.streams.heard.get(life, 0)
-        return life in self.gone and nothing_comes(self.members, self.gone, life, heard)
+        least = all(one.heard.get(life, 0) <= heard for one in self.members.values())
+        return life in self.gone and least and self._all_know()
+
+    def _all_know(self) -> bool:
+        # Asked for each that is gone, after every event. What a life knows only grows, so its size says whether that is news.
+        sizes = (len(self.gone), *((life, len(one.gone)) for life, one in self.members.items()))
+        if sizes != self._known[0]:
+            self._known = sizes, all_know(self.members, self.gone)
+        return self._known[1]
 
     @property
     def _others(self) -> list[dict[str, int]]:

@@ -28,7 +28,7 @@ class Story:
     def __init__(self, job: Job, slots: Slots, listener: Callable[[RunEvent], None]) -> None:
         self._job, self._slots, self._listener = job, slots, listener
         until = job.stop.steps
-        self._limit = Stopping(job.stop).limit(slots.per_pass, until)[0]
+        self._limit, self._reason = Stopping(job.stop).limit(slots.per_pass, until)
         self.names: dict[str, str] = {}  # of all that were ever here, by life
         self.why: dict[str, str] = {}  # a process ended, by life, as it was seen here
         self.gone: dict[str, str] = {}  # told
@@ -119,7 +119,7 @@ class Story:
         done = now.done if now else 0
         return Course(
             done,
-            done if ended else self._limit,
+            done if ended and not failed and over != self._reason else self._limit,
             self._slots.per_pass,
             done,
             False,

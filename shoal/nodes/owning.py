@@ -150,8 +150,8 @@ class Owning:
         changes = [change] if len(change[0]) else []
         mine = [(part, upto[self._me]) for part, upto in word.parts if upto.get(self._me, 0) > self._mine[part]]
         for (before, upto), parts in _alike([(part, (self._mine[part], upto)) for part, upto in mine]):
-            for number in range(before + 1, upto + 1):
-                if (sent := self._sent.get(number)) is not None:
+            for sent in self._sent.values():
+                if before < sent.number <= upto:
                     keys, values = _cut(sent, parts)
                     changes += [(keys, -values)] if len(keys) else []
         for part, upto in mine:

@@ -22,6 +22,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.cluster.book import Book, State
+from shoal.cluster.fitting import Fit
 from shoal.cluster.mesh import Mesh
 from shoal.cluster.runs import Runs
 from shoal.cluster.streams import Delivery
@@ -61,10 +62,11 @@ class PeerNode:
     ) -> None:
         """``begin``: where a run is taken up again, or where an earlier life was; ``link``: seconds that messages between peers take.
 
-        ``keys`` weights, in ``parts``, where they are owned.
+        ``keys`` weights (0: not known), in ``parts``, where they are owned.
         """
         self.name, self.mesh, self.facts = mesh.me.life, mesh, facts
         self._parts = parts if facts.owned else 0
+        mesh.fit = Fit(keys, facts.limit[0], facts.slots.batch, self._parts)
         self.book = Book(begin, self._parts)
         self.why = ""  # why it left; empty: in order, or it did not
         self.owning = Owning(self.name, parts, keys) if facts.owned else None
@@ -131,10 +133,8 @@ class PeerNode:
                 return self._answers.weigh(sender, weigh) if self.mesh.filled else []
             case Received(_, p.Stop() as stop):
                 return self._stopped(now, stop)
-            case Received(_, p.Share() as share, arrays):
-                if self.owning is not None and share.life not in self.mesh.gone and not self.left:
-                    self.owning.share(now, share, arrays, self.book)
-                return []
+            case Received(sender, p.Share() as share, arrays):
+                return self._share(now, sender, share, arrays)
         return self.mesh.handle(now, event) or []
 
     def _wake_at(self, now: int) -> int:
@@ -294,6 +294,15 @@ class PeerNode:
         for life in moment.wanted:
             effects += self.mesh.hand(now, life, state, flat, version)
         return effects
+
+    def _share(self, now: int, sender: str, share: p.Share, arrays: Arrays) -> list[Effect]:
+        fit = self.mesh.fit
+        if self.owning is None or self.left or sender not in self.mesh.members or share.life != sender:
+            return []
+        if fit is not None and (wrong := fit.change(arrays)):  # we would say it, and be held for gone for that
+            return self.mesh.tell_ended(now, sender, f"it sent what cannot be: {wrong}")
+        self.owning.share(now, share, arrays, self.book)
+        return []
 
     def _own(self, now: int) -> list[Effect]:
         """Weights that have owners: send what is not in, tell what came."""

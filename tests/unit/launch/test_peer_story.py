@@ -95,3 +95,11 @@ def test_those_that_go_when_it_has_ended_are_not_told_as_gone() -> None:
     told.hear(account(ended=True, over="5 epochs done", gone={PEERS[1].life: ""}, done=500))
     assert not [event for event in events if isinstance(event, Gone)]
     assert told.course("5 epochs done", False, True, {}).limit == 500
+
+
+def test_a_run_that_ended_short_of_its_passes_is_not_told_as_whole() -> None:
+    told, _ = story()
+    told.hear(account(done=300, ended=True, over="5 epochs done"))
+    assert told.course("5 epochs done", False, True, {}).limit == 500
+    assert told.course("no worker is left", True, True, {}).limit == 500
+    assert told.course("target loss 0.5 reached", False, True, {}).limit == 300, "it was to end there"

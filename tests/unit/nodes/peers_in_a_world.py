@@ -98,7 +98,7 @@ class Peers:
             self._add(Mesh(one, found))
 
     def _peer(self, number: int) -> p.Peer:
-        return p.Peer(f"worker-{number}.{next(self._lives)}", f"worker-{number}", number, f"here-{number}")
+        return p.Peer(f"worker-{number}.{next(self._lives)}", f"worker-{number}", number, f"memory:{number}")
 
     def _add(self, mesh: Mesh) -> PeerNode:
         life = mesh.me.life

@@ -243,3 +243,9 @@ def test_when_a_contributor_dies_all_have_the_same_and_its_slots_are_done_again(
 
         if not lost:
             np.testing.assert_array_equal(weights[0], weights_of(range(360)))
+
+
+def test_an_owner_that_names_a_number_far_beyond_what_was_contributed_holds_nobody_up() -> None:
+    owning = Owning("a", 2, 10)
+    nothing = np.empty(0, np.uint64), np.empty(0, np.float32)
+    assert owning.owned(p.Owned([(0, {"a": 1 << 45})]), nothing) == []

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 from zlib import crc32
 
@@ -137,6 +137,20 @@ class Newcomer:
         self._given = self._state, np.concatenate(self._pieces)
         version, self._version, self._pieces, self._state = self._version, {}, [], b""
         return version
+
+
+class Numbers:
+    """For those who come: each gets another one, also when the one before has not been entered by anybody yet."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, int] = {}
+
+    def give(self, to: str, taken: Iterable[int]) -> int:
+        if to not in self._given:
+            self._given[to] = 1 + max([*taken, *self._given.values()], default=-1)
+            for old in list(self._given)[: -limits.PEERS]:
+                del self._given[old]
+        return self._given[to]
 
 
 class Donor:

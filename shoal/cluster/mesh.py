@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from shoal import limits
 from shoal.cluster.fitting import Fit
 from shoal.cluster.halves import SILENT, SMALLER, Halves, gives_way, is_over
-from shoal.cluster.joining import Donor, Newcomer
+from shoal.cluster.joining import Donor, Newcomer, Numbers
 from shoal.cluster.members import About, Member, can_be, turn
 from shoal.cluster.standing import Standing
 from shoal.cluster.streams import Delivery
@@ -54,7 +54,7 @@ class Mesh(Standing):
         self.here: p.Here | None = None  # a newcomer's answer
         self._leaves = False
         self._newcomer: Newcomer | None = None
-        self._donor = Donor()
+        self._donor, self._numbers = Donor(), Numbers()
         self._beat, self._dead_after = beat, dead_after
         self._begun = self._last = -1
         self._woke: int | None = None  # when it was us who slept, not they
@@ -124,8 +124,8 @@ class Mesh(Standing):
                 return self._beaten(now, sender, beat)
             case Received(sender, p.Said() as said, arrays):
                 return self._heard(now, sender, said, arrays)
-            case Received(sender, p.Greet(request)):
-                return self._greeted(sender, request)
+            case Received(sender, p.Greet() as greet):
+                return self._greeted(sender, greet)
             case Received(sender, p.Here() as here):
                 return self._answer(now, here)
             case Received(sender, p.Fetch() as fetch):
@@ -346,12 +346,14 @@ class Mesh(Standing):
 
     # ------------------------------------------------------------ coming
 
-    def _greeted(self, sender: str, request: int) -> list[Effect]:
+    def _greeted(self, sender: str, greet: p.Greet) -> list[Effect]:
         if not self._filled or self.put_out:
             return []
         peers = [self.me, *(one.peer for one in self.members.values())]
-        about, lost = self.about, self._halves.lost
-        return [Send(sender, p.Here(request, about.job, about.rows, about.features, peers, dict(self.gone), lost))]
+        about, gone, lost = self.about, dict(self.gone), self._halves.lost
+        number = self._numbers.give(greet.comes, [one.number for one in peers]) if greet.comes else 0
+        here = p.Here(greet.request, about.job, about.rows, about.features, peers, gone, lost, number)
+        return [Send(sender, here)]
 
     def _answer(self, now: int, here: p.Here) -> list[Effect]:
         answered = self.here is not None and bool(self.members)

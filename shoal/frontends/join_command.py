@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -76,17 +76,19 @@ def show_peers(where: str, as_json: bool) -> None:
     """How a run of peers stands: who is here, who leads, how far it is."""
     import msgspec
 
+    from shoal.cluster.stopping import ENDLESS
     from shoal.events import counted
     from shoal.launch import joining
 
     account = joining.standing(where)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(account)))
+        click.echo(msgspec.json.format(msgspec.json.encode(_named(account))))
         return
     state = f"over: {account.over}" if account.over else "learning"
-    click.echo(
-        f"{counted(len(account.peers), 'peer')}, {account.done / account.per_pass:.2f} passes in {account.seconds:.1f} s, {state}"
-    )
+    passes = f"{account.done / account.per_pass:.2f}"
+    if account.limit < ENDLESS:
+        passes += f" of {account.limit / account.per_pass:g}"
+    click.echo(f"{counted(len(account.peers), 'peer')}, {passes} passes in {account.seconds:.1f} s, {state}")
     for peer in account.peers:
         click.echo(f"  {peer.name:<12} {peer.address}{'  leads' if peer.life == account.lead else ''}")
     for life, why in account.gone.items():
@@ -95,6 +97,15 @@ def show_peers(where: str, as_json: bool) -> None:
         last = account.judged[-1]
         loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
         click.echo(f"test loss {loss} at pass {last.done / account.per_pass:.2f} (evaluation {last.number})")
+
+
+def _named(value: Any) -> Any:
+    """What travels as lists, with the names of its fields."""
+    import msgspec
+
+    if isinstance(value, msgspec.Struct):
+        return {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+    return [_named(one) for one in value] if isinstance(value, list) else value
 
 
 @contextmanager

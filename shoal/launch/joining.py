@@ -56,15 +56,15 @@ class Joined:
 
 
 @contextlib.contextmanager
-def at(where: str) -> Iterator[tuple[Watching, Here, str]]:
-    """Whoever answers there: how to ask, what it says of the run, and the address."""
+def at(where: str, comes: str = "") -> Iterator[tuple[Watching, Here, str]]:
+    """Whoever answers there: how to ask, what it says of the run, and the address. ``comes``: for one that wants to take part."""
     address = address_of(where)
     check_address(address)
     watching = Watching(ZmqTransport(f"home-{secrets.token_hex(4)}"))
     try:
         watching.meet([Peer(_DOOR, _DOOR, 0, address)])
         try:
-            here = watching.greet(_DOOR, _ANSWER)
+            here = watching.greet(_DOOR, _ANSWER, comes)
         except Unanswered:
             raise ClusterError(_why_silent(where, address)) from None
         watching.meet(here.peers)
@@ -81,12 +81,15 @@ def _why_silent(where: str, address: str) -> str:
             f"address; that is for strategy peer-to-peer"
         )
     more = "" if where == address else f"; if the run was killed, go on with it: shoal train --resume {where}"
-    return f"nobody answers at {address}: the run has ended, or that peer has; try the address of another{more}"
+    return (
+        f"nobody answers at {address}: the run has ended, or that peer has; try the address of another (whoever joined was told its "
+        f"own, and may go on){more}"
+    )
 
 
 def join(where: str, say: Say, closing: threading.Event, asked: threading.Event) -> Joined:
     """Take part until the run ends, ``asked`` (it leaves in order) or ``closing`` (at once) is set."""
-    with at(where) as (_, here, address):
+    with at(where, secrets.token_hex(8)) as (_, here, address):
         pass
     job = Job.of(tomllib.loads(here.job))
     import_own(job)
@@ -97,14 +100,14 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
             f"the data are not the same: {mine[0]:,} rows of {mine[1]:,} features here, {theirs[0]:,} of {theirs[1]:,} there: "
             f"bring the same files to {job.data.source}"
         )
-    number = 1 + max((peer.number for peer in here.peers), default=-1)
     say(f"{counted(len(here.peers), 'peer')} of {address}: {job.model.told}, {dataset.name}")
-    made = Made(PeerWork(here.job, str(dataset.folder), number))
+    made = Made(PeerWork(here.job, str(dataset.folder), here.number))
     with _folder(address) as folder:
         life = Life(made, sockets(folder))
-        telling = _Telling(say, closing)
+        telling = _Telling(say)
+        say(f"this is {life.me.name}, at {life.me.address}: shoal status, join and leave find the run there, too")
         try:
-            node = live(life, [], [(_DOOR, address)], closing, asked, telling.look)
+            node = live(life, [], [(one.life, one.address) for one in here.peers], closing, asked, telling.look)
         finally:
             made.learner.release()
     if node.why:
@@ -143,31 +146,53 @@ def leave(where: str, name: str, say: Say) -> None:
 class _Telling:
     """How it goes, for whoever looks on; and, when the run has ended, that it may go."""
 
-    def __init__(self, say: Say, closing: threading.Event) -> None:
+    def __init__(self, say: Say) -> None:
         self._say, self._next, self._ended, self._judged = say, 0.0, 0.0, -1
+        self._names: dict[str, str] = {}  # of all that were here, by life
+        self._gone: set[str] = set()
+        self._lead = ""
 
     def look(self, node: PeerNode) -> bool:
         now = time.monotonic()
         if node.ended:
             self._ended = self._ended or now
             return now - self._ended > _STAY
+        if node.mesh.filled:
+            self._look_who(node)
         last = node.book.last
         if last is not None and last.number != self._judged and node.mesh.filled:
             self._judged = last.number
             loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
-            self._say(f"evaluation {last.number}: test loss {loss}, {counted(last.workers, 'worker')}")
+            passes = last.done / node.facts.slots.per_pass
+            self._say(
+                f"evaluation {last.number}: pass {passes:.2f}, test loss {loss}, {counted(last.workers, 'worker')}"
+            )
         elif now >= self._next:
             self._next = now + _TELL
             if not node.mesh.filled:
                 self._say("getting the model")
         return False
 
+    def _look_who(self, node: PeerNode) -> None:
+        """Who is gone since the last look, and who leads now."""
+        mesh = node.mesh
+        for life, why in mesh.gone.items():
+            if life in self._names and life not in self._gone:
+                left = f", {counted(len(mesh.members) + 1, 'worker')} left" if why else ""
+                self._say(f"{self._names[life]} is gone: {why or 'it left'}{left}")
+        self._gone.update(mesh.gone)
+        self._names.update({one.life: one.name for one in mesh.living})
+        if mesh.leads != self._lead:
+            self._lead = mesh.leads
+            self._say(f"{self._names[self._lead]} leads" + (": that is this one" if self._lead == mesh.me.life else ""))
+
 
 def _result(node: PeerNode, made: Made) -> Joined:
     book, ended = node.book, node.book.ended
     last = book.last
     judged = {} if last is None else msgspec.structs.asdict(last)
-    learned = book.rates.get(node.name, (0, 0))[0]
+    # In all its lives: it may have been held for gone, and have come back.
+    learned = sum(slots for life, (slots, _) in book.rates.items() if life.startswith(f"{node.mesh.me.name}."))
     if ended is None:
         return Joined(node.mesh.me.name, learned, "", False, None, judged, book.done)
     model = made.learner.keep(made.core.weights())

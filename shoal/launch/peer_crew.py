@@ -11,7 +11,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import valid_signals
 from typing import Protocol
@@ -50,7 +50,7 @@ class Crew(Protocol):
         """The names of those that have not ended."""
 
     def start(self, count: int) -> list[Peer]: ...
-    def add(self, number: int, through: Peer) -> Peer: ...
+    def add(self, number: int, through: list[Peer]) -> Peer: ...
     def signal(self, name: str, number: int) -> None: ...
     def eyes(self) -> Transport:
         """For somebody who watches."""
@@ -114,8 +114,8 @@ class ProcessCrew:
             self._children.hand_on(peer.name, Founders(founders))
         return founders
 
-    def add(self, number: int, through: Peer) -> Peer:
-        """One more, which asks this one who is here."""
+    def add(self, number: int, through: list[Peer]) -> Peer:
+        """One more, which asks these who is here."""
         self._order(number, through)
         self._children.wait_until_running([name_of(number)], time.monotonic() + _START_WITHIN)
         return self._note(number)
@@ -136,9 +136,9 @@ class ProcessCrew:
         finally:
             sweep(self._folder)
 
-    def _order(self, number: int, through: Peer | None = None) -> None:
+    def _order(self, number: int, through: Sequence[Peer] = ()) -> None:
         name = name_of(number)
-        work = msgspec.structs.replace(self._work, number=number, life=life_of(name), through=through)
+        work = msgspec.structs.replace(self._work, number=number, life=life_of(name), through=list(through))
         bind = "tcp://127.0.0.1:*" if self._job.launch.transport == "tcp" else f"ipc://{self._folder}/{work.life}"
         self._children.order(Orders(name, "peer", "", bind, "", self._folder, msgspec.to_builtins(work)))
         self._lives[name] = work.life
@@ -175,9 +175,9 @@ class ThreadCrew:
             self._begin(life, founders, [])
         return founders
 
-    def add(self, number: int, through: Peer) -> Peer:
+    def add(self, number: int, through: list[Peer]) -> Peer:
         life = self._life(number)
-        self._begin(life, [], [(through.life, through.address)])
+        self._begin(life, [], [(one.life, one.address) for one in through])
         return life.me
 
     def signal(self, name: str, number: int) -> None:

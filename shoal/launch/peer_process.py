@@ -56,7 +56,7 @@ class PeerWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: str  # the folder of the packed set
     number: int = 0
     life: str = ""
-    through: Peer | None = None  # one that is there, for a newcomer
+    through: list[Peer] = []  # those who are there, for a newcomer: any one of them will do
     kept: str = ""  # what to go on from
 
 
@@ -110,20 +110,19 @@ class Made:
 
 
 class Life:
-    """A peer that has an address, and has not begun yet."""
+    """A peer that has an address, and has not begun yet. ``number``: its place among those who may lead; as a rule that of its name."""
 
-    def __init__(self, made: Made, open_: Open) -> None:
+    def __init__(self, made: Made, open_: Open, number: int | None = None) -> None:
         name = f"worker-{made.work.number}"
         life = made.work.life or life_of(name)
         self.made, self.open = made, open_
         self.transport = open_(life)
-        self.me = Peer(life, name, made.work.number, self.transport.address)
+        self.me = Peer(life, name, made.work.number if number is None else number, self.transport.address)
 
     def again(self, number: int) -> Life:
-        """The same one, under a new name on the wire."""
-        work = msgspec.structs.replace(self.made.work, number=number, life="")
-        self.made.work, self.made.begin = work, None
-        return Life(self.made, self.open)
+        """The same one, under a new name on the wire; of those who may lead it comes last."""
+        self.made.work, self.made.begin = msgspec.structs.replace(self.made.work, life=""), None
+        return Life(self.made, self.open, number)
 
 
 def live(
@@ -204,14 +203,14 @@ def be_peer(orders: Orders, running: Callable[[str], None], inbox: int) -> None:
     life = Life(made, sockets("" if orders.bind.startswith("tcp:") else orders.folder))
     running(life.me.address)
     with os.fdopen(inbox, "rb") as lines:
-        line = lines.readline() if work.through is None else b""
+        line = b"" if work.through else lines.readline()
     if line:
         founders = msgspec.json.decode(line, type=Founders).peers
-    elif work.through is None:
+    elif not work.through:
         return  # nobody is left who would say
     else:
         founders = []
-    through = [] if work.through is None else [(work.through.life, work.through.address)]
+    through = [(one.life, one.address) for one in work.through]
     node = live(life, founders, through, never, asked)
     if node.why:
         raise ClusterError(node.why)

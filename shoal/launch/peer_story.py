@@ -88,7 +88,7 @@ class Story:
         self.gone[life] = why
         if life not in self.names:
             return  # nobody was told that it came
-        self.lost += bool(why)
+        self.lost += why not in ("", LEFT)
         name = self.names[life]
         self._listener(Gone(seconds=self.seconds, name=name, role="worker", why=why or LEFT))
 

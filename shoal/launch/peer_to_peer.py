@@ -21,7 +21,7 @@ from shoal import limits
 from shoal.cluster.halves import is_over
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
-from shoal.errors import Invalid, Unanswered
+from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import RunEvent, Started, Stopped, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
@@ -86,6 +86,7 @@ class PeerRun:
         self._watching: Watching | None = None
         self._began = False
         self._why, self._failed, self._over = "", False, False
+        self._interrupted = False
         self._silent_since = math.inf
         self._reminded = 0
         self._to_copy: deque[p.Judged] = deque()
@@ -142,7 +143,9 @@ class PeerRun:
     def add_worker(self) -> str:
         """Start one more; it learns as soon as it has the model."""
         number = 1 + max((int(name.rpartition("-")[2]) for name in self._names()), default=-1)
-        through = next(peer for peer in self._eyes.known if peer.life not in self.story.gone)
+        through = [one for one in self._eyes.known if not self._has_ended(one.life)]
+        if not through:
+            raise ClusterError("no peer is here whom a newcomer could ask for the model: start the run again")
         peer = self._crew.add(number, through)
         self._eyes.meet([peer])
         return peer.name
@@ -199,7 +202,7 @@ class PeerRun:
     def interrupted(self) -> Outcome:
         """The peers are told; they finish what they are at, and the model is judged. Whoever takes too long is left behind."""
         deadline = time.monotonic() + limits.DRAIN / limits.SECOND
-        asked = 0.0
+        asked, self._interrupted = 0.0, True
         while not self._over and time.monotonic() < deadline:
             if time.monotonic() >= asked and (to := self._eyes.lead or next(iter(self._lives()), "")):
                 self._eyes.stop(to, "interrupted")
@@ -314,7 +317,7 @@ class PeerRun:
             if not wanted or self._has_ended(one.by):
                 continue  # nobody waits for one that is no more: the others are to hear of that
             try:
-                flat = self._eyes.judged(one.by, one.number)
+                flat = self._eyes.judged(one.by, one.number, lambda life=one.by: self._has_ended(life))  # type: ignore[misc]
             except (Unanswered, Invalid):
                 flat = None
             if flat is None or flat.size != self.learner.keys * self.learner.width:
@@ -341,7 +344,7 @@ class PeerRun:
 
     def _end(self, account: Account) -> None:
         self._why, self._failed = account.over, account.failed
-        if self._keeper.has_some and not self._failed:
+        if (self._keeper.has_some or self._interrupted) and not self._failed:
             self._keep()
         if self.compare:
             for peer in account.peers:

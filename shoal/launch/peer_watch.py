@@ -71,9 +71,9 @@ class Watching:
     def known(self) -> list[Peer]:
         return list(self._peers.values())
 
-    def greet(self, life: str, seconds: float) -> Here:
-        """Who is here, and what it is about, by the word of this one."""
-        return self._ask("greet it", [life], Greet, Here, seconds)[1]
+    def greet(self, life: str, seconds: float, comes: str = "") -> Here:
+        """Who is here, and what it is about, by the word of this one; ``comes``: for somebody who wants to take part."""
+        return self._ask("greet it", [life], lambda number: Greet(number, comes), Here, seconds)[1]
 
     def account(self, judged: int, seconds: float) -> Account:
         """How it stands, by the word of the one that leads if it speaks; raises Unanswered."""
@@ -85,9 +85,9 @@ class Watching:
         self.lead = account.lead
         return account
 
-    def judged(self, life: str, number: int) -> Floats | None:
-        """The weights of an evaluation, from the one that made it; None if it has them no more. Flat."""
-        return self._pieces(life, lambda request, piece: Weigh(request, number, piece))[1]
+    def judged(self, life: str, number: int, ended: Callable[[], bool] = lambda: False) -> Floats | None:
+        """The weights of an evaluation, from the one that made it, until it has ``ended``; None if it has them no more. Flat."""
+        return self._pieces(life, lambda request, piece: Weigh(request, number, piece), ended)[1]
 
     def whole(self, life: str) -> tuple[bytes, Floats | None]:
         """What one knows, and its model with what the update rule keeps; all of the same moment."""
@@ -109,7 +109,9 @@ class Watching:
 
     # ------------------------------------------------------------ inside
 
-    def _pieces(self, life: str, make: Callable[[int, int], Weigh]) -> tuple[bytes, Floats | None]:
+    def _pieces(
+        self, life: str, make: Callable[[int, int], Weigh], ended: Callable[[], bool] = lambda: False
+    ) -> tuple[bytes, Floats | None]:
         """All of them; the request's number stands for one and the same model."""
         if life not in self._peers:
             raise Unanswered("give its model", life, 0.0)
@@ -119,7 +121,7 @@ class Watching:
         found, state, piece, pieces = [], b"", 0, 1
         while piece < pieces:
             message = make(request, piece)
-            _, part, arrays = self._exchange("give its model", [life], message, Piece, _PIECE_WITHIN, piece)
+            _, part, arrays = self._exchange("give its model", [life], message, Piece, _PIECE_WITHIN, piece, ended)
             pieces = part.pieces
             state = state or part.state
             found += [np.array(array, np.float32) for array in arrays]
@@ -143,6 +145,7 @@ class Watching:
         kind: type[Answer],
         seconds: float,
         piece: int | None = None,
+        ended: Callable[[], bool] = lambda: False,
     ) -> tuple[str, Answer, m.Arrays]:
         """Ask one after the other until somebody answers."""
         with self._lock:
@@ -150,7 +153,7 @@ class Watching:
                 raise Unanswered(what, " or ".join(to) or "anybody", 0.0)
             now = time.monotonic()
             deadline, again, asked = now + seconds, 0.0, 0
-            while now < deadline:
+            while now < deadline and not ended():
                 if now >= again:
                     self._transport.send(to[asked % len(to)], question, ())
                     self._transport.flush()

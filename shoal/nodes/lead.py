@@ -213,7 +213,7 @@ class Lead:
         room = self._room(pool)
         if room <= 0 or not view.deals_to:
             return []
-        least = max(1, self._facts.per_told // _LEAST)
+        least = max(1, min(self._facts.per_told // _LEAST, room // len(view.deals_to)))
         fair = max(least, room // (2 * len(view.deals_to)))
         below = self._floor if self._why else None
         found: list[tuple[str, Runs]] = []

@@ -55,6 +55,7 @@ def query(
     shoal query runs/clicks-logistic-async-1 --ask heavy --module my_questions --set above=2
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
+    from shoal.launch.looking import is_of_peers
     from shoal.launch.querying import opened
 
     if ask is None and (settings or modules):
@@ -74,6 +75,10 @@ def query(
     except Invalid as error:
         raise Wrong(str(error)) from None
     except Unanswered as error:
+        if is_of_peers(where):
+            raise click.ClickException(
+                f"a run of peers has no tables that could be asked; how it stands: shoal status {where}"
+            ) from None
         who = f"nobody answers at {where}" if error.node == COORDINATOR else f"{error.node} does not answer"
         why = f"{who}: it has ended, or is just being started again; look again in a moment"
         if "://" not in where:

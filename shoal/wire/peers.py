@@ -143,6 +143,7 @@ class Greet(Message, frozen=True):
     """Newcomer, or whoever was called, to any peer: "who is here, and what is it about?"."""
 
     request: int
+    comes: str = ""  # whoever wants to take part, and a word that nobody else says: it gets a number of its own
 
 
 class Here(Message, frozen=True):
@@ -157,6 +158,7 @@ class Here(Message, frozen=True):
     lost: list[
         Peer
     ] = []  # gone by their silence, and called now and then: they may be cut off, and go on by themselves
+    number: Count = 0  # for one that comes
 
 
 class Fetch(Message, frozen=True):

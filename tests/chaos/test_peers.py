@@ -193,6 +193,39 @@ def test_one_that_joins_learns_and_one_that_leaves_has_told_what_it_learned() ->
     assert max(event.workers for event in run.all(Evaluated)) == 5
 
 
+def test_a_newcomer_finds_its_way_though_the_first_that_it_would_ask_was_killed() -> None:
+    seen = Seen()
+
+    def act(training: PeerRun) -> None:
+        reach(training, 0.2)
+        kill(training, "worker-0")
+        name = training.add_worker()
+        assert soon(lambda: is_here(training, name), 20)
+
+    check(watch(job_of(stop__epochs=10), seen(act)), seen, living=4)
+
+
+def test_half_of_the_peers_may_sleep_and_the_others_go_on() -> None:
+    seen = Seen()
+
+    def act(training: PeerRun) -> None:
+        reach(training, 0.05)
+        pids = [training.pids[name] for name in ("worker-0", "worker-1")]
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            assert soon(lambda: training.story.living == ["worker-2", "worker-3"], 30)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        assert soon(lambda: len(training.story.living) == 4, 30), training.story.names
+
+    run = watch(job_of(stop__epochs=60, emulate__per_example=4e-4), seen(act), 120)
+    check(run, seen, living=4)
+    assert sorted(event.name for event in run.all(Gone)) == ["worker-0", "worker-1"], "nobody else was put out"
+    assert sorted(event.name for event in run.all(Joined))[4:] == ["worker-2", "worker-3"]
+
+
 def test_a_peer_that_slept_too_long_is_put_out_and_comes_back_as_a_new_one() -> None:
     seen = Seen()
 
@@ -204,7 +237,7 @@ def test_a_peer_that_slept_too_long_is_put_out_and_comes_back_as_a_new_one() -> 
             assert soon(lambda: "worker-2" not in training.story.living, 30)
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert soon(lambda: len(training.story.living) == 4, 30), training.story.names
+        assert soon(lambda: "worker-2" in training.story.living, 30), training.story.names
 
     run = watch(job_of(stop__epochs=60, emulate__per_example=4e-4), seen(act), 120)
     check(run, seen, living=4)
@@ -265,6 +298,18 @@ def test_a_run_whose_peers_are_all_killed_fails_and_is_taken_up_again_by_another
     assert len(set(numbers)) == len(numbers) or numbers == sorted(numbers)
 
 
+def test_a_run_that_is_interrupted_is_kept_though_it_never_was_before(tmp_path: Path) -> None:
+    def hear(event: Any) -> None:
+        if isinstance(event, Evaluated) and event.number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(job_of(launch__how="threads", evaluate__every=0.2), tmp_path / "run", hear)
+    again = shoal.train(resume=tmp_path / "run")
+    (resumed,) = (event for event in again.events if isinstance(event, Resumed))
+    assert resumed.steps >= 400 and again.summary["examples"] == 5 * ROWS
+
+
 def test_a_step_that_is_far_too_large_ends_the_run_and_says_what_to_do() -> None:
     run = watch(job_of(model="squared", update={"rule": "sgd", "step": 1e30}, emulate__per_example=0.0))
     assert run.outcome.failed and "take a smaller step" in run.outcome.why
@@ -291,13 +336,14 @@ def begin(den: Den, **changes: Any) -> tuple[Program, str]:
     return caller, str(folder)
 
 
-def until_said(program: Program, what: str) -> None:
+def until_said(program: Program, what: str) -> str:
+    """The line in which it says so."""
     assert program.stderr is not None
     lines = []
     for line in program.stderr:
         lines.append(line)
         if what in line:
-            return
+            return line
     raise AssertionError(f"it said {lines}, and ended with {program.wait()}")
 
 
@@ -305,8 +351,12 @@ def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_kille
     caller, folder = begin(den, workers=2, stop__epochs=None, stop__seconds=25.0)
     kept = den.folder / "kept"
     joined = command(den, "join", folder, "--out", str(kept))
+    address = until_said(joined, "this is worker-2, at ").split()[4].rstrip(":")
     until_said(joined, "evaluation")
     caller.kill()  # and with it its peers
+    until_said(joined, "worker-2 leads: that is this one")
+    out, err = command(den, "status", address).communicate(timeout=60)
+    assert "1 peer," in out and "worker-2" in out, err
     out, err = joined.communicate(timeout=90)
     assert joined.returncode == 0, err
     assert "25 seconds are over" in out
@@ -321,7 +371,11 @@ def test_ctrl_c_leaves_in_order_and_a_peer_may_be_asked_to_leave(den: Den) -> No
     joined = command(den, "join", folder)
     until_said(joined, "evaluation")
     out, err = command(den, "status", folder).communicate(timeout=60)
-    assert "3 peers" in out and "worker-0" in out and "leads" in out, err
+    assert "3 peers" in out and "of 50 passes" in out and "worker-0" in out and "leads" in out, err
+    out, err = command(den, "status", folder, "--json").communicate(timeout=60)
+    assert [peer["name"] for peer in msgspec.json.decode(out)["peers"]].count("worker-2") == 1, err
+    out, err = command(den, "query", folder).communicate(timeout=60)
+    assert "a run of peers has no tables" in err
     joined.send_signal(signal.SIGINT)
     out, err = joined.communicate(timeout=60)
     assert joined.returncode == 0 and "left; the run goes on" in out, err

@@ -482,6 +482,17 @@ def test_whoever_asks_is_told_who_is_here() -> None:
     assert sorted(one.life for one in here.peers) == ["w0", "w1"]
 
 
+def test_each_that_comes_gets_a_number_of_its_own_however_many_come_at_once() -> None:
+    room = Room(2)
+    room.wait(1)
+    given = []
+    for comes in ("ann", "bob", "ann", ""):
+        (sent,) = room.meshes["w0"].handle(room.now, Received("stranger", p.Greet(1, comes))) or []
+        assert isinstance(sent, Send) and isinstance(sent.message, p.Here)
+        given.append(sent.message.number)
+    assert given == [2, 3, 2, 0]
+
+
 def test_what_is_not_the_meshs_is_left_to_its_holder() -> None:
     assert Room(1).meshes["w0"].handle(SECOND, Received("home", p.Watch(1))) is None
 

@@ -47,6 +47,8 @@ def test_who_comes_goes_and_leads_is_told_once() -> None:
     elected = [(event.name, event.why) for event in events if isinstance(event, Elected)]
     assert elected == [("worker-0", ""), ("worker-1", "worker-0 is gone: silent for 3.0 s")]
     assert (told.lost, told.living) == (1, ["worker-1"])
+    told.hear(account(peers=[], gone={**gone, PEERS[1].life: LEFT}))  # its process ended, and it was told so
+    assert (told.lost, told.living) == (1, [])
 
 
 def test_one_that_was_silent_and_goes_on_is_told_to_be_back() -> None:

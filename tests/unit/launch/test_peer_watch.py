@@ -126,6 +126,19 @@ def test_a_model_comes_in_pieces_of_one_request() -> None:
     eyes.close()
 
 
+def test_weights_of_one_that_has_ended_are_not_waited_for() -> None:
+    eyes, asked = watching(Hub()), list[bool]()
+
+    def ended() -> bool:
+        asked.append(True)
+        return len(asked) > 1
+
+    with pytest.raises(Unanswered):
+        eyes.judged(PEERS[2].life, 7, ended)
+    assert len(asked) == 2
+    eyes.close()
+
+
 def test_another_version_of_shoal_is_named() -> None:
     hub = Hub()
     eyes = watching(hub)

@@ -69,6 +69,11 @@ def test_everybody_has_work_ahead_by_its_own_pace() -> None:
     assert told.look() == [], "both have what they need"
 
 
+def test_everybody_has_work_also_when_more_is_to_be_told_at_once_than_there_is() -> None:
+    told = Told(Stop(epochs=1_000), every=1 << 30)
+    assert dealt(told.look()) == {"a": 100, "b": 100}
+
+
 def test_the_end_is_dealt_in_smaller_and_smaller_pieces_and_never_more_than_there_is() -> None:
     told = Told(Stop(epochs=3), evaluate=1 << 60)
     sizes: list[int] = []

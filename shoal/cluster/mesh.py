@@ -56,6 +56,7 @@ class Mesh(Standing):
         self._beat, self._dead_after = beat, dead_after
         self._begun = self._last = self._woke = -1
         self._next_beat = self._next_look = self._told_heard = 0
+        self._answered = 0  # when a newcomer was
         self._untold = 0  # words that came since we told what we have heard
         self._halves = Halves()
 
@@ -96,18 +97,20 @@ class Mesh(Standing):
     def say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
         self._leaves |= isinstance(word, p.Leaving)  # then the others may well hold us for gone
         number = self.streams.heard[self.me.life] + 1
-        self.streams.take(now, Delivery(self.me.life, number, word, arrays))
-        return self._send_all(self._said(now, number, word), arrays)
+        # What ends a run must not reach anybody without what was counted before: both who know it may die.
+        after = self.version if isinstance(word, p.Halt | p.Ended) else {}
+        self.streams.take(now, Delivery(self.me.life, number, word, arrays, after))
+        return self._send_all(self._said(now, number, word, after), arrays)
 
     def heard_now(self) -> list[Delivery]:
         return self.streams.drain()
 
-    def _said(self, now: int, number: int, word: p.Word) -> p.Said:
+    def _said(self, now: int, number: int, word: p.Word, after: p.Heard) -> p.Said:
         """With what we have heard, but not every time: it grows with the number of peers."""
         if now - self._told_heard < self._beat and self._untold < _UNTOLD * len(self.members):
-            return p.Said(self.me.life, number, word)
+            return p.Said(self.me.life, number, word, {}, after)
         self._told_heard, self._untold = now, 0
-        return p.Said(self.me.life, number, word, self.version)
+        return p.Said(self.me.life, number, word, self.version, after)
 
     # ------------------------------------------------------------ events
 
@@ -171,6 +174,9 @@ class Mesh(Standing):
         if self._newcomer is not None and not self._filled:
             effects += self._newcomer.tick(now, self.me.life, self.members)
             effects += self._fill(now)
+            heard = max((one.since for one in self.members.values() if one.filled), default=self._answered)
+            if self.members and not self._filled and now - heard > 2 * patience:
+                self._give_way("nobody who has a model was heard of for long", self._halves.lost)
         return effects
 
     @property
@@ -235,7 +241,9 @@ class Mesh(Standing):
         for kept in self.streams.lacking(one.heard):
             word = kept.delivery
             if kept.may_send(now, one.peer.life, turn(self.members, self.me, self.gone, word.origin, word.number)):
-                effects.append(Send(one.peer.life, p.Said(word.origin, word.number, word.word), word.arrays))
+                effects.append(
+                    Send(one.peer.life, p.Said(word.origin, word.number, word.word, {}, word.after), word.arrays)
+                )
                 self.counts["handed on" if word.origin != self.me.life else "said again"] += 1
                 if (size := size + kept.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
                     break  # the rest when it has these
@@ -319,7 +327,7 @@ class Mesh(Standing):
             return []  # it is entered by its beat, and says this again
         one.met, one.since = True, now
         one.learn({said.origin: said.number})  # words are sent by those who have heard them
-        self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays), wait=not self._filled)
+        self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays, said.after), wait=not self._filled)
         effects = self._learn(now, one, said.heard) if said.heard else []
         self._untold += 1
         if self._untold >= 2 * _UNTOLD * len(self.members):  # we say nothing, and they wait to hear that we have heard
@@ -339,7 +347,7 @@ class Mesh(Standing):
         answered = self.here is not None and bool(self.members)
         if self._newcomer is None or self._filled or answered or self.put_out:
             return []
-        self.here = here
+        self.here, self._answered = here, now
         if self.me.life in here.gone:
             self._give_way(here.gone[self.me.life], here.peers)
             return []

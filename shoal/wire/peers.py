@@ -122,6 +122,7 @@ class Said(Message, frozen=True):
     number: Count
     word: Word
     heard: Heard = {}  # by the sender of this message: it need not be told so in a beat
+    after: Heard = {}  # whoever has not heard all of this has not heard the word, either
 
 
 # ---------------------------------------------------------------- who is here

@@ -226,7 +226,7 @@ class MeetingChecker:
         if times > 0:
             self.halves.append(Half(who, moved))
             return
-        for i, half in enumerate(self.halves):
+        for i, half in reversed(list(enumerate(self.halves))):  # the last one: of some dead one may be the same
             if half.asker in ("", who) and np.array_equal(half.moved, moved):
                 del self.halves[i]
                 return

@@ -17,6 +17,7 @@ from shoal.errors import Invalid
 from shoal.events import Evaluated, Gone, Joined, Linked, Progress, Resumed, RunEvent, Saved, Stopped, Warned
 from shoal.job import Job
 from shoal.launch.gossip_core import GossipCore, dealt
+from shoal.launch.kept_slab import Keeper
 from shoal.models.learning import learner_of
 from shoal.settings import changed
 from shoal.strategies.gossip import Gossip
@@ -208,8 +209,12 @@ def test_whoever_has_which_rows_every_row_is_learned_once_a_pass(split: str) -> 
 # ---------------------------------------------------------------- its life
 
 
-def test_a_run_is_kept_and_taken_up_again_from_the_mean_by_any_number_of_workers(tmp_path: Path) -> None:
+def test_a_run_is_kept_and_taken_up_again_from_the_mean_by_any_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeper, "rest", 0)  # however long a busy disk takes for one
     settings = {"checkpoint.every": 0.01, "data.rows": 1_000, "data.features": 1_000, "data.batch": 20}
+    settings["emulate.per_example"] = 2e-4
 
     def stop(event: RunEvent) -> None:
         if isinstance(event, Saved) and event.steps >= 50:

@@ -73,13 +73,12 @@ class Streams:
         """Hear what can be heard now; words of others may have waited for that."""
         for origin in origins:
             self._advance(now, origin)
-        while any(
-            [self._advance(now, origin) for origin, early in list(self._early.items()) if self._is_next(origin, early)]
-        ):
-            pass
+        going = bool(self._early)
+        while going:
+            going = any(self._advance(now, one) for one in list(self._early) if self._is_next(one))
 
-    def _is_next(self, origin: str, early: dict[int, Delivery]) -> bool:
-        return self.heard.get(origin, 0) + 1 in early
+    def _is_next(self, origin: str) -> bool:
+        return self.heard.get(origin, 0) + 1 in self._early[origin]
 
     def _may_hear(self, delivery: Delivery) -> bool:
         return all(self.heard.get(life, 0) >= number for life, number in delivery.after.items())

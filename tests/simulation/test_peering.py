@@ -33,6 +33,8 @@ BROKE = (
     1521,  # a newcomer between two halves made both give way
     1649,  # one that slept outweighed the others with those who were gone meanwhile
     1982,  # owned: nobody owned what those who were cut off had owned
+    100_463,  # a newcomer waited for ever for one that had given way
+    100_483,  # it was heard that all was learned, and not what
 )
 
 # A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.

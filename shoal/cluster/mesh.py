@@ -57,6 +57,7 @@ class Mesh(Standing):
         self._begun = self._last = self._woke = -1
         self._next_beat = self._next_look = self._told_heard = 0
         self._answered = 0  # when a newcomer was
+        self._claims: dict[str, int] = {}  # since when others say that they go on without us
         self._untold = 0  # words that came since we told what we have heard
         self._halves = Halves()
 
@@ -298,6 +299,11 @@ class Mesh(Standing):
         # One that slept does not know who is here still.
         ours = [one.peer for one in self.members.values() if one.filled and one.since > self._woke]
         over = [life for life, why in self.gone.items() if is_over(why)]
+        if self._filled and not self._leaves and gives_way(self.me, ours, beat, over) and not self._is_sure(now, beat):
+            return [
+                self._halves.lose(now, beat.me),
+                *self._halves.tell(now, beat.me.life, self._beat, self._beat_now()),
+            ]
         if not self._filled or self._leaves or gives_way(self.me, ours, beat, over):
             self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
             return self._send_all(beat)  # whoever is here with us must know them, too
@@ -305,6 +311,10 @@ class Mesh(Standing):
         effects = self.tell_ended(now, beat.me.life, SMALLER)
         self.gone[beat.me.life] = SMALLER  # if it was silent before, too
         return [*effects, self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
+
+    def _is_sure(self, now: int, beat: p.Beat) -> bool:
+        """It says so again a while later: what comes all at once when one wakes up may be of somebody who is dead by now."""
+        return now - self._claims.setdefault(beat.me.life, now) >= self._beat // 2
 
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
         self.put_out = why or "the others go on without it"

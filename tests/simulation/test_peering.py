@@ -35,6 +35,7 @@ BROKE = (
     1982,  # owned: nobody owned what those who were cut off had owned
     100_463,  # a newcomer waited for ever for one that had given way
     100_483,  # it was heard that all was learned, and not what
+    200_743,  # one that slept gave way to one that was dead by then
 )
 
 # A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.

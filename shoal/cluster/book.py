@@ -5,8 +5,6 @@ any order: so a slot may be counted before it is heard that it was dealt, and wh
 
     counted     each slot once, whoever says so how often; where weights are owned, when its change is in every part
     out         dealt, not counted; of somebody who is gone they are free when nobody can have heard more of it than we have
-    halt        holds once the slots are counted that were counted where it was decided: whoever learned them may be gone together
-                with the one that decided, and then they are learned again
 
 Whoever leads deals from it, and whoever leads next goes on from it. Pure bookkeeping: no messages, no time.
 """
@@ -91,8 +89,7 @@ class Book:
         self.rates = dict(state.rates)  # by life: slots learned, and microseconds computed for them
         self.staleness: Counter[int] = Counter(dict(enumerate(state.staleness)))
         self.counts: Counter[str] = Counter(state.counts)
-        self.ending = state.halt  # it was said that the run is over, whether that holds here or not yet
-        self.rested, self.ended = dict.fromkeys(state.rested), state.ended
+        self.halt, self.rested, self.ended = state.halt, dict.fromkeys(state.rested), state.ended
         self.owners = state.owners
         self.since, self.yielded = dict(state.since), dict(state.yielded)
         self.included = [dict(part) for part in state.included] or [{} for _ in range(parts)]
@@ -115,7 +112,7 @@ class Book:
             dict(self.rates),
             self.histogram(),
             dict(self.counts),
-            self.ending,
+            self.halt,
             list(self.rested),
             self.ended,
             self.owners,
@@ -132,13 +129,6 @@ class Book:
     def done(self) -> int:
         """Slots that are counted."""
         return self.counted.size
-
-    @property
-    def halt(self) -> p.Halt | None:
-        """It is over, and nothing that was to be learned before that is left."""
-        ending = self.ending
-        holds = ending is not None and self.counted.within([(0, ending.floor)]) == ending.floor
-        return ending if holds else None
 
     @property
     def last(self) -> p.Judged | None:
@@ -176,9 +166,7 @@ class Book:
                 if (spans := self.out.get(life)) is not None and spans.remove(word.back):
                     self.returned += 1
             case p.Halt():
-                self.next = max(self.next, word.floor)
-                if self.ending is None or word.floor < self.ending.floor:
-                    self.ending = word
+                self.halt = self.halt or word
             case p.Rested():
                 self.rested[life] = None
             case p.Ended():

@@ -46,8 +46,6 @@ class Fit:
                 numbers = word.seconds, word.now
                 fits = word.done <= self.slots and word.rows <= self.slots * self.batch and word.number <= _MOST
                 fits = fits and all(map(math.isfinite, numbers)) and len(word.patience) in (0, 4)
-            case p.Halt():
-                fits = word.floor <= self.slots
             case p.Leaving():
                 fits = self._are_slots(word.back)
             case p.Owners(version, lives, others):

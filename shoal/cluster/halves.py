@@ -7,7 +7,7 @@ the other's beat alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shoal import limits
 from shoal.wire import peers as p
@@ -27,13 +27,13 @@ def rank(peer: p.Peer) -> tuple[int, str]:
     return peer.number, peer.life
 
 
-def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat) -> bool:
-    """We do, to the half of whoever sent this. Those count who have a model, and whom only one of the two has for its own."""
+def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat, over: Collection[str] = ()) -> bool:
+    """We do, to the half of whoever sent this. Those count who have a model, and whom only one of the two has for its own; not who is ``over``."""
     if not beat.filled:
         return False  # it knows of others at second hand: whoever is there will speak for itself
     lives = [one.life for one in beat.peers if one.life not in beat.new]
     known = [one.life for one in ours]
-    others = [one for one in beat.peers if one.life in lives and one.life not in (me.life, beat.me.life, *known)]
+    others = [one for one in beat.peers if one.life in lives and one.life not in (me.life, beat.me.life, *known, *over)]
     theirs = [beat.me, *others]
     rest = [one for one in ours if one.life not in (beat.me.life, *lives)]
     return _weight(theirs) > _weight([me, *rest])
@@ -50,6 +50,7 @@ class Halves:
     def __init__(self) -> None:
         self._lost: dict[str, tuple[p.Peer, int]] = {}  # where they were, and until when they are called
         self._told: dict[str, int] = {}  # when they were last told that they are gone
+        self._claims: dict[str, int] = {}  # since when others say that they go on without us
         self._next = 0
 
     @property
@@ -70,6 +71,11 @@ class Halves:
         for life in over:
             del self._lost[life]
         return [*(Connect(life, "") for life in over), *(Send(life, beat) for life in self._lost)]
+
+    def is_sure(self, now: int, life: str, pause: int) -> bool:
+        """It says again, a while later, that it goes on without us: what comes all at once when one wakes up may be of somebody who is
+        dead by now."""
+        return now - self._claims.setdefault(life, now) >= pause
 
     def tell(self, now: int, life: str, pause: int, beat: p.Beat) -> list[Effect]:
         """One that is gone speaks: it must know, but need not be told each time."""

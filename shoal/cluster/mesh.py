@@ -28,9 +28,8 @@ from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 
-_UNTOLD = (
-    limits.PEER_WINDOW // 4
-)  # words of each other peer that we may hear before we tell so: nobody is a window ahead
+# Words of each other peer that we may hear before we tell so: nobody is a window ahead.
+_UNTOLD = limits.PEER_WINDOW // 4
 
 
 class Mesh(Standing):
@@ -56,9 +55,9 @@ class Mesh(Standing):
         self._newcomer: Newcomer | None = None
         self._donor, self._numbers = Donor(), Numbers()
         self._beat, self._dead_after = beat, dead_after
-        self._begun = self._last = -1
-        self._woke: int | None = None  # when it was us who slept, not they
+        self._begun = self._last = self._woke = -1
         self._next_beat = self._next_look = self._told_heard = 0
+        self._answered = 0  # when a newcomer was
         self._untold = 0  # words that came since we told what we have heard
         self._halves = Halves()
 
@@ -99,18 +98,20 @@ class Mesh(Standing):
     def say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
         self._leaves |= isinstance(word, p.Leaving)  # then the others may well hold us for gone
         number = self.streams.heard[self.me.life] + 1
-        self.streams.take(now, Delivery(self.me.life, number, word, arrays))
-        return self._send_all(self._said(now, number, word), arrays)
+        # What ends a run must not reach anybody without what was counted before: both who know it may die.
+        after = self.version if isinstance(word, p.Halt | p.Ended) else {}
+        self.streams.take(now, Delivery(self.me.life, number, word, arrays, after))
+        return self._send_all(self._said(now, number, word, after), arrays)
 
     def heard_now(self) -> list[Delivery]:
         return self.streams.drain()
 
-    def _said(self, now: int, number: int, word: p.Word) -> p.Said:
+    def _said(self, now: int, number: int, word: p.Word, after: p.Heard) -> p.Said:
         """With what we have heard, but not every time: it grows with the number of peers."""
         if now - self._told_heard < self._beat and self._untold < _UNTOLD * len(self.members):
-            return p.Said(self.me.life, number, word)
+            return p.Said(self.me.life, number, word, {}, after)
         self._told_heard, self._untold = now, 0
-        return p.Said(self.me.life, number, word, self.version)
+        return p.Said(self.me.life, number, word, self.version, after)
 
     # ------------------------------------------------------------ events
 
@@ -150,7 +151,7 @@ class Mesh(Standing):
 
     def _look_whether_slept(self, now: int) -> None:
         """Then nobody was silent, as far as we know; and whoever held us for gone meanwhile was right."""
-        if self._last >= 0 and now - self._last > self._dead_after // 2:
+        if self._begun >= 0 and now - self._last > self._dead_after // 2:
             self._woke = now
             for one in self.members.values():
                 one.since = now
@@ -182,10 +183,10 @@ class Mesh(Standing):
         return effects
 
     def _look_whether_lost(self, now: int, patience: int) -> None:
-        """A newcomer of which nobody takes any notice: those of whom it heard are gone. It asks again, everybody of whom it knows."""
-        silent = bool(self.members) and all(now - one.since > patience for one in self.members.values())
-        if silent and self.here is not None and not self._filled:
-            self._give_way("nobody answers of those whom it was told of", [*self.here.peers, *self.here.lost])
+        """A newcomer that hears nobody who has a model: those of whom it was told are gone. It asks everybody again of whom it knows."""
+        heard = max((one.since for one in self.members.values() if one.filled), default=self._answered)
+        if self.here is not None and self.members and not self._filled and now - heard > patience:
+            self._give_way("nobody who has a model was heard of for long", [*self.here.peers, *self._halves.lost])
 
     @property
     def _period(self) -> int:
@@ -249,7 +250,9 @@ class Mesh(Standing):
         for kept in self.streams.lacking(one.heard):
             word = kept.delivery
             if kept.may_send(now, one.peer.life, turn(self.members, self.me, self.gone, word.origin, word.number)):
-                effects.append(Send(one.peer.life, p.Said(word.origin, word.number, word.word), word.arrays))
+                effects.append(
+                    Send(one.peer.life, p.Said(word.origin, word.number, word.word, {}, word.after), word.arrays)
+                )
                 self.counts["handed on" if word.origin != self.me.life else "said again"] += 1
                 if (size := size + kept.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
                     break  # the rest when it has these
@@ -297,20 +300,31 @@ class Mesh(Standing):
         return [self._halves.lose(now, one.peer) if why.startswith(SILENT) else Connect(life, "")]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
-        """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all.
-
-        One that slept knows nothing of halves: those whom it takes for its own have gone on without it.
-        """
+        """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
         if beat.me.life in self.members:
             self._learn(now, self.members[beat.me.life], beat.heard)
-        ours = [one.peer for one in self.members.values() if one.filled]
-        slept = self._woke is not None and now - self._woke < self._dead_after and beat.me.life not in self.gone
-        if not self._filled or self._leaves or slept or gives_way(self.me, ours, beat):
-            self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
-            return self._send_all(beat)  # whoever is here with us must know them, too
-        self.counts["claims refused"] += 1
-        effects = self.tell_ended(now, beat.me.life, SMALLER)
-        return [*effects, self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
+        if self._filled and self.gone.get(beat.me.life) == SMALLER != beat.gone.get(self.me.life):
+            return self._tell_gone(
+                now, beat.me.life
+            )  # a late word: since then we have refused it, and it has not refused us
+        if self._filled and not self._leaves:
+            if not self._loses(now, beat):
+                self.counts["claims refused"] += 1
+                effects = self.tell_ended(now, beat.me.life, SMALLER)
+                self.gone[beat.me.life] = SMALLER  # if it was silent before, too
+                return [*effects, self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
+            if not self._halves.is_sure(now, beat.me.life, self._beat // 2):
+                return [self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
+        self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
+        return self._send_all(beat)  # whoever is here with us must know them, too
+
+    def _loses(self, now: int, beat: p.Beat) -> bool:
+        """Against whoever sent this. One that slept does not know who is here still; and those who hold it for gone have gone on."""
+        if 0 <= self._woke > now - self._dead_after and beat.me.life not in self.gone:
+            return True
+        ours = [one.peer for one in self.members.values() if one.filled and one.since > self._woke]
+        over = [life for life, why in self.gone.items() if is_over(why)]
+        return gives_way(self.me, ours, beat, over)
 
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
         self.put_out = why or "the others go on without it"
@@ -337,7 +351,7 @@ class Mesh(Standing):
         if self.fit is not None and (wrong := self.fit.misfit(said.word, arrays)):
             return self.tell_ended(now, sender, f"it said what cannot be: {wrong}")
         one.learn({said.origin: said.number})  # words are sent by those who have heard them
-        self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays), wait=not self._filled)
+        self.streams.take(now, Delivery(said.origin, said.number, said.word, arrays, said.after), wait=not self._filled)
         effects = self._learn(now, one, said.heard) if said.heard else []
         self._untold += 1
         if self._untold >= 2 * _UNTOLD * len(self.members):  # we say nothing, and they wait to hear that we have heard
@@ -359,7 +373,7 @@ class Mesh(Standing):
         answered = self.here is not None and bool(self.members)
         if self._newcomer is None or self._filled or answered or self.put_out:
             return []
-        self.here = here
+        self.here, self._answered = here, now
         if self.me.life in here.gone:
             self._give_way(here.gone[self.me.life], here.peers)
             return []

@@ -22,6 +22,7 @@ class Delivery:
     number: int
     word: Word
     arrays: Arrays = ()
+    after: Heard = field(default_factory=dict)  # what must be heard before it, of others
 
 
 @dataclass(slots=True)
@@ -55,8 +56,7 @@ class Streams:
     def begin_at(self, now: int, version: Heard) -> None:
         """A model with all of this in it was taken over; what came beyond it is heard now."""
         self.heard = dict(version)
-        for origin in list(self._early):
-            self._advance(now, origin)
+        self._go_on(now, *self._early)
 
     def take(self, now: int, delivery: Delivery, wait: bool = False) -> None:
         """A word came; ``wait``: there is no model yet that it could follow."""
@@ -67,12 +67,29 @@ class Streams:
         elif len(early) < 2 * limits.PEER_WINDOW:  # nobody has more under way: what is left out comes again
             early[number] = delivery
         if not wait:
-            self._advance(now, origin)
+            self._go_on(now, origin)
 
-    def _advance(self, now: int, origin: str) -> None:
+    def _go_on(self, now: int, *origins: str) -> None:
+        """Hear what can be heard now; words of others may have waited for that."""
+        for origin in origins:
+            self._advance(now, origin)
+        going = bool(self._early)
+        while going:
+            going = any(self._advance(now, one) for one in list(self._early) if self._is_next(one))
+
+    def _is_next(self, origin: str) -> bool:
+        return self.heard.get(origin, 0) + 1 in self._early[origin]
+
+    def _may_hear(self, delivery: Delivery) -> bool:
+        return all(self.heard.get(life, 0) >= number for life, number in delivery.after.items())
+
+    def _advance(self, now: int, origin: str) -> bool:
+        """True if a word was heard."""
         early, number = self._early[origin], self.heard.get(origin, 0)
-        while (delivery := early.pop(number + 1, None)) is not None:
+        before = number
+        while (delivery := early.get(number + 1)) is not None and self._may_hear(delivery):
             number += 1
+            del early[number]
             size = sum(array.nbytes for array in delivery.arrays)
             self._kept.setdefault(origin, {})[number] = Kept(delivery, now, size)
             self._now.append(delivery)
@@ -81,6 +98,7 @@ class Streams:
             del early[behind]
         if not early:
             del self._early[origin]
+        return number > before
 
     def drain(self) -> list[Delivery]:
         found, self._now = self._now, []

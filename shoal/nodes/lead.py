@@ -95,10 +95,6 @@ class Lead:
         self._held = book.last.done if book.last is not None else -1  # slots in the last weights that were cut
         self._mark = book.mark
         self._why, self._failed, self._judges, self._floor = "", False, True, 0
-        if (
-            ending := book.ending
-        ) is not None:  # by one that led before: what it counted and we do not is learned again
-            self._why, self._failed, self._judges, self._floor = ending.why, ending.failed, ending.judge, ending.floor
 
     # ------------------------------------------------------------ judging
 
@@ -189,8 +185,7 @@ class Lead:
             elif why := self._stopping.out_of_time(seconds):
                 self.end(why)
         if self._why and book.counted.within([(0, self._floor)]) == self._floor and self._open is None:
-            floor = self._limit if book.done >= self._limit and not self._failed else self._floor
-            return [p.Halt(self._why, self._failed, self._judges, floor)]
+            return [p.Halt(self._why, self._failed, self._judges)]
         return self._deal(view)
 
     def _all_rest(self, view: View) -> bool:

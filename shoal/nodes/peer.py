@@ -190,8 +190,6 @@ class PeerNode:
     def _heard(self, now: int, delivery: Delivery) -> list[Effect]:
         origin, word, arrays = delivery.origin, delivery.word, delivery.arrays
         self.book.take(origin, word)
-        if self.work.todo and self.book.halt is not None:
-            self.work.drop()
         match word:
             case p.Learned() if origin != self.name:
                 self._others += bool(word.slots)
@@ -206,6 +204,8 @@ class PeerNode:
             case p.Judged():
                 if word.now:  # its clock may be ahead of ours
                     self._leading.set_clock(now, word.now)
+            case p.Halt():
+                self.work.drop()
             case p.Leaving(why) if origin != self.name:
                 return self.mesh.tell_ended(now, origin, why)
         return []

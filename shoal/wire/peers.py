@@ -70,7 +70,6 @@ class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
     why: str
     failed: bool = False
     judge: bool = True  # what was learned since the last evaluation is judged
-    floor: Count = 0  # all slots below this are counted: it holds for whoever has heard of all of them
 
 
 class Rested(msgspec.Struct, frozen=True, array_like=True, tag="rested"):
@@ -123,6 +122,7 @@ class Said(Message, frozen=True):
     number: Count
     word: Word
     heard: Heard = {}  # by the sender of this message: it need not be told so in a beat
+    after: Heard = {}  # whoever has not heard all of this has not heard the word, either
 
 
 # ---------------------------------------------------------------- who is here

@@ -31,9 +31,11 @@ BROKE = (
     1130,  # owned: what is in some parts of the weights was not known of
     1247,  # a newcomer that had not heard the news put out the half that had won
     1521,  # a newcomer between two halves made both give way
-    100463,  # a newcomer waited for one that had begun a new life
-    100483,  # owned: the end was heard, and not what was counted where it was decided
+    1649,  # one that slept outweighed the others with those who were gone meanwhile
     1982,  # owned: nobody owned what those who were cut off had owned
+    100_463,  # a newcomer waited for ever for one that had given way
+    100_483,  # it was heard that all was learned, and not what
+    200_743,  # one that slept gave way to one that was dead by then
 )
 
 # A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.

@@ -146,6 +146,33 @@ def test_one_that_is_too_far_ahead_may_not_say_more_and_may_again_when_it_is_hea
     assert room.slots("w1") == list(range(limits.PEER_WINDOW))
 
 
+def test_the_end_is_not_heard_before_what_was_counted_for_it() -> None:
+    room = Room(3)
+    room.wait(1)
+    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
+    room.say("w1", 7)  # w2 does not hear it
+    room.do("w0", room.meshes["w0"].say(room.now, p.Halt("all is learned")))
+    assert not any(isinstance(one.word, p.Halt) for one in room.heard["w2"])
+    # Both who know it die: for w2 there was no end.
+    for life in ("w0", "w1"):
+        room.kill(life)
+        room.do("w2", room.meshes["w2"].tell_ended(room.now, life, "killed"))
+    room.wait(1)
+    assert [room.meshes["w2"].is_closed(life) for life in ("w0", "w1")] == [True, True]
+    assert room.heard["w2"] == []
+
+
+def test_the_end_is_heard_as_soon_as_what_it_follows_is() -> None:
+    room = Room(3)
+    room.wait(1)
+    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Said))
+    room.say("w1", 7)
+    room.do("w0", room.meshes["w0"].say(room.now, p.Halt("all is learned")))
+    room.rule = lambda sender, to, message: True
+    room.wait(3)
+    assert [type(one.word) for one in room.heard["w2"]] == [p.Learned, p.Halt]
+
+
 # ---------------------------------------------------------------- who is gone
 
 
@@ -378,6 +405,17 @@ def test_a_copy_that_lacks_what_nobody_keeps_is_not_handed_out() -> None:
     room.wait(1)
     assert room.meshes["w0"].hand(room.now, "w9", b"", np.zeros(1, np.float32), old) == []
     assert room.meshes["w0"].wanted == ["w9"]
+
+
+def test_a_newcomer_that_hears_nobody_with_a_model_begins_anew() -> None:
+    room = Room(1)
+    room.wait(1)
+    mesh = joined(room, 9)
+    room.wait(1)
+    room.kill("w0")
+    room.wait(14)
+    assert mesh.put_out
+    assert mesh.ways == [("w0", "memory:w0")]
 
 
 def test_newcomers_choose_different_donors() -> None:

@@ -134,7 +134,7 @@ def test_passes_that_were_begun_before_the_last_are_made_whole_before_it_rests()
     assert not any(isinstance(word, p.Halt) for word in told.look(6.0)), "a pass is not whole"
     told.learn("a", 100)
     (halt,) = told.look(6.5)
-    assert halt == p.Halt("5 seconds are over", floor=100)
+    assert halt == p.Halt("5 seconds are over")
     assert not told.lead.is_last_due(told.view)
     for life in told.living:
         told.book.take(life, p.Rested())
@@ -154,25 +154,6 @@ def test_all_that_live_must_rest_and_all_that_are_gone_be_closed_before_it_ends(
     assert told.look() == []
     told.closed = {"b"}
     assert told.look() == [p.Ended("interrupted", False, 1.0)]
-
-
-def test_what_was_counted_where_the_end_was_decided_and_is_lost_is_learned_again_before_it_holds() -> None:
-    told = Told(Stop(steps=40), evaluate=1 << 60)
-    (halt,) = told.look()
-    told.learn("a", 10)
-    book = Book(told.book.state(1.0))  # another's: it does not hear what comes now
-    while not isinstance(halt, p.Halt):
-        for life in told.living:
-            told.learn(life, told.book.left(life))
-        (halt,) = told.look()
-    assert halt == p.Halt("40 steps done", floor=40)
-    book.take("a", halt)
-    assert book.ending == halt and book.halt is None
-    after = Told(Stop(steps=40), evaluate=1 << 60, book=book)  # both that knew are gone
-    after.living, after.gone, after.closed = ["c"], ["a", "b"], {"a", "b"}
-    while dealt(after.look()):
-        after.learn("c", after.book.left("c"))
-    assert after.book.done == 40 and after.book.halt == halt
 
 
 def test_what_was_judged_last_is_judged_again_if_its_weights_are_gone_with_whoever_judged_it() -> None:

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Keep the model and the figures there.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the model, the figures and what was heard of the run there, as a run's folder.",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but how it ended.")
 def join(where: str, out: Path | None, quiet: bool) -> None:
     """Take part in a run of peers that is under way: its folder, or the address of any of its peers.
@@ -141,7 +145,10 @@ def _show(joined: Joined, out: Path | None) -> None:
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
+    assert joined.job is not None
     joined.model.save(out / "model.safetensors")
+    (out / "job.toml").write_text(joined.job.toml())
+    (out / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in joined.events))
     facts = {
         "strategy": "peer-to-peer",
         "joined_as": joined.name,
@@ -154,4 +161,5 @@ def _show(joined: Joined, out: Path | None) -> None:
         "failed": joined.failed,
     }
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-    click.echo(f"its model is in {click.format_filename(out)}")
+    name = click.format_filename(out)
+    click.echo(f"its model and what it heard of the run are in {name}; look at it: shoal report {name}")

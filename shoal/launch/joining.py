@@ -21,16 +21,17 @@ import msgspec
 
 from shoal.data.datasets import load
 from shoal.errors import ClusterError, Invalid, Unanswered
-from shoal.events import counted
+from shoal.events import RunEvent, Stopped, counted
 from shoal.job import Job
 from shoal.launch.beginning import import_own
 from shoal.launch.looking import address_of, look_at
 from shoal.launch.peer_process import Life, Made, PeerWork, live, sockets
+from shoal.launch.peer_story import Story
 from shoal.launch.peer_watch import Watching
 from shoal.launch.processes import _short_folder
 from shoal.nodes.peer import PeerNode
 from shoal.wire.address import check_address
-from shoal.wire.peers import Account, Here, Peer
+from shoal.wire.peers import Account, Here, Peer, Watch
 from shoal.wire.zmq import ZmqTransport
 
 _DOOR = "door"  # what we call whoever answers at the address, until we know its name
@@ -53,6 +54,10 @@ class Joined:
     model: Any = field(repr=False, default=None)  # if it was there to the end
     judged: dict[str, Any] = field(default_factory=dict)  # the last evaluation
     done: int = 0  # slots of the run
+    job: Job | None = None
+    events: list[RunEvent] = field(
+        default_factory=list
+    )  # what it has heard of the run, as whoever began it would tell it
 
 
 @contextlib.contextmanager
@@ -196,7 +201,12 @@ def _result(node: PeerNode, made: Made) -> Joined:
     if ended is None:
         return Joined(node.mesh.me.name, learned, "", False, None, judged, book.done)
     model = made.learner.keep(made.core.weights())
-    return Joined(node.mesh.me.name, learned, ended.why, ended.failed, model, judged, book.done)
+    events: list[RunEvent] = []
+    story = Story(made.job, made.slots, events.append)
+    story.tell_started(made.dataset, made.job.workers)
+    story.hear(node.account(time.monotonic_ns(), Watch(0)))
+    events.append(Stopped(seconds=story.seconds, why=ended.why))
+    return Joined(node.mesh.me.name, learned, ended.why, ended.failed, model, judged, book.done, made.job, events)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from shoal.cluster.halves import is_over
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError, Invalid, Unanswered
-from shoal.events import RunEvent, Started, Stopped, Warned
+from shoal.events import RunEvent, Stopped, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
 from shoal.launch.best import Best
@@ -230,25 +230,7 @@ class PeerRun:
         if self._began:
             return
         self._began = True
-        job, dataset = self.job, self.dataset
-        self._listener(
-            Started(
-                seconds=self.story.seconds,
-                data=dataset.name,
-                model=job.model.told,
-                strategy=job.strategy.name,
-                workers=len(self._crew.peers),
-                servers=0,
-                seed=job.seed,
-                cores=len(os.sched_getaffinity(0)),
-                rows=dataset.train.rows,
-                test_rows=dataset.test.rows,
-                features=dataset.features,
-                batch=job.data.batch,
-                slots=self._slots.per_pass,
-                emulated=job.emulate.words(),
-            )
-        )
+        self.story.tell_started(self.dataset, len(self._crew.peers))
         for name, why in self._crew.failed.items():
             self._warn(f"{name} did not come up, and the others begin without it: {why}")
 

@@ -128,7 +128,7 @@ class PeerNode:
             case Stored(token, result, error):
                 return self._say_all(now, self._leading.judged(now, token, result, error))
             case Received(sender, p.Watch() as watch):
-                return [Send(sender, self._account(now, watch))] if self.mesh.filled else []
+                return [Send(sender, self.account(now, watch))] if self.mesh.filled else []
             case Received(sender, p.Weigh() as weigh):
                 return self._answers.weigh(sender, weigh) if self.mesh.filled else []
             case Received(_, p.Stop() as stop):
@@ -386,7 +386,8 @@ class PeerNode:
         quiet = self.mesh.is_quiet if self.ended else not self.mesh.unheard
         self.may_go = (quiet and self.work.is_idle) or now - self._over_at > limits.DRAIN
 
-    def _account(self, now: int, watch: p.Watch) -> p.Account:
+    def account(self, now: int, watch: p.Watch) -> p.Account:
+        """How the run stands, as far as we have heard."""
         limit, per_pass = self.facts.limit[0], self.facts.slots.per_pass
         seconds, is_closed = self._leading.seconds(now), self._leading.view(self.book).is_closed
         return account(self.book, self.mesh, watch, limit, per_pass, seconds, self._traffic(), is_closed)

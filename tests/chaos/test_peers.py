@@ -362,7 +362,13 @@ def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_kille
     assert "25 seconds are over" in out
     summary = msgspec.json.decode((kept / "summary.json").read_bytes())
     assert summary["steps"] > summary["slots_learned"] > 0 and not summary["failed"] and summary["test_loss"] < 0.6
-    assert (kept / "model.safetensors").exists()
+    run = Run.load(kept)
+    assert run.model is not None and getattr(run.events[-1], "why", "") == "25 seconds are over"
+    numbers = [event.number for event in run.events if isinstance(event, Evaluated)]
+    assert numbers and numbers == list(range(len(numbers)))
+    for what in (["report", str(kept)], ["export", str(kept), "--out", str(den.folder / "kept.tar.gz")]):
+        out, err = command(den, *what).communicate(timeout=60)
+        assert out and "Traceback" not in err and "Error" not in err, err
     assert soon(lambda: not den.alive()) and not list(den.folder.glob("shoal-*"))
 
 

@@ -15,6 +15,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from shoal.errors import ClusterError, Invalid, Unanswered
 from shoal.events import RunEvent, Stopped, counted
 from shoal.job import Job
 from shoal.launch.beginning import import_own
-from shoal.launch.looking import address_of, look_at
+from shoal.launch.looking import address_of, is_of_peers, look_at
 from shoal.launch.peer_process import Life, Made, PeerWork, live, sockets
 from shoal.launch.peer_story import Story
 from shoal.launch.peer_watch import Watching
@@ -63,6 +64,8 @@ class Joined:
 @contextlib.contextmanager
 def at(where: str, comes: str = "") -> Iterator[tuple[Watching, Here, str]]:
     """Whoever answers there: how to ask, what it says of the run, and the address. ``comes``: for one that wants to take part."""
+    if "://" not in where and (Path(where) / "job.toml").exists() and not is_of_peers(where):
+        raise Invalid(f"{where} is no run of peers: only those (--strategy peer-to-peer) can be joined and left")
     address = address_of(where)
     check_address(address)
     watching = Watching(ZmqTransport(f"home-{secrets.token_hex(4)}"))

@@ -399,7 +399,11 @@ def test_ctrl_c_leaves_in_order_and_a_peer_may_be_asked_to_leave(den: Den) -> No
 
 
 def test_who_cannot_join_is_told_why(den: Den, tmp_path: Path) -> None:
+    other = tmp_path / "gossip"
+    other.mkdir()
+    (other / "job.toml").write_text(Job.of({"data": "clicks", "strategy": "gossip"}).toml())
     for where, why in (
+        (str(other), "is no run of peers: only those"),
         ("tcp://127.0.0.1:9", "nobody answers at tcp://127.0.0.1:9"),
         ("tcp://10.0.0.1:4000", "is not on this machine"),
         (str(tmp_path), "is neither a run's folder nor an address"),

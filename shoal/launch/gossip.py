@@ -28,7 +28,7 @@ from shoal.events import Gone, Joined, RunEvent, Warned
 from shoal.job import Job
 from shoal.launch.beginning import check
 from shoal.launch.child import state_of
-from shoal.launch.gossip_core import dealt
+from shoal.launch.gossip_core import dealt, who_learns
 from shoal.launch.gossip_home import Home
 from shoal.launch.gossip_pace import LegPace
 from shoal.launch.gossip_tally import Tally
@@ -190,7 +190,8 @@ class GossipRun:
             score.begin(self.job.workers)
             for note in self._notes:
                 self._warn(note)
-            self._listener(self._graph.event(score.seconds, self._workers.names))
+            rows = who_learns(self.job, self.dataset.train, self.job.workers)
+            self._listener(self._linked(rows=rows))
             nothing = np.empty(0, np.int64)
             self._seen = time.perf_counter()
             self._carry_out(self._home.set_off(time.monotonic_ns(), self._graph, dict.fromkeys(self.workers, nothing)))
@@ -266,6 +267,8 @@ class GossipRun:
         spread = self._apart.spread()
         if spread and self._strategy.mode == "sync":
             spread["rounds"] = float(self._mixed)
+        if spread and (pieces := len(self._graph.parts())) > 1:
+            spread["pieces"] = float(pieces)
         self.score.judge(self._apart.weights_in(self._apart.mean).copy(), spread)
         self._at = self._position()
         self._seen += time.perf_counter() - began
@@ -330,7 +333,7 @@ class GossipRun:
         self._carry_out(self._home.lose(time.monotonic_ns(), name, self._graph))
         if not self._graph.living:
             return
-        self._listener(self._graph.event(score.seconds, self._workers.names, f"{name} is gone"))
+        self._listener(self._linked(f"{name} is gone"))
         if len(self._graph.parts()) > len(before.parts()):
             self._warn(
                 f"without {name} the others are not connected any more ({self._graph.words()}): each group goes on, and they can "
@@ -368,6 +371,10 @@ class GossipRun:
     def _carry_out(self, effects: list[Effect]) -> None:
         self._loop.carry_out(effects)
         self._loop.transport.flush()
+
+    def _linked(self, why: str = "", rows: str = "") -> RunEvent:
+        pairs = self._strategy.mode == "async"
+        return self._graph.event(self.score.seconds, self._workers.names, why, pairs, rows)
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))

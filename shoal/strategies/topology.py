@@ -146,7 +146,7 @@ class Graph:
             return None
         return max(1.0, math.log(left) / math.log(self._second)) if self._second > 0 else 1.0
 
-    def event(self, seconds: float, names: Sequence[str], why: str = "") -> Linked:
+    def event(self, seconds: float, names: Sequence[str], why: str = "", pairs: bool = False, rows: str = "") -> Linked:
         """What views are told."""
         return Linked(
             seconds=seconds,
@@ -158,6 +158,8 @@ class Graph:
             rounds=self.rounds(),
             parts=self.parts(),
             why=why,
+            pairs=pairs,
+            rows=rows,
         )
 
     # ------------------------------------------------------------ inside

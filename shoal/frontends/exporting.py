@@ -37,6 +37,7 @@ WHAT = {
     "table.csv": "the figures of every run",
     "table.json": "the figures of every point and run",
     "job.toml": "all settings: shoal train job.toml runs it again",
+    "topology.txt": "who hears whom: to run it again, --set strategy.edges=topology.txt",
     "model.safetensors": "the weights",
     "validation.csv": "every evaluation on held-out rows",
     "training.csv": "how training went on: losses, rows, workers, where time went",
@@ -48,7 +49,7 @@ WHAT = {
     "output.log": "what it printed",
     "failed.txt": "why it failed",
 }
-OF_RUN = ("job.toml", "model.safetensors", "log.txt", "events.jsonl", "summary.json")
+OF_RUN = ("job.toml", "topology.txt", "model.safetensors", "log.txt", "events.jsonl", "summary.json")
 OF_RUN_OF_SWEEP = (*OF_RUN, "loss.png", "topology.png", "machine.json", "output.log", "failed.txt")
 OF_SWEEP = ("study.toml", "table.csv", "table.json")
 PICTURES = (".png", ".svg")

@@ -26,6 +26,7 @@ from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
 from shoal.events import Gone, Joined, RunEvent, Warned
 from shoal.job import Job
+from shoal.launch import links
 from shoal.launch.beginning import check
 from shoal.launch.child import state_of
 from shoal.launch.gossip_core import dealt, who_learns
@@ -43,7 +44,6 @@ from shoal.nodes.stepper import check_size
 from shoal.store.update import rule_named
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.parts import Parts
-from shoal.strategies.topology import Graph
 from shoal.wire.effects import Effect
 from shoal.wire.messages import Course
 from shoal.wire.neighbours import Along, Rest
@@ -71,7 +71,7 @@ class GossipRun:
     ) -> None:
         """With ``kept``, what a former life of the run has left, it goes on from there."""
         assert isinstance(job.strategy, Gossip)
-        self._graph = Graph.of(job.strategy, job.workers, job.seed)
+        self._graph, changed = links.graph_of(job, folder)
         self._graph.check(job.strategy.allow_disconnected)
         self.learner = check(job, dataset)
         self.job, self.dataset, self._strategy, self._listener = job, dataset, job.strategy, listener
@@ -81,7 +81,8 @@ class GossipRun:
         self.score = Score(job, dataset, self.learner, listener, folder)
         start = self.learner.start()
         self._keeper = Keeper(folder, job, "" if start is None else start[1], listener)
-        _, self._shares, self._notes = dealt(job, dataset.train, job.workers)
+        _, self._shares, notes = dealt(job, dataset.train, job.workers)
+        self._notes, self._folder = [*changed, *notes], folder
         position: tuple[int, Ids | None] = (0, None)
         if kept is not None:
             kept.check_shape(self._shape)
@@ -187,6 +188,7 @@ class GossipRun:
         score = self.score
         if not self._told:
             self._told = True
+            links.keep(self._graph, self._folder)
             score.begin(self.job.workers)
             for note in self._notes:
                 self._warn(note)
@@ -240,6 +242,7 @@ class GossipRun:
         self._mixed += self._home.rounds
         self._parts.fed()
         if not self._home.told:
+            score.take_back(*self._in_leg)  # nobody has it any more
             score.fail(f"no worker is left to compute: start it again, with more workers (the last was {self._last})")
             self._keep()
             return

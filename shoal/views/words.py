@@ -197,7 +197,7 @@ def news(event: News) -> str:
 
 def linked(event: Linked) -> str:
     """A graph, in one line."""
-    ways = "one-way links" if event.directed else "links"
+    ways = "one-way link" if event.directed else "link"
     pieces = f", in {many(len(event.parts), 'piece')}" if len(event.parts) > 1 else ""
     if event.rounds is None:
         left = "and they never agree"
@@ -207,7 +207,7 @@ def linked(event: Linked) -> str:
         left = f"a hundredth of the distance is left after {rounds(event.rounds)}"
     living = sum(len(part) for part in event.parts) or len(event.nodes)
     return (
-        f"{clean(event.topology)} of {many(living, 'worker')} with {len(event.links):,} {ways}{pieces}: spectral gap "
+        f"{clean(event.topology)} of {many(living, 'worker')} with {many(len(event.links), ways)}{pieces}: spectral gap "
         f"{event.gap:.3g}, {left}{f' ({clean(event.why)})' if event.why else ''}{f'; {clean(event.rows)}' if event.rows else ''}"
     )
 

@@ -125,7 +125,7 @@ def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_b
     assert KILLED in why and [event.why for event in run.events if isinstance(event, Stopped)] == [why]
     again = shoal.train(resume=tmp_path / "run", workers=2)
     (resumed,) = (event for event in again.events if isinstance(event, Resumed))
-    assert resumed.steps > 0
+    assert resumed.steps == run.summary["steps"] > 0  # what was learned since all rested last died with them
     assert again.summary["examples"] == 20 * ROWS and not again.summary["failed"]
 
 

@@ -7,7 +7,7 @@ the other's beat alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shoal import limits
 from shoal.wire import peers as p
@@ -27,13 +27,13 @@ def rank(peer: p.Peer) -> tuple[int, str]:
     return peer.number, peer.life
 
 
-def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat) -> bool:
-    """We do, to the half of whoever sent this. Those count who have a model, and whom only one of the two has for its own."""
+def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat, over: Collection[str] = ()) -> bool:
+    """We do, to the half of whoever sent this. Those count who have a model, and whom only one of the two has for its own; not who is ``over``."""
     if not beat.filled:
         return False  # it knows of others at second hand: whoever is there will speak for itself
     lives = [one.life for one in beat.peers if one.life not in beat.new]
     known = [one.life for one in ours]
-    others = [one for one in beat.peers if one.life in lives and one.life not in (me.life, beat.me.life, *known)]
+    others = [one for one in beat.peers if one.life in lives and one.life not in (me.life, beat.me.life, *known, *over)]
     theirs = [beat.me, *others]
     rest = [one for one in ours if one.life not in (beat.me.life, *lives)]
     return _weight(theirs) > _weight([me, *rest])

@@ -54,7 +54,7 @@ class Mesh(Standing):
         self._newcomer: Newcomer | None = None
         self._donor = Donor()
         self._beat, self._dead_after = beat, dead_after
-        self._begun = self._last = -1
+        self._begun = self._last = self._woke = -1
         self._next_beat = self._next_look = self._told_heard = 0
         self._untold = 0  # words that came since we told what we have heard
         self._halves = Halves()
@@ -113,6 +113,11 @@ class Mesh(Standing):
 
     def handle(self, now: int, event: Event) -> list[Effect] | None:
         """What this event asks for; None: it is not the mesh's."""
+        if self._begun >= 0 and now - self._last > self._dead_after // 2:  # it was us who slept, not they
+            self._woke = now
+            for one in self.members.values():
+                one.since = now
+        self._last = now
         match event:
             case Tick():
                 return self._tick(now)
@@ -137,10 +142,6 @@ class Mesh(Standing):
             self._next_beat = self._next_look = now + self._dead_after
             return []
         effects = self._begin(now) if self._begun < 0 else []
-        if now - self._last > self._dead_after // 2:  # it was us who slept, not they
-            for one in self.members.values():
-                one.since = now
-        self._last = now
         if now >= self._next_look:
             self._next_look = now + self._beat
             effects += self._look(now)
@@ -282,12 +283,19 @@ class Mesh(Standing):
         """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
         if beat.me.life in self.members:
             self._learn(now, self.members[beat.me.life], beat.heard)
-        ours = [one.peer for one in self.members.values() if one.filled]
-        if not self._filled or self._leaves or gives_way(self.me, ours, beat):
+        if self._filled and self.gone.get(beat.me.life) == SMALLER != beat.gone.get(self.me.life):
+            return self._tell_gone(
+                now, beat.me.life
+            )  # a late word: since then we have refused it, and it has not refused us
+        # One that slept does not know who is here still.
+        ours = [one.peer for one in self.members.values() if one.filled and one.since > self._woke]
+        over = [life for life, why in self.gone.items() if is_over(why)]
+        if not self._filled or self._leaves or gives_way(self.me, ours, beat, over):
             self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
             return self._send_all(beat)  # whoever is here with us must know them, too
         self.counts["claims refused"] += 1
         effects = self.tell_ended(now, beat.me.life, SMALLER)
+        self.gone[beat.me.life] = SMALLER  # if it was silent before, too
         return [*effects, self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
 
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:

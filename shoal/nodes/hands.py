@@ -62,6 +62,11 @@ class Hands:
             return self.now
         return self._held[0] if self._held is not None else NEVER
 
+    @property
+    def is_at_work(self) -> bool:
+        """Something is computed, or will be."""
+        return self._busy or bool(self._first or self._next)
+
     def send(self, to: str, message: Message, arrays: Arrays = ()) -> None:
         self._effects.append(Send(to, message, arrays))
 

@@ -126,4 +126,4 @@ def halves_that_never_call() -> Any:
 def no_half_gives_way() -> Any:
     """Each half goes on."""
 
-    return mock.patch("shoal.cluster.mesh.gives_way", lambda me, ours, beat: False)
+    return mock.patch("shoal.cluster.mesh.gives_way", lambda me, ours, beat, over: False)

@@ -31,6 +31,7 @@ BROKE = (
     1130,  # owned: what is in some parts of the weights was not known of
     1247,  # a newcomer that had not heard the news put out the half that had won
     1521,  # a newcomer between two halves made both give way
+    1649,  # one that slept outweighed the others with those who were gone meanwhile
     1982,  # owned: nobody owned what those who were cut off had owned
 )
 

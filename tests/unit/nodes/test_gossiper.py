@@ -552,3 +552,18 @@ def test_two_that_meet_while_they_run_away_are_quiet_about_it(recwarn: pytest.Wa
     room.leg(rounds=2)
     room.deliver()
     assert not [one for one in recwarn if issubclass(one.category, RuntimeWarning)]
+
+
+def test_models_that_are_shown_to_be_judged_are_not_counted_as_sent() -> None:
+    traffic = [0, 7]
+    room = Room(Graph.of(Gossip(topology="complete"), 2, 0), traffic=lambda: tuple(traffic))
+    room.leg(1)
+    room.deliver()
+    shown = sum(array.nbytes for who, _, arrays in room.home if who == "w0" for array in arrays)
+    traffic[0] = 100 + shown
+    for i in room.graph.living:
+        room.say(i, Heard(1, False))
+    room.leg(2)
+    room.deliver()
+    last = [said for who, said, _ in room.home if who == "w0" and isinstance(said, Rest)][-1]
+    assert shown and last.leg == 2 and last.along[3:5] == [100, 7]

@@ -33,7 +33,8 @@ def check(url: str, name: str) -> SplitResult:
     except ValueError as error:
         raise Invalid(f"--upload: {error}: give an address such as https://host/path") from None
     if parts.scheme not in ("http", "https"):
-        raise Invalid(f"--upload sends by http or https, not by {parts.scheme or 'nothing'!r}: give https://host/path")
+        how = f"not by {parts.scheme!r}" if parts.scheme and "://" in url else "and the address says neither"
+        raise Invalid(f"--upload sends by http or https, {how}: give https://host/path")
     if not host or not url.isascii() or not url.isprintable() or " " in url:
         raise Invalid("--upload: that is no address of a web server: give one such as https://host/path")
     if parts.username is not None:

@@ -108,7 +108,7 @@ def evaluation(event: Evaluated) -> str:
 def _apart(spread: Mapping[str, float]) -> str:
     """How unlike the models are, where everybody has one."""
     said = f"  each {loss(spread['best'])} to {loss(spread['worst'])}" if {"best", "worst"} <= spread.keys() else ""
-    return said + (f", {distance(spread['distance'])} apart" if said and "distance" in spread else "")
+    return said + (f", {distance(spread['distance'])} from the mean" if said and "distance" in spread else "")
 
 
 def distance(value: float) -> str:

@@ -228,7 +228,8 @@ def test_what_cannot_be_is_refused_with_what_to_do(run: Path, tmp_path: Path) ->
     [
         ("ftp://host/x", "by http or https, not by 'ftp'"),
         ("file:///etc/passwd", "by http or https"),
-        ("host/x", "by http or https"),
+        ("host/x", "by http or https, and the address says neither"),
+        ("127.0.0.1:8080", "by http or https, and the address says neither: give https://host/path"),
         ("http://", "no address of a web server"),
         ("http://host:port/", "give an address such as"),
         ("http://host/a b", "no address of a web server"),

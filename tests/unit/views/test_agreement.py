@@ -120,9 +120,9 @@ def test_an_evaluation_says_how_unlike_the_models_are(story: Any) -> None:
     event = replace(
         story.evaluated(1, 1.0, 1.0, 0.5), metrics={}, spread={"best": 0.4, "worst": 0.7, "distance": 0.0123}
     )
-    assert words.evaluation(event) == "test loss 0.5000  each 0.4000 to 0.7000, 0.0123 apart  best"
+    assert words.evaluation(event) == "test loss 0.5000  each 0.4000 to 0.7000, 0.0123 from the mean  best"
     odd = replace(event, spread={"best": math.nan, "worst": math.inf, "distance": math.nan, "rounds": -1})
-    assert "each nan to inf, nan apart" in words.evaluation(odd)
+    assert "each nan to inf, nan from the mean" in words.evaluation(odd)
     assert "each" not in words.evaluation(replace(event, spread={}))
 
 

@@ -122,7 +122,7 @@ class Evaluated(Happening, frozen=True, kw_only=True):
     each: dict[str, dict[str, float]] = {}  # of every worker since the last of these: "slots", and seconds by kind
     spread: dict[
         str, float
-    ] = {}  # where everybody has a model: "best" and "worst" loss, "distance" of all from their mean
+    ] = {}  # where everybody has a model: "best" and "worst" loss, "distance" of all from their mean, "rounds", "pieces" of the graph
     by: str = ""  # who judged it, where that is chosen
 
 
@@ -208,6 +208,8 @@ class Linked(Happening, frozen=True, kw_only=True):
     rounds: float | None  # until the distance is a hundredth of what it was, if nobody learned; None: never
     parts: list[list[int]]  # strongly connected ones
     why: str = ""  # somebody is gone
+    pairs: bool = False  # they meet two at a time, so that no rounds are counted
+    rows: str = ""  # who learns from which, where that is not left to chance
 
 
 class Elected(Happening, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@
     summary.json          the figures; written after all of these, so a folder that has it is whole
     loss.png              the picture, where matplotlib is installed
     topology.png          who hears whom, of a run without a server
+    topology.txt          the same as a list, where it came from a file: what the run goes on with
 
 Every file is there whole or not at all, but for those that are written line by line. While a run goes on it holds a lock
 (a file of that name), so that no other run uses its folder; the lock ends with the process, however that ends.
@@ -51,6 +52,7 @@ FILES = (
     "model.safetensors",
     "loss.png",
     "topology.png",
+    "topology.txt",
     "summary.json",
     "coordinator.journal",
     "log.txt",
@@ -237,7 +239,9 @@ class Folder:
         """The run never began. If it is one that is taken up again, all stays as it is."""
         self.release()
         with contextlib.suppress(OSError):
-            for name in ("job.toml", "events.jsonl", "log.txt", "coordinator.journal") if self.is_new else ():
+            for name in (
+                ("job.toml", "events.jsonl", "log.txt", "coordinator.journal", "topology.txt") if self.is_new else ()
+            ):
                 (self.path / name).unlink(missing_ok=True)
             self._unmake()
 

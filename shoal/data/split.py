@@ -13,7 +13,6 @@ Each of them trains: ``shoal train FOLDER/client-0.npz --test FOLDER/test.npz``.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +32,7 @@ from shoal.files import replace_file
 By = Literal["even", "shuffled", "label", "dirichlet"]
 
 ALPHA = 0.5
+EVEN = 1e9  # an alpha that leaves nothing to chance; what is drawn with one without measure is no share any more
 CLIENTS = 10_000  # files in a folder
 LABELS = 1_000  # distinct ones that are counted; more are numbers, not classes
 AT_ONCE = 10_000  # rows of text
@@ -71,7 +71,7 @@ def split(
         raise Invalid(f"{folder} is there already: take another folder (--out), or remove it")
     owner, notes = assign(dataset.train.labels, clients, by, ALPHA if alpha is None else alpha, seed)
     suffix = "npz" if dataset.dense else "svm"
-    sizes, labels, counts = _count(owner, dataset.train.labels, clients)
+    sizes, labels, counts = count(owner, dataset.train.labels, clients)
     said = Split(
         set=dataset.name,
         rows=dataset.train.rows,
@@ -108,20 +108,20 @@ def check_split(clients: int, by: By, alpha: float | None) -> None:
         raise Invalid(f"{clients:,} clients: 1 to {CLIENTS:,} are possible")
     if alpha is not None and by != "dirichlet":
         raise Invalid(f"alpha is for shares by chance: leave it out, or split with --by dirichlet (now: {by})")
-    if alpha is not None and not 0 < alpha < math.inf:
-        raise Invalid(f"alpha = {alpha:g}: more than 0; 0.1 is very uneven, 100 nearly even")
+    if alpha is not None and not 0 < alpha <= EVEN:
+        raise Invalid(f"alpha = {alpha:g}: more than 0, at most {EVEN:g}; 0.1 is very uneven, 100 nearly even")
 
 
-def assign(labels: Floats, clients: int, by: By, alpha: float, seed: int) -> tuple[Ids, list[str]]:
-    """Which client each row goes to, and what a user should hear of it."""
+def assign(labels: Floats, clients: int, by: By, alpha: float, seed: int, who: str = "client") -> tuple[Ids, list[str]]:
+    """Which client each row goes to, and what a user should hear of it; ``who``: what a client is called."""
     rows = len(labels)
     if clients > rows:
-        raise Invalid(f"{clients:,} clients and {rows:,} rows: no client may be without a row; take fewer clients")
+        raise Invalid(f"{clients:,} {who}s and {rows:,} rows: no {who} may be without a row; take fewer {who}s")
     chance = np.random.Generator(np.random.PCG64(seed & _MASK))
     notes: list[str] = []
     match by:
         case "dirichlet":
-            return _shares(labels, clients, alpha, chance)
+            return _shares(labels, clients, alpha, chance, who)
         case "even":
             order = np.arange(rows)
         case "shuffled":
@@ -133,7 +133,7 @@ def assign(labels: Floats, clients: int, by: By, alpha: float, seed: int) -> tup
     return owner, notes
 
 
-def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Generator) -> tuple[Ids, list[str]]:
+def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Generator, who: str) -> tuple[Ids, list[str]]:
     values, which = np.unique(labels, return_inverse=True)
     if len(values) > LABELS:
         raise Invalid(f"{len(values):,} different labels are numbers, not classes: split by even, shuffled or label")
@@ -145,10 +145,10 @@ def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Genera
             shares = np.eye(clients)[chance.integers(clients)]
         cuts = np.rint(np.cumsum(shares)[:-1] * len(mine)).astype(np.int64)
         owner[mine] = np.searchsorted(cuts, np.arange(len(mine)), side="right")
-    return _none_empty(owner, clients)
+    return _none_empty(owner, clients, who)
 
 
-def _none_empty(owner: Ids, clients: int) -> tuple[Ids, list[str]]:
+def _none_empty(owner: Ids, clients: int, who: str) -> tuple[Ids, list[str]]:
     """Who got nothing is given a row of whoever has most."""
     sizes = np.bincount(owner, minlength=clients)
     empty = np.flatnonzero(sizes == 0)
@@ -157,11 +157,12 @@ def _none_empty(owner: Ids, clients: int) -> tuple[Ids, list[str]]:
         owner[np.flatnonzero(owner == largest)[-1]] = client
         sizes[largest] -= 1
         sizes[client] += 1
-    named = ", ".join(f"client-{client}" for client in empty[:5]) + ("..." if len(empty) > 5 else "")
-    return owner, [f"{named} got no row by chance, and one each of whoever had most"] if len(empty) else []
+    named = ", ".join(f"{who}-{client}" for client in empty[:5]) + ("..." if len(empty) > 5 else "")
+    given = "was given one" if len(empty) == 1 else "were given one each"
+    return owner, [f"{named} got no row by chance, and {given}, of the {who} that had most"] if len(empty) else []
 
 
-def _count(owner: Ids, labels: Floats, clients: int) -> tuple[list[int], list[float], list[list[int]]]:
+def count(owner: Ids, labels: Floats, clients: int) -> tuple[list[int], list[float], list[list[int]]]:
     sizes = np.bincount(owner, minlength=clients).tolist()
     values, which = np.unique(labels, return_inverse=True)
     if len(values) > LABELS:

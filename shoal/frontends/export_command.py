@@ -17,9 +17,13 @@ from shoal.limits import SECOND, UPLOAD_SILENCE
     "--out",
     metavar="FILE.tar.gz",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The archive.  [default: NAME.tar.gz beside the folder]",
+    help="The archive; one of that name is replaced.  [default: NAME.tar.gz beside the folder]",
 )
-@click.option("--upload", metavar="URL", help="Send it there (HTTP PUT), and print the link that comes back.")
+@click.option(
+    "--upload",
+    metavar="URL",
+    help="Send it there (HTTP PUT; an address that ends in / gets the archive's name), and print the link that comes back.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0.1, 3600),

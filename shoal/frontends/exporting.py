@@ -37,6 +37,7 @@ WHAT = {
     "table.csv": "the figures of every run",
     "table.json": "the figures of every point and run",
     "job.toml": "all settings: shoal train job.toml runs it again",
+    "topology.txt": "who hears whom: to run it again, --set strategy.edges=topology.txt",
     "model.safetensors": "the weights",
     "validation.csv": "every evaluation on held-out rows",
     "training.csv": "how training went on: losses, rows, workers, where time went",
@@ -48,11 +49,12 @@ WHAT = {
     "output.log": "what it printed",
     "failed.txt": "why it failed",
 }
-OF_RUN = ("job.toml", "model.safetensors", "log.txt", "events.jsonl", "summary.json")
+OF_RUN = ("job.toml", "topology.txt", "model.safetensors", "log.txt", "events.jsonl", "summary.json")
 OF_RUN_OF_SWEEP = (*OF_RUN, "loss.png", "topology.png", "machine.json", "output.log", "failed.txt")
 OF_SWEEP = ("study.toml", "table.csv", "table.json")
 PICTURES = (".png", ".svg")
 SUMS = "SHA256SUMS"
+FIGURES = 65_536  # bytes of them that are printed
 FIRST = ("seconds", "passes", "steps", "examples", "train_loss")
 
 
@@ -75,19 +77,17 @@ class _Writer:
     top: str
     sums: list[tuple[str, str]] = field(default_factory=list)
     newest: int = 0  # when the newest file was changed: tables that are made of them are as old
+    notes: list[str] = field(default_factory=list)  # what is missing, or damaged
 
     def file(self, name: str, path: Path) -> bool:
-        """A plain file as long as it is now; False if there is none."""
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            if not os.path.lexists(path) or path.is_symlink():
-                return False
-            raise Invalid(f"cannot read {path}: {error.strerror}: make that possible, or move it away") from None
-        with os.fdopen(handle, "rb") as source:
-            about = os.fstat(handle)
-            if not stat.S_ISREG(about.st_mode):
-                return False
+        """A plain file as long as it is now; False if there is none. What is there and is none is noted."""
+        source = _opened(path)
+        if source is None:
+            if os.path.lexists(path):
+                self.notes.append(f"{name} is no plain file, and left out")
+            return False
+        with source:
+            about = os.fstat(source.fileno())
             self._add(name, source, _whole_lines(source, about.st_size, path.suffix), int(about.st_mtime))
         return True
 
@@ -120,7 +120,6 @@ def export(folder: Path, out: Path | None = None) -> Exported:
     runs, is_sweep = _runs(folder)
     name = _plain(folder.resolve().name)
     target = _target(folder.resolve().with_name(f"{name}.tar.gz") if out is None else out)
-    notes: list[str] = []
     try:
         handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
@@ -130,7 +129,7 @@ def export(folder: Path, out: Path | None = None) -> Exported:
                     tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
                 ):
                     writer = _Writer(tar, name)
-                    _fill(writer, folder, runs, is_sweep, notes)
+                    _fill(writer, folder, runs, is_sweep)
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -143,33 +142,38 @@ def export(folder: Path, out: Path | None = None) -> Exported:
         raise Invalid(
             f"cannot write {target}: {error.strerror or error}: make room, or choose another place (--out)"
         ) from None
-    return Exported(target, len(writer.sums), size, notes, _figures(folder, is_sweep))
+    return Exported(target, len(writer.sums), size, writer.notes, _figures(folder, is_sweep))
 
 
-def _fill(writer: _Writer, folder: Path, runs: dict[str, Path], is_sweep: bool, notes: list[str]) -> None:
+def _fill(writer: _Writer, folder: Path, runs: dict[str, Path], is_sweep: bool) -> None:
     for name in (*(OF_SWEEP if is_sweep else ()), "report.html"):
         writer.file(name, folder / name)
     for inside, path in runs.items():
-        _fill_run(writer, inside, path, OF_RUN_OF_SWEEP if is_sweep else OF_RUN, notes)
+        _fill_run(writer, inside, path, OF_RUN_OF_SWEEP if is_sweep else OF_RUN)
     for path in sorted(folder.iterdir()):
         if path.suffix in PICTURES and path.name == _plain(path.name):
             writer.file(path.name, path)
-    writer.text("README.txt", _readme(writer, is_sweep, notes))
+    writer.text("README.txt", _readme(writer, is_sweep))
     writer.text(SUMS, "".join(f"{digest}  {name}\n" for name, digest in writer.sums))
 
 
-def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str], notes: list[str]) -> None:
+def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) -> None:
     there = [name for name in names if writer.file(f"{inside}{name}", path / name)]
     said = f" of {inside.rstrip('/')}" if inside else ""
     if "summary.json" not in there:
-        notes.append(f"there is no summary{said}: it goes on, or was cut short, and this is what there is so far")
+        writer.notes.append(
+            f"there is no summary{said}: it goes on, or was cut short, and this is what there is so far"
+        )
     elif "model.safetensors" not in there:
-        notes.append(f"there is no model{said}")
+        writer.notes.append(f"there is no model{said}")
     if "events.jsonl" not in there:
+        writer.notes.append(f"there are no events{said}, and no tables, which are made of them")
         return
     events, damaged = read_legible(path / "events.jsonl")
     if damaged:
-        notes.append(f"{counted(damaged, 'line')} of events.jsonl{said} cannot be read, and the tables are without")
+        writer.notes.append(
+            f"{counted(damaged, 'line')} of events.jsonl{said} cannot be read, and the tables are without"
+        )
     writer.text(f"{inside}validation.csv", as_csv(_judged(events)))
     writer.text(f"{inside}training.csv", as_csv(_trained(events)))
 
@@ -238,6 +242,20 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.,=+_-]", "_", name).lstrip(".-")[:120] or "run"
 
 
+def _opened(path: Path) -> IO[bytes] | None:
+    """A plain file, to be read; None: there is none, or it is a folder, a link or a pipe."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if not path.is_file() or path.is_symlink():
+            return None
+        raise Invalid(f"cannot read {path}: {error.strerror}: make that possible, or move it away") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return None
+    return os.fdopen(handle, "rb")
+
+
 def _whole_lines(source: IO[bytes], size: int, suffix: str) -> int:
     """How much of a file is there for good: of one that is written line by line, up to its last whole line."""
     if suffix not in (".jsonl", ".txt") or not size:
@@ -251,18 +269,23 @@ def _whole_lines(source: IO[bytes], size: int, suffix: str) -> int:
     return size - end + step if step else size
 
 
-def _readme(writer: _Writer, is_sweep: bool, notes: Sequence[str]) -> str:
+def _readme(writer: _Writer, is_sweep: bool) -> str:
     names = [name for name, _ in writer.sums]
     lines = [f"{writer.top}: {'a sweep' if is_sweep else 'a run'} of shoal, as `shoal export` found it.", ""]
     for name in names:
         last = name.rsplit("/", 1)[-1]
         lines.append(f"{name}    {WHAT.get(last, 'a picture')}")
     lines += ["README.txt    this page", f"{SUMS}    checksums of all files: sha256sum -c {SUMS}"]
-    return "\n".join(lines + [f"\nNote: {one}." for one in notes]) + "\n"
+    return "\n".join(lines + [f"\nNote: {one}." for one in writer.notes]) + "\n"
 
 
 def _figures(folder: Path, is_sweep: bool) -> str:
-    try:
-        return (folder / ("table.csv" if is_sweep else "summary.json")).read_text(errors="replace")
-    except OSError:
+    """What is printed if the archive cannot be sent: of a plain file only, the beginning of a long one, nothing that moves a cursor."""
+    source = _opened(folder / ("table.csv" if is_sweep else "summary.json"))
+    if source is None:
         return ""
+    with source:
+        told = source.read(FIGURES + 1)
+    more = f"\n... and more: {source.name}" if len(told) > FIGURES else ""
+    lines = told[:FIGURES].decode("utf-8", "replace").splitlines()
+    return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines) + more

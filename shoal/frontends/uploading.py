@@ -33,7 +33,8 @@ def check(url: str, name: str) -> SplitResult:
     except ValueError as error:
         raise Invalid(f"--upload: {error}: give an address such as https://host/path") from None
     if parts.scheme not in ("http", "https"):
-        raise Invalid(f"--upload sends by http or https, not by {parts.scheme or 'nothing'!r}: give https://host/path")
+        how = f"not by {parts.scheme!r}" if parts.scheme and "://" in url else "and the address says neither"
+        raise Invalid(f"--upload sends by http or https, {how}: give https://host/path")
     if not host or not url.isascii() or not url.isprintable() or " " in url:
         raise Invalid("--upload: that is no address of a web server: give one such as https://host/path")
     if parts.username is not None:
@@ -118,9 +119,8 @@ def _within(line: http.client.HTTPConnection, silence: float) -> Iterator[None]:
 def _said(where: str, answer: http.client.HTTPResponse, body: bytes) -> str:
     """What a good answer says; one that is none is an error."""
     lines = body.decode("utf-8", "replace").splitlines()
-    first = next((line.strip() for line in lines if line.strip()), "")
-    first = "".join(char if char.isprintable() else "?" for char in first)[:SHOWN]
-    status = f"{answer.status} {answer.reason}".strip()
+    first = _shown(next((line.strip() for line in lines if line.strip()), ""))
+    status = _shown(f"{answer.status} {answer.reason}".strip())
     elsewhere = answer.getheader("Location", "")
     if 300 <= answer.status < 400:
         to = f" to {elsewhere[:SHOWN]!a}" if elsewhere else ""
@@ -129,4 +129,11 @@ def _said(where: str, answer: http.client.HTTPResponse, body: bytes) -> str:
         )
     if not 200 <= answer.status < 300:
         raise NotUploaded(where, f"it answers {status}{f': {first}' if first else ''}")
-    return first or elsewhere[:SHOWN] or status
+    if answer.length and len(body) < ANSWER:
+        raise NotUploaded(where, f"its answer was cut short, {answer.length:,} bytes before the end")
+    return first or _shown(elsewhere) or status
+
+
+def _shown(text: str) -> str:
+    """A server's words move no cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)[:SHOWN]

@@ -21,7 +21,10 @@ from shoal.models.linear import Linear
 from shoal.models.objective import ObjectiveLearner
 from shoal.store.checkpoint import Manifest
 from shoal.store.filtering import check_named
+from shoal.store.update import forgets
 from shoal.strategies.block_proximal import BlockProximal
+from shoal.strategies.gossip import Gossip
+from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.tables import Dense, Given, Table
 
 START = "start.f32"
@@ -39,6 +42,11 @@ def check(job: Job, dataset: Dataset) -> Learner:
     """Whatever would only be found out in the middle of the run; and the model, ready to learn."""
     if isinstance(job.model, Linear):
         check_rows(dataset, job.model.loss, "classes" if job.model.classes else "numbers")
+    if isinstance(job.strategy, Gossip | PeerToPeer) and forgets(job.update.update()):
+        raise Invalid(
+            f"{job.strategy.name} changes weights beside the update rule, and {job.update.rule} makes them of what it keeps alone, so that "
+            f"nothing would come of what others learn: take another rule (--set update.rule=adagrad)"
+        )
     rows, batch = dataset.train.rows, job.data.batch
     blocks = job.strategy if isinstance(job.strategy, BlockProximal) else None
     slots = -(-rows // batch) if blocks is None else job.slots(rows).per_pass

@@ -26,9 +26,10 @@ from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
 from shoal.events import Gone, Joined, RunEvent, Warned
 from shoal.job import Job
+from shoal.launch import links
 from shoal.launch.beginning import check
 from shoal.launch.child import state_of
-from shoal.launch.gossip_core import dealt
+from shoal.launch.gossip_core import dealt, who_learns
 from shoal.launch.gossip_home import Home
 from shoal.launch.gossip_pace import LegPace
 from shoal.launch.gossip_tally import Tally
@@ -43,7 +44,6 @@ from shoal.nodes.stepper import check_size
 from shoal.store.update import rule_named
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.parts import Parts
-from shoal.strategies.topology import Graph
 from shoal.wire.effects import Effect
 from shoal.wire.messages import Course
 from shoal.wire.neighbours import Along, Rest
@@ -71,7 +71,7 @@ class GossipRun:
     ) -> None:
         """With ``kept``, what a former life of the run has left, it goes on from there."""
         assert isinstance(job.strategy, Gossip)
-        self._graph = Graph.of(job.strategy, job.workers, job.seed)
+        self._graph, changed = links.graph_of(job, folder)
         self._graph.check(job.strategy.allow_disconnected)
         self.learner = check(job, dataset)
         self.job, self.dataset, self._strategy, self._listener = job, dataset, job.strategy, listener
@@ -81,7 +81,8 @@ class GossipRun:
         self.score = Score(job, dataset, self.learner, listener, folder)
         start = self.learner.start()
         self._keeper = Keeper(folder, job, "" if start is None else start[1], listener)
-        _, self._shares, self._notes = dealt(job, dataset.train, job.workers)
+        _, self._shares, notes = dealt(job, dataset.train, job.workers)
+        self._notes, self._folder = [*changed, *notes], folder
         position: tuple[int, Ids | None] = (0, None)
         if kept is not None:
             kept.check_shape(self._shape)
@@ -187,10 +188,12 @@ class GossipRun:
         score = self.score
         if not self._told:
             self._told = True
+            links.keep(self._graph, self._folder)
             score.begin(self.job.workers)
             for note in self._notes:
                 self._warn(note)
-            self._listener(self._graph.event(score.seconds, self._workers.names))
+            rows = who_learns(self.job, self.dataset.train, self.job.workers)
+            self._listener(self._linked(rows=rows))
             nothing = np.empty(0, np.int64)
             self._seen = time.perf_counter()
             self._carry_out(self._home.set_off(time.monotonic_ns(), self._graph, dict.fromkeys(self.workers, nothing)))
@@ -239,6 +242,7 @@ class GossipRun:
         self._mixed += self._home.rounds
         self._parts.fed()
         if not self._home.told:
+            score.take_back(*self._in_leg)  # nobody has it any more
             score.fail(f"no worker is left to compute: start it again, with more workers (the last was {self._last})")
             self._keep()
             return
@@ -266,6 +270,8 @@ class GossipRun:
         spread = self._apart.spread()
         if spread and self._strategy.mode == "sync":
             spread["rounds"] = float(self._mixed)
+        if spread and (pieces := len(self._graph.parts())) > 1:
+            spread["pieces"] = float(pieces)
         self.score.judge(self._apart.weights_in(self._apart.mean).copy(), spread)
         self._at = self._position()
         self._seen += time.perf_counter() - began
@@ -330,7 +336,7 @@ class GossipRun:
         self._carry_out(self._home.lose(time.monotonic_ns(), name, self._graph))
         if not self._graph.living:
             return
-        self._listener(self._graph.event(score.seconds, self._workers.names, f"{name} is gone"))
+        self._listener(self._linked(f"{name} is gone"))
         if len(self._graph.parts()) > len(before.parts()):
             self._warn(
                 f"without {name} the others are not connected any more ({self._graph.words()}): each group goes on, and they can "
@@ -368,6 +374,10 @@ class GossipRun:
     def _carry_out(self, effects: list[Effect]) -> None:
         self._loop.carry_out(effects)
         self._loop.transport.flush()
+
+    def _linked(self, why: str = "", rows: str = "") -> RunEvent:
+        pairs = self._strategy.mode == "async"
+        return self._graph.event(self.score.seconds, self._workers.names, why, pairs, rows)
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))

@@ -12,27 +12,21 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from shoal.data.batch import Ids
 from shoal.data.ordered import ordered
 from shoal.data.slots import Slots
-from shoal.data.split import assign
+from shoal.data.split import assign, count
 from shoal.errors import BadValues
 from shoal.job import Job
 from shoal.launch.rank import own_start
 from shoal.launch.step_core import StepCore
 from shoal.models.learning import Data, Learner, learner_of
 from shoal.models.linear import Floats
-from shoal.nodes.stepper import mix_into
+from shoal.nodes.stepper import RUNAWAY, mix_into
 from shoal.strategies.gossip import Gossip
-
-RUNAWAY: dict[str, Any] = {
-    "over": "ignore",
-    "invalid": "ignore",
-}  # a model that runs away is found out where it is judged
 
 
 class GossipCore:
@@ -104,9 +98,30 @@ def dealt(job: Job, train: Data, nodes: int) -> tuple[Ids | None, list[float], l
     assert isinstance(job.strategy, Gossip)
     if job.strategy.split == "even":
         return None, [1.0] * nodes, []
-    owner, notes = assign(train.labels, nodes, job.strategy.split, job.strategy.alpha, job.seed)
+    owner, notes = _owners(job, train, nodes)
     shares = np.bincount(owner, minlength=nodes).astype(np.float64).tolist()
     return np.argsort(owner, kind="stable"), shares, notes
+
+
+def who_learns(job: Job, train: Data, nodes: int) -> str:
+    """From which rows, in a few words; "" where they are dealt evenly and by chance."""
+    assert isinstance(job.strategy, Gossip)
+    if job.strategy.split in ("even", "shuffled"):
+        return ""
+    sizes, labels, counts = count(_owners(job, train, nodes)[0], train.labels, nodes)
+    seen = [int(np.count_nonzero(one)) for one in counts]
+    of = f" and {_range(seen)} of {len(labels):,} labels" if labels else ""
+    return f"rows by {job.strategy.split}: each worker has {_range(sizes)} rows{of}"
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _owners(job: Job, train: Data, nodes: int) -> tuple[Ids, list[str]]:
+    assert isinstance(job.strategy, Gossip)
+    return assign(train.labels, nodes, job.strategy.split, job.strategy.alpha, job.seed, "worker")
 
 
 def core_of(text: str, rows: Path, number: int, nodes: int, kept: Path | None) -> tuple[Job, GossipCore]:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from shoal.data.ordered import ordered
-from shoal.launch.gossip_core import RUNAWAY
 from shoal.launch.kept_slab import is_finite
 from shoal.models.learning import Learner
 from shoal.models.linear import Floats
+from shoal.nodes.stepper import RUNAWAY
 
 ROWS = 200_000  # of the test set that all models together are judged on
 

@@ -66,6 +66,7 @@ class Gossiper:
         self._links: dict[str, str] = {}  # where neighbours are
         self._late: deque[tuple[int, Received]] = deque()  # on links that are slower than they are
         self._spent = [0, 0, 0]
+        self._shown = 0  # bytes of models that home was sent
         self._along_at = self._rest_at = NEVER
         self._wait = 0
 
@@ -174,7 +175,7 @@ class Gossiper:
         if now >= self._along_at:
             self._along_at = NEVER if self.rests else now + limits.HEARTBEAT
             lacks = self.part.lacking() if now - self.part.waits_since() >= limits.HEARTBEAT else []
-            sent, received = self._traffic()
+            sent, received = self._moved()
             hands = self.hands
             self.hands.send(
                 self.home,
@@ -185,13 +186,19 @@ class Gossiper:
         if now >= self._rest_at and not self._heard:
             self._rest_at, self._wait = now + self._wait, min(2 * self._wait, limits.RESEND_MOST)
             self.hands.send(self.home, self._rest(), cut(self._slab) if self._slab is not None else ())
+            self._shown += self._slab.nbytes if self._slab is not None else 0
 
     def _rest(self) -> Rest:
         part, hands = self.part, self.hands
-        moved = map(float, (*self._traffic(), *self._spent_by_now()))
+        moved = map(float, (*self._moved(), *self._spent_by_now()))
         along = [float(part.round), float(hands.rows), hands.loss, *moved]
         weight, met = (part.weight, 0) if isinstance(part, Rounds) else (1.0, part.met)
         return Rest(part.leg, along, weight, met, part.lost, hands.error)
+
+    def _moved(self) -> tuple[int, int]:
+        """Bytes sent and received, without the models that are shown to home: to judge them is no part of the algorithm."""
+        sent, received = self._traffic()
+        return max(0, sent - self._shown), received
 
     def _spent_by_now(self) -> list[int]:
         self._spent = [whole + more for whole, more in zip(self._spent, self.hands.spent.told()[0][:3], strict=True)]

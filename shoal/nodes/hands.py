@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal import limits
 from shoal.emulate import Pace
-from shoal.nodes.spent import COMMUNICATE, IDLE, Spent
+from shoal.nodes.spent import IDLE, Spent
 from shoal.nodes.stepper import Stepper
 from shoal.wire.effects import Compute, Computed, Effect, Send
 from shoal.wire.messages import Arrays, Message
@@ -106,9 +106,6 @@ class Hands:
     def waited(self, since: int, link: int) -> None:
         """Until now neighbours were waited for; at most ``link`` of it their words were on their way."""
         self.spent.waited(held=min(since + link, self.now))
-
-    def met(self) -> None:
-        self.spent.waited(kind=COMMUNICATE)
 
     def idled(self) -> None:
         self.spent.did(IDLE)

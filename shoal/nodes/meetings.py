@@ -23,7 +23,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.nodes.hands import NEVER, Hands
-from shoal.nodes.stepper import Floats, cut, whole
+from shoal.nodes.stepper import RUNAWAY, Floats, cut, whole
 from shoal.wire.messages import Arrays
 from shoal.wire.neighbours import Leg, Meet, Met
 
@@ -57,7 +57,7 @@ class Meetings:
         self._neighbours: list[str] = []
         self._answering: dict[str, int] = {}
         self._slots: Sequence[int] = ()
-        self._number = 0
+        self._number = self._since = 0  # of the last meeting that we asked for, and when
         self._early: dict[str, tuple[Meet, Floats]] = {}  # asked by who heard of the next leg before us
         self._applying = self._waits = False
 
@@ -124,7 +124,7 @@ class Meetings:
 
     def _send(self, weights: Floats) -> None:
         if self._neighbours:  # some may have gone meanwhile
-            self._number += 1
+            self._number, self._since = self._number + 1, self._hands.now
             name = self._chance.choice(self._neighbours)
             self.asked = Asked(name, self._number, weights, self._hands.now, limits.RESEND_FIRST + 2 * self._link)
             self._hands.send(name, Meet(self._number), cut(weights))
@@ -144,7 +144,7 @@ class Meetings:
         self.asked = None
         if not self._waits:
             return
-        self._hands.met()
+        self._hands.waited(self._since, 2 * self._link)
         if self.round >= self._rounds:
             self._end()
         else:
@@ -174,8 +174,9 @@ class Meetings:
         if self.frozen or sender not in self._neighbours:
             return None
         d = self._hands.model.weights
-        np.subtract(values, d, out=d)
-        d *= np.float32(0.5)
+        with np.errstate(**RUNAWAY):
+            np.subtract(values, d, out=d)
+            d *= np.float32(0.5)
         self._hands.model.add(d)
         return d
 

@@ -17,6 +17,8 @@ from shoal.errors import Invalid
 
 Floats = npt.NDArray[np.float32]
 
+# A model that runs away is found out where it is judged.
+RUNAWAY: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}
 _AT_ONCE = 16_384  # numbers
 MOST = limits.FRAMES * limits.FRAME_BYTES // 4  # numbers that one message may carry
 

@@ -125,6 +125,15 @@ def rule_named(name: str) -> Rule:
     return _rules[name]
 
 
+def forgets(update: Update) -> bool:
+    """Whether the rule makes the weight of what it keeps alone: then whatever others do to a weight is gone with its next step."""
+    rule = rule_named(update.name)
+    if not rule.state or rule.pushed > 1:
+        return False
+    nothing, plain = (0.0,) * rule.state, rule.settings({})
+    return rule.function(1e6, nothing, 0.0, plain)[0] == rule.function(2e6, nothing, 0.0, plain)[0]
+
+
 def known_rule(name: str) -> Rule | None:
     """The rule of that name, if this process knows it."""
     return _rules.get(name)

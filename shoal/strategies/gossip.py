@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from shoal.data.split import By
+from shoal.data.split import EVEN, By
 from shoal.errors import Invalid
 
 Topology = Literal["ring", "one-way", "torus", "star", "complete", "exponential", "random", "file"]
@@ -36,8 +36,8 @@ class Gossip(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     def __post_init__(self) -> None:
         if not 1 <= self.degree <= 1024:
             raise Invalid(f"strategy.degree={self.degree}: needs 1 to 1024 links")
-        if not 0 < self.alpha < float("inf"):
-            raise Invalid(f"strategy.alpha={self.alpha}: needs a number above 0")
+        if not 0 < self.alpha <= EVEN:
+            raise Invalid(f"strategy.alpha={self.alpha}: needs a number above 0, at most {EVEN:g}")
         if (self.topology == "file") != bool(self.edges):
             raise Invalid(
                 "strategy.topology='file' and strategy.edges=PATH go together: give both, or take another topology"

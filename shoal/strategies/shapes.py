@@ -12,13 +12,15 @@ As soon as one link goes one way only, the graph is directed, and a link that go
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
 from shoal.errors import Invalid
-from shoal.limits import EDGE_LINE, EDGE_LINES
+from shoal.limits import EDGE_LINE, EDGE_LINES, MEMBERS
 
 Links = list[tuple[int, int]]
 
@@ -75,7 +77,7 @@ def sides(nodes: int) -> tuple[int, int]:
         fit = [n for n in (nodes - 1, nodes + 1) if n >= 4]
         raise Invalid(
             f"{nodes} workers make no torus, since {nodes} is no product of two smaller numbers: take {' or '.join(map(str, fit)) or 4} "
-            f"workers, or topology=ring"
+            f"workers, or a ring"
         )
     return rows, nodes // rows
 
@@ -85,30 +87,34 @@ def random_regular(nodes: int, degree: int, chance: Random, holds: Callable[[Lin
     if nodes == 1:
         return []
     if degree >= nodes:
-        raise Invalid(f"{degree} links for each of {nodes} workers: at most {nodes - 1} (strategy.degree)")
+        raise Invalid(f"{degree} links for each of {nodes} workers: at most {nodes - 1} (degree)")
     if degree * nodes % 2:
         raise Invalid(
             f"{degree} links for each of {nodes} workers: every link has two ends, so one of the two numbers must be even "
-            f"(strategy.degree={degree + 1 if degree + 1 < nodes else degree - 1}, or one worker more)"
+            f"(degree={degree + 1 if degree + 1 < nodes else degree - 1}, or one worker more)"
         )
     if degree == 2 and nodes > 2:  # one that holds together is a ring, in any order
         places = list(range(nodes))
         chance.shuffle(places)
         return both_ways([(places[i], places[j]) for i, j in ring(nodes)])
-    links = _hops(nodes, list(range(1, degree // 2 + 1)) + ([nodes // 2] if degree % 2 else []))
+    if 2 * degree >= nodes:  # it holds together in any case, and those without a link are fewer: they are drawn
+        apart = dict.fromkeys(_stirred(_circle(nodes, nodes - 1 - degree), chance))
+        return [link for link in complete(nodes) if link not in apart]
+    links = _circle(nodes, degree)
     for _ in range(TRIES):
         links = _stirred(links, chance)
         if degree == 1 or holds(links):
             return links
     raise Invalid(
         f"no graph with {degree} links for each of {nodes} workers held together in {TRIES} tries: give more links "
-        f"(strategy.degree), or another seed"
+        f"(degree), or another seed"
     )
 
 
-def read(path: Path, nodes: int) -> tuple[Links, bool]:
-    """The links of a file, and whether the graph is directed."""
+def read(path: Path, nodes: int | None) -> tuple[Links, bool, int]:
+    """The links of a file, whether the graph is directed, and of how many nodes; None: as many as the file names."""
     one_way: dict[tuple[int, int], None] = {}
+    most, where = -1, 0  # the highest place, and its line
     try:
         for number, line in _lines(path):
             here = f"{path}, line {number}"
@@ -118,18 +124,21 @@ def read(path: Path, nodes: int) -> tuple[Links, bool]:
             start, stop = int(found[1]), int(found[3])
             if start == stop:
                 raise Invalid(f"{here}: {start} is linked to itself: everybody hears itself anyway; remove the line")
-            if (most := max(start, stop)) >= nodes:
-                raise Invalid(
-                    f"{here}: there is no worker {most}, they are 0 to {nodes - 1}: correct it, or give more (--workers {most + 1})"
-                )
+            most, where = max((most, where), (max(start, stop), number), key=lambda one: one[0])
             one_way[start, stop] = None
             if b"->" not in found[2]:
                 one_way[stop, start] = None
     except OSError as error:
         raise Invalid(f"cannot read the links in {path} ({error.strerror}): name a file that is there") from None
+    if most >= (room := MEMBERS if nodes is None else nodes):
+        more = f", or take {most + 1:,} workers" if most < MEMBERS else f"; there can be {MEMBERS:,} at most"
+        raise Invalid(f"{path}, line {where}: there is no worker {most}, they are 0 to {room - 1}: correct it{more}")
+    if nodes is None and most < 0:
+        raise Invalid(f"{path} has no links: write one a line, as in 0 1, or 0 -> 1 if it goes one way")
+    nodes = most + 1 if nodes is None else nodes
     if all((stop, start) in one_way for start, stop in one_way):
-        return both_ways(list(one_way)), False
-    return sorted(one_way), True
+        return both_ways(list(one_way)), False, nodes
+    return sorted(one_way), True, nodes
 
 
 def both_ways(links: Links) -> Links:
@@ -138,8 +147,10 @@ def both_ways(links: Links) -> Links:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Those that say something, with their numbers."""
-    with open(path, "rb") as file:
+    """Those that say something, with their numbers. A pipe is refused: nobody may ever write to it, and it can be read once only."""
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise Invalid(f"{path} is no regular file: write the links to one")
         number = 0
         while line := file.readline(EDGE_LINE + 1):
             number += 1
@@ -153,6 +164,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _hops(nodes: int, hops: list[int]) -> Links:
     return both_ways([(i, (i + hop) % nodes) for i in range(nodes) for hop in hops])
+
+
+def _circle(nodes: int, degree: int) -> Links:
+    """Everybody is linked to the nearest, and to the one across where there is one link more."""
+    return _hops(nodes, list(range(1, degree // 2 + 1)) + ([nodes // 2] if degree % 2 else []))
 
 
 def _stirred(links: Links, chance: Random) -> Links:

@@ -34,7 +34,7 @@ from shoal.strategies.gossip import Gossip
 Matrix = npt.NDArray[np.float64]
 
 NOTHING = 1e-9  # an eigenvalue below this is 0, but for rounding
-PIECES = 4  # that are named in an error,
+PIECES = 8  # that are named in an error,
 NAMED = 12  # and workers of each
 
 
@@ -49,13 +49,15 @@ class Graph:
     gone: frozenset[int] = field(default_factory=frozenset)
 
     @classmethod
-    def of(cls, strategy: Gossip, nodes: int, seed: int) -> Graph:
-        """As the settings say."""
-        if not 1 <= nodes <= MEMBERS:
-            raise Invalid(f"a graph of {nodes:,} workers: give 1 to {MEMBERS:,} (--workers)")
+    def of(cls, strategy: Gossip, nodes: int | None, seed: int) -> Graph:
+        """As the settings say; of a file, None is for as many nodes as it names."""
+        if nodes is not None and not 1 <= nodes <= MEMBERS:
+            raise Invalid(f"a graph of {nodes:,} workers: give 1 to {MEMBERS:,}")
         name, directed = strategy.topology, strategy.topology == "one-way"
         if name == "file":
-            links, directed = shapes.read(Path(strategy.edges), nodes)
+            links, directed, nodes = shapes.read(Path(strategy.edges), nodes)
+        elif nodes is None:
+            raise Invalid(f"a {name} graph has as many workers as one likes: say how many")
         elif name == "random":
             chance = Random(f"links {seed}")
             links = shapes.random_regular(
@@ -97,17 +99,22 @@ class Graph:
     def words(self) -> str:
         """The groups, for people: 0 1 2 | 3 4."""
         named = [" ".join(map(str, part[:NAMED])) + (" ..." if len(part) > NAMED else "") for part in self._parts]
-        more = [f"and {len(named) - PIECES:,} more"] if len(named) > PIECES else []
-        return " | ".join([*named[:PIECES], *more])
+        if len(named) > PIECES + 1:  # to say that there is one more takes longer than to name it
+            named[PIECES:] = [f"and {len(named) - PIECES:,} more"]
+        return " | ".join(named)
 
     def check(self, allow_disconnected: bool) -> None:
         """Refuse a graph in which all can never agree."""
         if len(self._parts) < 2 or allow_disconnected:
             return
         how = "strongly connected" if self.directed else "connected"
+        move = f"add links {'that lead back' if self.directed else 'between them'}"
+        if lonely := [i for i in self.living if not self._heard[i] and not self._told[i]]:
+            said = " ".join(map(str, lonely[:NAMED])) + (" ..." if len(lonely) > NAMED else "")
+            move = f"add links to {said}, which {'has' if len(lonely) == 1 else 'have'} none at all, take fewer workers"
         raise Invalid(
             f"the {self.name} graph of {counted(self.nodes, 'worker')} is not {how}, so they can never agree: it falls into "
-            f"{len(self._parts):,} pieces, {self.words()}: add links{' that lead back' if self.directed else ' between them'}, or see it "
+            f"{len(self._parts):,} pieces, {self.words()}: {move}, or see it "
             f"fail with --allow-disconnected"
         )
 
@@ -139,7 +146,7 @@ class Graph:
             return None
         return max(1.0, math.log(left) / math.log(self._second)) if self._second > 0 else 1.0
 
-    def event(self, seconds: float, names: Sequence[str], why: str = "") -> Linked:
+    def event(self, seconds: float, names: Sequence[str], why: str = "", pairs: bool = False, rows: str = "") -> Linked:
         """What views are told."""
         return Linked(
             seconds=seconds,
@@ -151,6 +158,8 @@ class Graph:
             rounds=self.rounds(),
             parts=self.parts(),
             why=why,
+            pairs=pairs,
+            rows=rows,
         )
 
     # ------------------------------------------------------------ inside

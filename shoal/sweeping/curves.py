@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOMENTS = 300  # of a median line
 FEW = 8  # points that colours of their own can tell apart
+WORSE = 2  # times as far as from the first loss to the lowest: so much worse is still shown
 PANELS = 4  # beside each other
 Track = tuple[list[float], list[float]]
 
@@ -127,15 +128,17 @@ def _trained(run: RunFigures) -> Track:
 
 
 def _limit(axes: Axes, points: Sequence[PointFigures], track: Callable[[RunFigures], Track], log: bool) -> None:
-    """The first losses are seen, and what ran away far above them is not."""
+    """The first losses are seen, and those that got worse than these; what ran away far above them is not."""
     heights = [track(run)[1] for one in points for run in one.runs]
     if any(heights):
         low, high = min(min(one) for one in heights if one), max(one[0] for one in heights if one)
-        room = max(high - low, 0.01 * abs(low))
+        room, most = max(high - low, 0.01 * abs(low)), max(max(one) for one in heights if one)
         if log and low > 0:
+            high = max(high, min(most, high * (high / low) ** WORSE))
             axes.set_ylim(low / (high / low) ** 0.05, high * (high / low) ** 0.1)
             _logarithmic(axes)
             return
+        high = max(high, min(most, high + WORSE * room))
         axes.set_ylim(low - 0.05 * room, high + 0.1 * room)
 
 

@@ -29,7 +29,9 @@ from shoal.events import Evaluated, RunEvent, read_legible
 from shoal.files import replace_file
 from shoal.folder import Lock
 from shoal.job import Job
+from shoal.launch.links import LINKS
 from shoal.resuming import is_finished
+from shoal.strategies.shapes import read
 from shoal.sweeping.study import Planned, Study
 
 ENDS_WITHIN = 30.0  # seconds, of a run whose sweep is gone
@@ -111,13 +113,23 @@ def look(run: Planned, out: Path, cores: int | None) -> Result:
     return Result(run, "diverged", folder, summary["stopped_because"], summary, events, _others(folder))
 
 
-def identity(job: Job, cores: int | None) -> str:
-    """All that makes a measurement this one; data are known by their names, as they may be moved."""
+def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
+    """All that makes a measurement this one; data are known by their names, as they may be moved.
+
+    Links are known by what they are: those that a run in ``folder`` had, otherwise those in the file as it is now.
+    """
     tree = msgspec.to_builtins(job)
     tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
     if edges := tree["strategy"].get("edges"):
-        tree["strategy"]["edges"] = Path(edges).name
+        tree["strategy"]["edges"] = _links(Path(edges) if folder is None else folder / LINKS, job.workers)
     return hashlib.sha256(msgspec.json.encode([tree, cores])).hexdigest()
+
+
+def _links(path: Path, nodes: int) -> Any:
+    try:
+        return read(path, nodes)
+    except Invalid:
+        return "not known"
 
 
 def fingerprint(folder: Path) -> str:
@@ -125,7 +137,7 @@ def fingerprint(folder: Path) -> str:
     try:
         if not is_finished(folder) and not _diverged(folder):
             return ""
-        return identity(Job.load(folder / "job.toml"), _cores(folder))
+        return identity(Job.load(folder / "job.toml"), _cores(folder), folder)
     except (Invalid, OSError):
         return ""
 

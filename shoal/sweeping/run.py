@@ -7,17 +7,21 @@ from pathlib import Path
 from shoal.data.datasets import check_source
 from shoal.errors import Invalid
 from shoal.folder import Lock
+from shoal.strategies.gossip import Gossip
+from shoal.strategies.topology import Graph
 from shoal.sweeping.disk import Result, Sweep, arrange, kept, look, write_study
 from shoal.sweeping.schedule import Audience, Schedule, check_out
 from shoal.sweeping.study import Study
 
 
 def check_here(study: Study) -> None:
-    """That it can be run on this machine: its cores and its data are there."""
+    """That it can be run on this machine: its cores, its data and its graphs are there."""
     study.places()
     for run in study.runs:
         try:
             check_source(run.job.data)
+            if isinstance(strategy := run.job.strategy, Gossip):
+                Graph.of(strategy, run.job.workers, run.job.seed).check(strategy.allow_disconnected)
         except Invalid as error:
             raise Invalid(f"[{'serial' if run.point.serial else 'grid'}] {run.point.title}: {error}") from None
 

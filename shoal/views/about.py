@@ -12,7 +12,7 @@ from shoal.views.account import OF_WORKERS, Happened, seconds_of
 from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
 from shoal.views.sections import Picture, Section, Table
-from shoal.views.told import Told, number, unlike
+from shoal.views.told import STILL, Told, number, unlike
 
 COLUMNS = 4  # runs beside each other
 EVALUATIONS = 40  # rows of a table: of more, some are left out
@@ -58,7 +58,7 @@ def _seen(runs: Sequence[Told]) -> list[Section]:
 def _figures(runs: Sequence[Told]) -> Section:
     """Runs beside each other: as columns while they are few."""
     judged = [one for one in runs if one.run.best is not None]
-    common = compare.common_loss(judged) if judged else None
+    common = compare.common_loss(judged) if judged and compare.other_task(judged) is None else None
     names = list(dict.fromkeys(name for one in runs for name in _metrics(one)))
     heads = [
         "workers",
@@ -214,7 +214,7 @@ _WAITS = {
     "hogwild": "Workers of hogwild wait for nobody, unless there is a lock.",
     "averaging": "Ranks wait for the slowest of them before a mean is taken.",
     "allreduce": "Ranks wait for the slowest of them in every step.",
-    "gossip": "Workers wait for what their neighbours have to say.",
+    "gossip": "Workers wait for what their neighbours have to say; its way is told apart only where it is emulated.",
     "peer-to-peer": "Peers wait for nobody.",
 }
 
@@ -301,13 +301,11 @@ def _cost(runs: Sequence[Told]) -> Section | None:
     for one, cpu in told:
         examples = number(one.summary.get("examples")) or 0.0
         per = f"{1e6 * cpu / examples:,.3g}" if examples else "-"
-        busy = f"{cpu / one.run.seconds:,.2f}" if one.run.seconds else "-"
+        busy = f"{cpu / one.run.seconds:,.2f}" if one.run.seconds and one.strategy not in STILL else "-"
         rows.append([one.name, _seconds(one.run.seconds), explain.cpu(cpu), busy, per])
     first = 0 if len(runs) > 1 else 1
     heads = ["run", "seconds", "CPU seconds", "CPU seconds a second", "for a million rows"]
-    caption = (
-        "CPU seconds are of all processes of a run, starting and judging included; a clock may stand still meanwhile."
-    )
+    caption = "CPU seconds are of all processes of a run, starting and judging included; where the clock stands still meanwhile, no share is told."
     table = Table(heads[first:], [row[first:] for row in rows], caption)
     drawn = pictures("cost", lambda: charts.costs([one for one, _ in told]), "Seconds of the clock, and CPU seconds.")
     return Section("What it cost", [], drawn if len(told) > 1 else [], [table])

@@ -26,7 +26,6 @@ Point = tuple[float, float]  # rounds (or passes), distance
 
 FALLEN = (1e-1, 1e-5)  # of the first distance: between these the slowest mode is alone, and rounding is not seen
 CAPTION = " The test loss of workers that each have a model is that of the mean of all."
-SETTLED = 1.5  # times as far as at the end: the distance has not changed much
 
 
 def points(run: Account) -> tuple[str, list[Point]]:
@@ -115,7 +114,8 @@ def section(one: Told, of: str) -> Section | None:
         drawn += pictures(
             f"graph-{one.name}",
             lambda: graph.draw(told[-1], before=told[0]),
-            f"Who hears whom: {words.linked(told[-1])}.",
+            f"{'An arrow goes to who hears' if told[-1].directed else 'A line joins two who hear each other'}."
+            f"{f' Who learns from which: {words.clean(told[0].rows)}.' if told[0].rows else ''}",
         )
     if any("distance" in event.spread for event in one.run.evaluations):
         drawn += pictures(
@@ -148,7 +148,7 @@ def _moved(run: Account) -> str:
     if last == 0:
         return "All models are the same."
     most = max(distance for _, distance in found)
-    if most <= SETTLED * last:
+    if most <= last:
         return f"They are {words.distance(last)} from it, which is as far as they ever were."
     return f"They are {words.distance(last)} from it, and were {words.distance(most)} at most."
 
@@ -163,6 +163,8 @@ def _graph(run: Account) -> str:
         )
     if told[-1].rounds <= 0:
         return ""
+    if told[-1].pairs:
+        return f"Two meet at a time, whenever they are ready (spectral gap of the graph {told[-1].gap:.3g})."
     return (
         f"By its graph (spectral gap {told[-1].gap:.3g}) a hundredth of a distance would be left after "
         f"{words.rounds(told[-1].rounds)}, if nobody learned meanwhile."

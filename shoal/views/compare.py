@@ -25,7 +25,7 @@ def of_several(runs: list[Told]) -> list[str]:
     said += [f"No loss is known of {words.names(silent)}: not compared."] if silent else []
     if len(judged) < 2:
         return [one for one in (*said, "There are no two runs with a loss to compare.") if one]
-    if (differ := _other_task(judged)) is not None:
+    if (differ := other_task(judged)) is not None:
         alike = f"These runs do not learn the same ({differ}): their losses are not compared."
         return [one for one in (*said, alike) if one]
     if len({one.run.computing for one in judged}) > 1:
@@ -70,7 +70,8 @@ def time_to(told: Told, loss: float) -> float:
     return math.inf if found is None else seconds_of(found)
 
 
-def _other_task(runs: list[Told]) -> str | None:
+def other_task(runs: list[Told]) -> str | None:
+    """What they do not have in common, so that their losses say nothing about each other."""
     for what in ("data", "model", "test_rows", "features"):
         found = {str(getattr(one.run.started, what)) for one in runs if one.run.started}
         if len(found) > 1:

@@ -79,6 +79,8 @@ def caption(event: Linked) -> str:
     said = f"spectral gap {event.gap:.3g}"
     if event.rounds is None:
         said += f": {len(event.parts):,} pieces (by colour) that never agree"
+    elif event.rounds > 0 and event.pairs:
+        said += "; two meet at a time"
     elif event.rounds > 0:
         said += f": a hundredth of the distance from the mean is left after {words.rounds(event.rounds)}"
     gone = len(event.nodes) - sum(len(part) for part in event.parts)

@@ -106,6 +106,8 @@ class Lines:
                 | Delayed()
             ) if self._verbosity > 1:
                 return [every.line(event)]
+            case Linked(why=""):  # as it begins
+                return [f"{every.clock(event.seconds)}  {words.linked(event)}"]
             case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack() | Linked() | Elected():
                 return self._tell_happening(event) if words.is_news(event) else []
             case _:  # a checkpoint was saved, say: that is as it should be

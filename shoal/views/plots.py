@@ -32,6 +32,7 @@ METRICS = ("#007A5A", "#A0447C", "#56B4E9", "#444444")
 POINTS = 400  # of a curve: about two pixels each
 FEW = 60  # evaluations that are drawn as marks one can count
 NAMED = 6  # more joins and losses than this are marked without names
+TICKS = 0.05  # of the width, for a label
 WIDE = 50.0  # highest over lowest loss from which the scale is logarithmic
 UNITS = (  # up to so many seconds, so called, so many seconds long
     (1.0, "milliseconds", 0.001),
@@ -247,7 +248,7 @@ def _draw_losses(axes: Axes, run: Run, scale: float) -> None:
 
 def _draw_passes(axes: Axes, run: Run, scale: float) -> None:
     """Passes along the top edge, where the run reached them."""
-    ticks = _pass_ticks(run.far)
+    ticks = _legible(_pass_ticks(run.far))
     if len(ticks) < 2:
         return
     top = axes.secondary_xaxis("top")
@@ -268,6 +269,16 @@ def _pass_ticks(far: list[tuple[float, float]]) -> list[tuple[float, float]]:
             ticks.append((before[0] + min(1.0, max(0.0, share)) * (seconds - before[0]), mark))
         before = (seconds, passes)
     return ticks
+
+
+def _legible(ticks: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Without those that stand where the one before is still being read; the last one stands in any case."""
+    found: list[tuple[float, float]] = []
+    room = TICKS * (ticks[-1][0] if ticks else 0.0)
+    for tick in reversed(ticks):
+        if not found or found[-1][0] - tick[0] >= room:
+            found.append(tick)
+    return found[::-1]
 
 
 def _step(most: float) -> float:

@@ -55,9 +55,7 @@ def topology(
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(facts(graph))))
+        click.echo(_as_json(facts(graph)))
     else:
         click.echo("\n".join(page(graph)))
         if out is not None:
@@ -68,8 +66,6 @@ def topology(
 
 def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, seed: int) -> Graph:
     from shoal.errors import Invalid
-    from shoal.limits import MEMBERS
-    from shoal.strategies import shapes
     from shoal.strategies.gossip import Gossip
     from shoal.strategies.topology import Graph
 
@@ -79,12 +75,11 @@ def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, 
         raise Invalid(
             "a graph of a file needs --edges FILE, and the others have none: shoal topology file --edges links.txt"
         )
-    if edges is not None and nodes is None:
-        links, _ = shapes.read(Path(edges), MEMBERS)
-        nodes = 1 + max((max(link) for link in links), default=0)
+    if nodes is None and edges is None:
+        nodes = NODES
     given = {} if degree is None else {"degree": degree}
     strategy = Gossip(topology=name, edges=edges or "", **given)  # type: ignore[arg-type]
-    return Graph.of(strategy, NODES if nodes is None else nodes, seed)
+    return Graph.of(strategy, nodes, seed)
 
 
 def facts(graph: Graph) -> dict[str, object]:
@@ -98,9 +93,18 @@ def facts(graph: Graph) -> dict[str, object]:
         "connected": len(graph.parts()) == 1,
         "gap": graph.gap(),
         "second_eigenvalue": graph.second(),
-        "rounds": graph.rounds(),
+        "rounds": {f"{left:g}": graph.rounds(left) for left in LEFT},  # until so much of the distance is left
         "weights": graph.mixing().tolist(),
     }
+
+
+def _as_json(told: dict[str, object]) -> str:
+    """A line for each fact: a matrix with a line for each number is read by nobody."""
+    import msgspec
+
+    return (
+        "{\n" + ",\n".join(f'  "{name}": {msgspec.json.encode(fact).decode()}' for name, fact in told.items()) + "\n}"
+    )
 
 
 def page(graph: Graph) -> list[str]:
@@ -133,6 +137,6 @@ def _rounds(graph: Graph) -> str:
 def _weights(graph: Graph) -> list[str]:
     what = "shares of push-sum, row: who is sent, column: by whom" if graph.directed else "Metropolis weights"
     if graph.nodes > SHOWN:
-        return [f"{what}: of {graph.nodes:,} nodes with --json"]
+        return [f"{what}: --json shows those of more than {SHOWN} nodes"]
     rows = [" ".join(f"{value:5.3f}" if value else "    ." for value in row) for row in graph.mixing().tolist()]
     return [what, *(f"  {node:>2}  {row}" for node, row in enumerate(rows))]

@@ -108,7 +108,7 @@ def evaluation(event: Evaluated) -> str:
 def _apart(spread: Mapping[str, float]) -> str:
     """How unlike the models are, where everybody has one."""
     said = f"  each {loss(spread['best'])} to {loss(spread['worst'])}" if {"best", "worst"} <= spread.keys() else ""
-    return said + (f", {distance(spread['distance'])} apart" if said and "distance" in spread else "")
+    return said + (f", {distance(spread['distance'])} from the mean" if said and "distance" in spread else "")
 
 
 def distance(value: float) -> str:
@@ -148,12 +148,21 @@ def models(told: object) -> str:
     """What a run's summary says of models that are everybody's own; nothing if there are none."""
     found = told if isinstance(told, dict) else {}
     best, worst, apart = (found.get(name) for name in ("best", "worst", "distance"))
-    if not all(isinstance(one, int | float) for one in (best, worst, apart)):
+    if not (number(best) and number(worst) and number(apart)):
         return ""
+    after = f" after {rounds(found['rounds'])}" if number(found.get("rounds")) else ""
+    if not apart:
+        return f"every worker has this model{after}"
+    pieces = found.get("pieces")
+    apart_for_good = f"; they are in {pieces:,.0f} pieces, and never agree" if number(pieces) else ""
     return (
         f"this is the mean of all models, which no worker has: their own have test losses of {loss(best)} to {loss(worst)}, and are "
-        f"{distance(float(apart or 0.0))} from it"
+        f"{distance(float(apart))} from it{after}{apart_for_good}"
     )
+
+
+def number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float)
 
 
 def is_news(event: RunEvent) -> TypeGuard[News]:
@@ -188,16 +197,18 @@ def news(event: News) -> str:
 
 def linked(event: Linked) -> str:
     """A graph, in one line."""
-    ways = "one-way links" if event.directed else "links"
+    ways = "one-way link" if event.directed else "link"
     pieces = f", in {many(len(event.parts), 'piece')}" if len(event.parts) > 1 else ""
-    left = (
-        "and they never agree"
-        if event.rounds is None
-        else f"a hundredth of the distance is left after {rounds(event.rounds)}"
-    )
+    if event.rounds is None:
+        left = "and they never agree"
+    elif event.pairs:
+        left = "two meet at a time"
+    else:
+        left = f"a hundredth of the distance is left after {rounds(event.rounds)}"
+    living = sum(len(part) for part in event.parts) or len(event.nodes)
     return (
-        f"{clean(event.topology)} of {many(len(event.nodes), 'worker')} with {len(event.links):,} {ways}{pieces}: spectral gap "
-        f"{event.gap:.3g}, {left}{f' ({clean(event.why)})' if event.why else ''}"
+        f"{clean(event.topology)} of {many(living, 'worker')} with {many(len(event.links), ways)}{pieces}: spectral gap "
+        f"{event.gap:.3g}, {left}{f' ({clean(event.why)})' if event.why else ''}{f'; {clean(event.rows)}' if event.rows else ''}"
     )
 
 

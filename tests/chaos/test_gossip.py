@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from shoal.errors import RunFailed
 from shoal.events import Evaluated, Gone, Linked, Resumed, RunEvent, Stopped, Warned
 from shoal.job import Job
 from shoal.launch.gossip import GossipRun
+from shoal.launch.kept_slab import read
 from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
@@ -127,6 +129,25 @@ def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_b
     (resumed,) = (event for event in again.events if isinstance(event, Resumed))
     assert resumed.steps > 0
     assert again.summary["examples"] == 20 * ROWS and not again.summary["failed"]
+
+
+def test_what_was_learned_since_all_rested_last_is_not_counted_when_all_have_died(tmp_path: Path) -> None:
+    def in_the_middle_of_a_leg(training: Underway) -> None:
+        assert isinstance(training, GossipRun)
+        reach(training, 0.3)
+        while not 8 <= training._in_leg[0] < 24 and not training.score.why:  # of about 60
+            time.sleep(0.002)
+        for name in training.workers:
+            kill(training, name)
+
+    slowly = job_of(emulate__per_example=2e-3, evaluate__every=1, stop__epochs=3)
+    with pytest.raises(RunFailed) as failure:
+        execute(slowly, tmp_path / "run", started=lambda training: Beside(training, in_the_middle_of_a_leg).start())
+    assert isinstance(failure.value.run, Run)
+    told = failure.value.run.summary
+    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
+    standing = read(kept).facts.standing
+    assert (standing.done, standing.examples) == (told["steps"], told["examples"])
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

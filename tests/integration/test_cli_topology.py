@@ -15,6 +15,7 @@ from shoal.cli import main
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "links.txt").write_text("0 1\n1 -> 2\n")
+    (tmp_path / "empty.txt").write_text("")
     return tmp_path
 
 
@@ -49,6 +50,7 @@ def test_the_picture_is_written(home: Path) -> None:
 def test_programs_are_told_all_of_it() -> None:
     found = json.loads(call("complete", "--nodes", "3", "--json").stdout)
     assert found["links"] == [[0, 1], [0, 2], [1, 2]] and found["gap"] == 1 and found["connected"]
+    assert found["rounds"] == {"0.1": 1, "0.01": 1, "1e-06": 1}
     assert found["weights"][0] == pytest.approx([1 / 3] * 3)
 
 
@@ -61,7 +63,9 @@ def test_programs_are_told_all_of_it() -> None:
         (["ring", "--edges", "links.txt"], "needs --edges FILE"),
         (["file", "--edges", "nowhere.txt"], "cannot read the links in nowhere.txt"),
         (["file", "--edges", "links.txt", "--nodes", "2"], "line 2: there is no worker 2"),
-        (["ring", "--nodes", "100000"], "give 1 to 1,024"),
+        (["ring", "--nodes", "100000"], "give 1 to 1,024\n"),
+        (["random", "--nodes", "4", "--degree", "9"], "at most 3 (degree)"),
+        (["file", "--edges", "empty.txt"], "empty.txt has no links: write one a line"),
         (["ring", "--out", "picture.nix"], "names no kind of picture"),
     ],
 )

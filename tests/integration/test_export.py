@@ -142,6 +142,49 @@ def test_links_and_what_is_not_the_runs_own_stay_outside(run: Path, tmp_path: Pa
     assert not {name for name in found if name.endswith(("address", "stolen.png", "pipe.png", "log.txt"))}
 
 
+@pytest.mark.parametrize("name", ["time.png", "log.txt"])
+def test_a_folder_with_a_files_name_stays_outside_and_it_is_said(run: Path, tmp_path: Path, name: str) -> None:
+    mine = shutil.copytree(run, tmp_path / "mine")
+    (mine / name).unlink(missing_ok=True)
+    (mine / name).mkdir()
+    ended = call(mine)
+    assert ended.exit_code == 0 and f"{name} is no plain file, and left out" in ended.stderr
+    assert f"mine/{name}" not in contents(tmp_path / "mine.tar.gz")
+
+
+def test_tables_that_are_missing_with_the_events_are_told(run: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(run, tmp_path / "mine")
+    (mine / "events.jsonl").unlink()
+    (mine / "events.jsonl").symlink_to(run / "events.jsonl")
+    assert "there are no events, and no tables" in call(mine).stderr
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_figures_that_are_no_plain_file_are_neither_waited_for_nor_printed(
+    run: Path, tmp_path: Path, kind: str
+) -> None:
+    mine = shutil.copytree(run, tmp_path / "mine")
+    (tmp_path / "secret").write_text("secret")
+    (mine / "summary.json").unlink()
+    if kind == "pipe":
+        os.mkfifo(mine / "summary.json")
+    else:
+        (mine / "summary.json").symlink_to(tmp_path / "secret")
+    with server(says(500)) as (url, _):
+        ended = call(mine, "--upload", url)
+    assert ended.exit_code == 1
+    assert "secret" not in ended.stdout and "there are no figures yet" in ended.stdout
+
+
+def test_of_long_figures_the_beginning_is_printed_and_nothing_that_moves_a_cursor(run: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(run, tmp_path / "mine")
+    (mine / "summary.json").write_text("{\x1b[2J\n" + " " * 1_000_000 + "the end")
+    with server(says(500)) as (url, _):
+        ended = call(mine, "--upload", url)
+    assert "{?[2J\n" in ended.stdout and "\x1b" not in ended.stdout
+    assert "the end" not in ended.stdout and "... and more: " in ended.stdout
+
+
 def test_a_run_that_did_not_end_is_exported_as_far_as_it_is_and_it_is_said(run: Path, tmp_path: Path) -> None:
     mine = shutil.copytree(run, tmp_path / "cut")
     for name in ("summary.json", "model.safetensors"):
@@ -185,7 +228,8 @@ def test_what_cannot_be_is_refused_with_what_to_do(run: Path, tmp_path: Path) ->
     [
         ("ftp://host/x", "by http or https, not by 'ftp'"),
         ("file:///etc/passwd", "by http or https"),
-        ("host/x", "by http or https"),
+        ("host/x", "by http or https, and the address says neither"),
+        ("127.0.0.1:8080", "by http or https, and the address says neither: give https://host/path"),
         ("http://", "no address of a web server"),
         ("http://host:port/", "give an address such as"),
         ("http://host/a b", "no address of a web server"),
@@ -297,3 +341,36 @@ def test_what_is_no_web_server_is_told(run: Path, tmp_path: Path) -> None:
         why = not_sent(run, tmp_path / "mine.tar.gz", f"http://127.0.0.1:{held.getsockname()[1]}/")
         thread.join()
     assert "no HTTP" in why or "reset" in why
+
+
+def spoken(run: Path, archive: Path, words: bytes) -> Result:
+    """Sent to one who reads all of it, and answers with just these words."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+
+        def answer() -> None:
+            with held.accept()[0] as line:
+                head, _, body = line.recv(1 << 20).partition(b"\r\n\r\n")
+                size = int(head.lower().partition(b"content-length:")[2].split()[0])
+                while len(body) < size:
+                    body += line.recv(1 << 20)
+                line.sendall(words)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        ended = call(run, "--out", archive, "--upload", f"http://127.0.0.1:{held.getsockname()[1]}/")
+        thread.join()
+    return ended
+
+
+def test_nothing_a_server_says_moves_the_cursor(run: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "mine.tar.gz"
+    bad = spoken(run, archive, b"HTTP/1.1 500 Oh\x1b]0;x\x07\r\nContent-Length: 0\r\n\r\n")
+    good = spoken(run, archive, b"HTTP/1.1 201 Made\r\nLocation: /a\x1b[2Jb\r\nContent-Length: 0\r\n\r\n")
+    assert "it answers 500 Oh?]0;x?" in bad.stderr and "\x1b" not in bad.output
+    assert good.exit_code == 0 and good.stdout.splitlines()[-1] == "/a?[2Jb"
+
+
+def test_an_answer_that_is_cut_short_is_no_success(run: Path, tmp_path: Path) -> None:
+    words = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhttp://x"
+    ended = spoken(run, tmp_path / "mine.tar.gz", words)
+    assert ended.exit_code == 1 and "its answer was cut short, 92 bytes before the end" in ended.stderr

@@ -157,6 +157,25 @@ def test_labels_split_over_two_groups_make_two_models_and_over_one_graph_one(tmp
     assert fallen.spread["worst"] > together.spread["worst"] + 0.1
 
 
+def test_links_of_a_file_are_kept_with_the_run_which_goes_on_with_them_whatever_the_file_says(tmp_path: Path) -> None:
+    ring, told = edges(tmp_path / "links.txt", "0 1", "1 2", "2 3", "0 3"), list[RunEvent]()
+    of = job(strategy__topology="file", strategy__edges=ring, checkpoint__every=0.001, checkpoint__keep=3)
+    shoal.run.execute(of, tmp_path / "run")
+    assert (tmp_path / "run" / "topology.txt").read_text() == "0 1\n0 3\n1 2\n2 3\n"
+    edges(tmp_path / "links.txt", "0 1", "0 2", "0 3")
+    shoal.train(resume=tmp_path / "run", epochs=3, on_event=told.append)
+    assert [one.links for one in told if isinstance(one, Linked)] == [[(0, 1), (0, 3), (1, 2), (2, 3)]]
+    assert any("links.txt has other links by now" in one.what for one in told if isinstance(one, Warned))
+    (tmp_path / "links.txt").unlink()
+    shoal.train(resume=tmp_path / "run", epochs=4)
+
+
+def test_a_rule_that_would_undo_every_mean_is_refused() -> None:
+    for strategy in ("gossip", "peer-to-peer"):
+        with pytest.raises(Invalid, match=r"ftrl makes them of what it keeps alone.*update.rule=adagrad"):
+            watch(job(strategy=strategy, update__rule="ftrl"))
+
+
 # ---------------------------------------------------------------- links that go one way
 
 

@@ -19,6 +19,7 @@ from shoal.data.datasets import Dataset, Source, load
 from shoal.data.packed import Packed
 from shoal.data.split import Split, assign, check_split, split
 from shoal.errors import Invalid
+from shoal.strategies.gossip import Gossip
 
 WAYS = ["even", "shuffled", "label", "dirichlet"]
 
@@ -76,7 +77,8 @@ def test_alpha_says_how_uneven_it_is() -> None:
 def test_who_got_nothing_is_given_a_row_and_it_is_told() -> None:
     owner, notes = assign(np.zeros(20, np.float32), 10, "dirichlet", 1e-9, 0)
     assert sorted(np.bincount(owner).tolist()) == [1] * 9 + [11]
-    assert notes[0].endswith("... got no row by chance, and one each of whoever had most")
+    assert assign(np.zeros(2, np.float32), 2, "dirichlet", 1e-9, 0, "worker")[1][0].startswith("worker-")
+    assert notes[0].endswith("... got no row by chance, and were given one each, of the client that had most")
 
 
 def test_another_seed_is_another_split_where_there_is_chance() -> None:
@@ -190,3 +192,14 @@ def test_the_picture_is_drawn_whatever_the_number_of_clients_and_labels(
     picture.draw(said, tmp_path / "split.png")
     assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
     assert picture.title(said).endswith("clients (dirichlet, alpha 0.5, seed 3)")
+
+
+def test_an_alpha_without_measure_is_refused() -> None:
+    """Draws run over, and one client would get all rows where an even split was asked for."""
+    check_split(4, "dirichlet", 1e9)
+    with pytest.raises(Invalid, match="at most 1e"):
+        check_split(4, "dirichlet", 1e308)
+    with pytest.raises(Invalid, match=r"strategy.alpha=1e.308: needs a number above 0, at most"):
+        Gossip(split="dirichlet", alpha=1e308)
+    owner, _ = assign(np.zeros(400, np.float32), 4, "dirichlet", 1e9, 0)
+    assert np.bincount(owner).tolist() == [100] * 4

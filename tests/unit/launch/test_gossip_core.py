@@ -11,7 +11,7 @@ import pytest
 from shoal.data.datasets import load
 from shoal.data.slots import Slots
 from shoal.job import Job
-from shoal.launch.gossip_core import GossipCore, core_of, dealt
+from shoal.launch.gossip_core import GossipCore, core_of, dealt, who_learns
 from shoal.launch.models_apart import Apart
 from shoal.models.learning import learner_of
 from shoal.settings import changed
@@ -112,3 +112,10 @@ def test_how_far_models_are_apart_is_told_of_the_weights_alone() -> None:
     assert (apart.mean == 2.5).all()  # of push-sum: by what each has of the whole
     apart.take(slabs(1.0, np.nan))
     assert apart.spread() == {}
+
+
+def test_who_learns_from_which_rows_is_told_where_it_is_not_left_to_chance() -> None:
+    train = load(job().data, 0).train
+    assert who_learns(job(), train, 4) == "" == who_learns(job(strategy__split="shuffled"), train, 4)
+    said = who_learns(job(strategy__split="label"), train, 4)
+    assert said == f"rows by label: each worker has {train.rows // 4} rows and 1 to 2 of 2 labels"

@@ -525,3 +525,45 @@ def test_what_makes_no_sense_is_not_answered() -> None:
         assert not room.table
         assert np.array_equal(room.weights, before)
         assert isinstance(room.nodes[0].part, Rounds | Meetings)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("link", [0.0, 0.01])
+def test_to_stand_until_a_neighbour_answers_is_waiting_in_both_modes_and_an_emulated_link_is_not(
+    mode: str, link: float
+) -> None:
+    room = Room(Graph.of(Gossip(topology="complete"), 2, 0), mode, link=link)
+    room.leg_of(0, 1, 1, [])
+    room.wait(50 * limits.MILLISECOND)
+    room.leg_of(1, 1, 1, [])
+    room.deliver()
+    for _ in range(10):
+        room.wait(10 * limits.MILLISECOND)
+        room.deliver()
+    compute, communicate, wait = next(said.along[5:8] for who, said, _ in room.home if who == "w0")
+    assert wait >= 30_000 and compute == 0
+    assert communicate == (0 if not link else pytest.approx(10_000 if mode == "sync" else 20_000))
+
+
+def test_two_that_meet_while_they_run_away_are_quiet_about_it(recwarn: pytest.WarningsRecorder) -> None:
+    room = Room(Graph.of(Gossip(topology="complete"), 2, 0), "async")
+    for model in room.models:
+        model.add(np.full(SIZE, np.inf, np.float32))
+    room.leg(rounds=2)
+    room.deliver()
+    assert not [one for one in recwarn if issubclass(one.category, RuntimeWarning)]
+
+
+def test_models_that_are_shown_to_be_judged_are_not_counted_as_sent() -> None:
+    traffic = [0, 7]
+    room = Room(Graph.of(Gossip(topology="complete"), 2, 0), traffic=lambda: tuple(traffic))
+    room.leg(1)
+    room.deliver()
+    shown = sum(array.nbytes for who, _, arrays in room.home if who == "w0" for array in arrays)
+    traffic[0] = 100 + shown
+    for i in room.graph.living:
+        room.say(i, Heard(1, False))
+    room.leg(2)
+    room.deliver()
+    last = [said for who, said, _ in room.home if who == "w0" and isinstance(said, Rest)][-1]
+    assert shown and last.leg == 2 and last.along[3:5] == [100, 7]

@@ -14,7 +14,7 @@ import pytest
 from shoal.errors import Invalid
 from shoal.store import update as rules
 from shoal.store.generate import dense_kernels
-from shoal.store.update import FTRL, SGD, AdaGrad, Assign, Sum, rule_named, update
+from shoal.store.update import FTRL, SGD, AdaGrad, Adam, Assign, Momentum, Sum, forgets, rule_named, update
 from shoal.tables import Update
 
 Answer = tuple[float, tuple[float, ...]]
@@ -272,3 +272,12 @@ def lambda_with_three(weight: float, state: tuple[float, ...], gradient: float) 
 def test_importing_the_rules_does_not_import_numba() -> None:
     code = "import sys, shoal.store.update, shoal.store.table; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_a_rule_that_makes_weights_of_its_state_alone_is_known() -> None:
+    @update(state=1)
+    def sums_up(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> Any:
+        return -state[0] - gradient, (state[0] + gradient,)
+
+    assert forgets(FTRL()) and forgets(sums_up())
+    assert not any(map(forgets, (SGD(), AdaGrad(), Adam(), Momentum())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_a_random_graph_of_two_links_each_is_a_ring_in_another_order_and_of_one_
     assert graph("random", 2, degree=1).links == [(0, 1)]
 
 
-@pytest.mark.parametrize(("nodes", "degree", "why"), [(5, 3, "strategy.degree=4"), (4, 4, "at most 3")])
+@pytest.mark.parametrize(("nodes", "degree", "why"), [(5, 3, "degree=4"), (4, 4, "at most 3")])
 def test_links_that_do_not_come_out_even_are_refused(nodes: int, degree: int, why: str) -> None:
     with pytest.raises(Invalid, match=why):
         graph("random", nodes, degree=degree)
@@ -122,7 +123,9 @@ def test_one_way_links_that_all_have_one_back_go_both_ways(tmp_path: Path) -> No
     ("line", "why"),
     [
         ("0 0", "line 2: 0 is linked to itself"),
-        ("0 3", "line 2: there is no worker 3, they are 0 to 2: .*--workers 4"),
+        ("0 3", "line 2: there is no worker 3, they are 0 to 2: correct it, or take 4 workers"),
+        ("1 7\n0 9\n0 4", "line 3: there is no worker 9, they are 0 to 2: correct it, or take 10 workers"),
+        ("0 1000000", "line 2: there is no worker 1000000.*correct it; there can be 1,024 at most"),
         ("0 -1", "line 2: 0 -1: a link is two numbers"),
         ("0 1 2", "a link is two numbers"),
         ("0 <- 1", "a link is two numbers"),
@@ -154,6 +157,31 @@ def test_a_graph_that_falls_apart_is_refused_with_its_pieces_unless_that_is_want
     found.check(allow_disconnected=True)
 
 
+def test_who_has_no_links_at_all_is_named(tmp_path: Path) -> None:
+    found = of_file(tmp_path, "0 -> 1\n1 -> 0\n", 4)
+    with pytest.raises(Invalid, match=r"add links to 2 3, which have none at all, take fewer workers, or see it fail"):
+        found.check(allow_disconnected=False)
+
+
+def test_a_pipe_of_links_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "links")
+    with pytest.raises(Invalid, match="is no regular file: write the links to one"):
+        graph("file", 3, edges=str(tmp_path / "links"))
+
+
+@pytest.mark.parametrize(("nodes", "degree"), [(9, 8), (9, 6), (8, 6), (8, 5), (8, 4), (6, 3)])
+def test_of_many_links_each_those_that_are_not_there_are_drawn(nodes: int, degree: int) -> None:
+    found = graph("random", nodes, degree=degree)
+    assert {len(found.hears(i)) for i in range(nodes)} == {degree} and len(found.parts()) == 1
+
+
+def test_the_most_links_there_can_be_take_no_longer_than_a_complete_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(shapes, "_stirred", lambda links, _: drawn.append(len(links)) or links)
+    assert graph("random", 60, degree=59).links == graph("complete", 60).links
+    assert drawn == [0]
+
+
 def test_links_without_a_way_back_are_refused(tmp_path: Path) -> None:
     found = of_file(tmp_path, "0 1\n1 -> 2\n", 3)
     assert found.parts() == [[0, 1], [2]] and found.gap() == 0
@@ -163,7 +191,8 @@ def test_links_without_a_way_back_are_refused(tmp_path: Path) -> None:
 
 def test_many_pieces_are_not_all_named(tmp_path: Path) -> None:
     found = of_file(tmp_path, "", 40)
-    assert found.words() == "0 | 1 | 2 | 3 | and 36 more"
+    assert found.words() == "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | and 32 more"
+    assert of_file(tmp_path, "", 9).words() == "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8"
 
 
 def test_pairwise_means_need_links_both_ways(tmp_path: Path) -> None:
@@ -196,7 +225,7 @@ def test_a_graph_tells_views_all_that_they_need() -> None:
 
 @pytest.mark.parametrize("nodes", [0, 5000])
 def test_too_few_or_too_many_workers_are_refused(nodes: int) -> None:
-    with pytest.raises(Invalid, match="--workers"):
+    with pytest.raises(Invalid, match="give 1 to 1,024"):
         graph("ring", nodes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ import pytest
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.settings import changed
+from shoal.sweeping.curves import _limit
 from shoal.sweeping.disk import identity
 from shoal.sweeping.grid import axes_of, points_of
+from shoal.sweeping.run import check_here
 from shoal.sweeping.study import Study
 
 BASE: dict[str, Any] = {"job": {"data": "clicks"}, "grid": {"workers": [1, 2]}}
@@ -212,5 +215,30 @@ def test_links_that_a_point_names_are_sought_beside_the_study_and_their_folder_d
     (tmp_path / "s.toml").write_text(f'[job]\ndata = "clicks"\n[grid.graph]\nmine = {graph}\n')
     (run,) = Study.load(tmp_path / "s.toml").runs[:1]
     assert getattr(run.job.strategy, "edges", "") == str(tmp_path / "links.txt")
-    moved = Job.of(changed(msgspec.to_builtins(run.job), {"strategy.edges": "links.txt"}))
+    (tmp_path / "else.txt").write_text("1 0  # the same\n")
+    moved = Job.of(changed(msgspec.to_builtins(run.job), {"strategy.edges": str(tmp_path / "else.txt")}))
     assert identity(run.job, 2) == identity(moved, 2)
+    (tmp_path / "else.txt").write_text("0 -> 1\n")
+    assert identity(run.job, 2) != identity(moved, 2)
+    (tmp_path / "topology.txt").write_text("0 1\n")  # as a run that lies there had it
+    assert identity(run.job, 2) == identity(moved, 2, tmp_path)
+
+
+def test_links_that_are_not_there_and_graphs_in_pieces_are_told_before_anything_is_run(tmp_path: Path) -> None:
+    strategy = {"name": "gossip", "topology": "file", "edges": str(tmp_path / "links.txt")}
+    study = Study.of({"job": {"data": "clicks", "workers": 4}, "grid": {"graph": {"mine": {"strategy": strategy}}}})
+    with pytest.raises(Invalid, match=r"mine: cannot read the links in .*links\.txt"):
+        check_here(study)
+    (tmp_path / "links.txt").write_text("0 1\n2 3\n")
+    with pytest.raises(Invalid, match=r"mine: .*0 1 \| 2 3"):
+        check_here(study)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_loss_that_gets_worse_is_seen_whole_and_one_that_runs_away_is_not(log: bool) -> None:
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    losses = {"good": [0.7, 0.4], "worse": [0.7, 1.1], "away": [0.7, 1e6]}
+    for shown, top in ((("good", "worse"), 1.1), (("good", "worse", "away"), 1.3 if not log else 2.2)):
+        points = [SimpleNamespace(runs=[name]) for name in shown]
+        _limit(axes, points, lambda run: ([], losses[run]), log)  # type: ignore[arg-type, index]
+        assert top <= axes.get_ylim()[1] < 1.2 * top

@@ -263,3 +263,19 @@ def test_a_figure_that_no_run_has_is_not_among_them(story: Any) -> None:
     runs = [tell(name, alone(story, "hogwild"), {}) for name in ("one", "other")]
     (table,) = by_title(sections(runs))["Figures"].tables
     assert not {"staleness, mean", "CPU seconds"} & {row[0] for row in table.rows}
+
+
+def test_runs_that_learn_other_things_have_no_loss_in_common(story: Any) -> None:
+    events = list(story.run())
+    other = [replace(events[0], data="digits"), *events[1:]]
+    for second, alike in ((events, True), (other, False)):
+        (table,) = by_title(sections([tell("one", events, SUMMARY), tell("two", second, SUMMARY)]))["Figures"].tables
+        assert any(row[0].startswith("seconds to ") for row in table.rows) == alike
+
+
+def test_no_share_of_cores_is_told_of_a_clock_that_stands_still_while_a_model_is_judged(story: Any) -> None:
+    events = list(story.run())
+    for strategy, told in (("bounded", True), ("gossip", False)):
+        run = tell("one", [replace(events[0], strategy=strategy), *events[1:]], SUMMARY | {"cpu_seconds": 96.4})
+        (table,) = by_title(sections([run]))["What it cost"].tables
+        assert (table.rows[0][table.heads.index("CPU seconds a second")] != "-") == told

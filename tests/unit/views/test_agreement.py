@@ -85,6 +85,25 @@ def test_a_graph_in_pieces_is_named_as_the_reason(story: Any) -> None:
     assert "as far as they ever were" in text
 
 
+def test_a_distance_that_falls_slowly_is_not_as_far_as_ever(story: Any) -> None:
+    text = agreement.seen(told(story, [0.0599, 0.0565, 0.0531, 0.0504, 0.0482]))
+    assert "They are 0.0482 from it, and were 0.0599 at most." in text
+
+
+def test_of_those_who_meet_two_at_a_time_no_rounds_are_predicted(story: Any) -> None:
+    graph = Graph.of(Gossip(), 8, 0)
+    pairs = graph.event(0.0, [f"worker-{i}" for i in range(8)], pairs=True, rows="rows by label")
+    assert words.linked(pairs).endswith("spectral gap 0.195, two meet at a time; rows by label")
+    events = run(story, [0.5, 0.4], rounds=False)
+    text = agreement.seen(tell("one", [events[0], pairs, *events[2:]]))
+    assert "Two meet at a time" in text and "rounds" not in text
+
+
+def test_who_is_gone_is_not_counted(story: Any) -> None:
+    left = Graph.of(Gossip(), 4, 0).without(1).event(1.0, list("abcd"), "b is gone")
+    assert words.linked(left).startswith("ring of 3 workers with 2 links")
+
+
 def test_other_runs_say_nothing_of_it(story: Any) -> None:
     one = tell("one", list(story.run()))
     assert agreement.seen(one) == "" and agreement.section(one, "") is None and agreement.picture(one.run) is None
@@ -101,9 +120,9 @@ def test_an_evaluation_says_how_unlike_the_models_are(story: Any) -> None:
     event = replace(
         story.evaluated(1, 1.0, 1.0, 0.5), metrics={}, spread={"best": 0.4, "worst": 0.7, "distance": 0.0123}
     )
-    assert words.evaluation(event) == "test loss 0.5000  each 0.4000 to 0.7000, 0.0123 apart  best"
+    assert words.evaluation(event) == "test loss 0.5000  each 0.4000 to 0.7000, 0.0123 from the mean  best"
     odd = replace(event, spread={"best": math.nan, "worst": math.inf, "distance": math.nan, "rounds": -1})
-    assert "each nan to inf, nan apart" in words.evaluation(odd)
+    assert "each nan to inf, nan from the mean" in words.evaluation(odd)
     assert "each" not in words.evaluation(replace(event, spread={}))
 
 
@@ -111,7 +130,10 @@ def test_a_summary_has_the_spread_of_the_model_that_was_kept(story: Any) -> None
     events = run(story, [0.1, 0.2, 0.3])
     assert spread(0.59, events)["distance"] == 0.2
     assert spread(None, events) == {} == spread(0.13, list(story.run()))
-    assert words.models(spread(0.59, events)).endswith("test losses of 0.4900 to 0.6900, and are 0.2 from it")
+    said = words.models(spread(0.59, events))
+    assert said.endswith("test losses of 0.4900 to 0.6900, and are 0.2 from it after 1 round")
+    assert words.models(spread(0.59, events) | {"pieces": 2.0}).endswith("; they are in 2 pieces, and never agree")
+    assert words.models({"best": 0.5, "worst": 0.5, "distance": 0.0}) == "every worker has this model"
     assert words.models({}) == "" == words.models(None)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.events import Delayed, Joined, Progress, RunEvent, Saved, Spans, Stopped, Warned
+from shoal.events import Delayed, Joined, Linked, Progress, RunEvent, Saved, Spans, Stopped, Warned
 from shoal.views.lines import Lines
 
 
@@ -36,6 +36,14 @@ def test_lines_read_like_sentences_of_a_log(story: Any) -> None:
         "    16 s  pass 5    test loss 0.1431  accuracy 0.9478  auc 0.9880",
         "    16 s  stopped: 5 passes are done; best test loss 0.1422 at pass 4",
     ]
+
+
+def test_the_graph_is_told_before_anything_is_learned_whatever_else_is_to_be_said(story: Any) -> None:
+    linked = Linked(
+        seconds=0, topology="ring", nodes=["a", "b"], links=[(0, 1)], directed=False, gap=1, rounds=1, parts=[[0, 1]]
+    )
+    warned = [Warned(seconds=0.0, what=f"{number} is odd") for number in (1, 3)]
+    assert "ring of 2 workers" in told([story.started(), *warned, linked])[-1]
 
 
 def test_progress_is_told_at_doubling_intervals(story: Any) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from shoal.errors import Invalid
 from shoal.events import Stopped, Warned, read_run
 from shoal.views import loss
-from shoal.views.plots import POINTS, Series, _pass_ticks, _step
+from shoal.views.plots import POINTS, Series, _legible, _pass_ticks, _step
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -166,6 +166,9 @@ def test_passes_stand_where_the_run_reached_them() -> None:
     ticks = _pass_ticks([(0.0, 0.0), (10.0, 1.0), (40.0, 2.0)])
     assert [passes for _, passes in ticks] == pytest.approx([at / 5 for at in range(11)])
     assert [seconds for seconds, _ in ticks] == pytest.approx([0, 2, 4, 6, 8, 10, 16, 22, 28, 34, 40])
+    assert _legible(ticks[::2]) == ticks[::2]
+    crowded = _legible([(0.0, 0.0), (9.0, 2.5), (9.1, 3.0), (9.9, 4.5), (10.0, 5.0)])
+    assert crowded == [(0.0, 0.0), (9.1, 3.0), (10.0, 5.0)]  # names that would run into each other
     assert _pass_ticks([]) == _pass_ticks([(5.0, 0.0)]) == []
     for most in (1e-9, 0.003, 1.0, 7.5, 99.0, 12_345.0, 1e15):
         assert _step(most) > 0

@@ -7,15 +7,15 @@ who is gone, who leads and what was judged is told when it is first heard of.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 
 from shoal.cluster.halves import is_over
 from shoal.cluster.stopping import Stopping
 from shoal.data.datasets import Dataset
 from shoal.data.slots import Slots
-from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent, Started
+from shoal.events import Elected, Evaluated, Gone, Joined, Progress, RunEvent
 from shoal.job import Job
+from shoal.launch.score import started
 from shoal.wire.messages import Course
 from shoal.wire.peers import Account, Judged
 
@@ -53,25 +53,7 @@ class Story:
         self._before, self.seconds = evaluations, seconds
 
     def tell_started(self, dataset: Dataset, workers: int) -> None:
-        job = self._job
-        self._listener(
-            Started(
-                seconds=self.seconds,
-                data=dataset.name,
-                model=job.model.told,
-                strategy=job.strategy.name,
-                workers=workers,
-                servers=0,
-                seed=job.seed,
-                cores=len(os.sched_getaffinity(0)),
-                rows=dataset.train.rows,
-                test_rows=dataset.test.rows,
-                features=dataset.features,
-                batch=job.data.batch,
-                slots=self._slots.per_pass,
-                emulated=job.emulate.words(),
-            )
-        )
+        self._listener(started(self._job, dataset, self.seconds, workers))
 
     @property
     def living(self) -> list[str]:

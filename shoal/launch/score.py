@@ -115,26 +115,8 @@ class Score:
         return self._judged_at != self.done
 
     def begin(self, workers: int, servers: int = 0) -> None:
-        job, dataset = self.job, self.dataset
         self.workers = workers
-        self._listener(
-            Started(
-                seconds=self.seconds,
-                data=dataset.name,
-                model=job.model.told,
-                strategy=job.strategy.name,
-                workers=workers,
-                servers=servers,
-                seed=job.seed,
-                cores=len(os.sched_getaffinity(0)),
-                rows=dataset.train.rows,
-                test_rows=dataset.test.rows,
-                features=dataset.features,
-                batch=job.data.batch,
-                slots=self.slots.per_pass,
-                emulated=job.emulate.words(),
-            )
-        )
+        self._listener(started(self.job, self.dataset, self.seconds, workers, servers))
 
     def add(
         self,
@@ -294,3 +276,23 @@ class Score:
         )
         self._since = [0, 0.0]
         self._spent.clear()
+
+
+def started(job: Job, dataset: Dataset, seconds: float, workers: int, servers: int = 0) -> Started:
+    """What is told when a run without a coordinator begins."""
+    return Started(
+        seconds=seconds,
+        data=dataset.name,
+        model=job.model.told,
+        strategy=job.strategy.name,
+        workers=workers,
+        servers=servers,
+        seed=job.seed,
+        cores=len(os.sched_getaffinity(0)),
+        rows=dataset.train.rows,
+        test_rows=dataset.test.rows,
+        features=dataset.features,
+        batch=job.data.batch,
+        slots=Slots(dataset.train.rows, job.data.batch, job.seed).per_pass,
+        emulated=job.emulate.words(),
+    )

@@ -71,6 +71,25 @@ LATER = (  # of several variants one or two run every time, the others wait for 
     "are_dropped_and_told_and_what_they_said_is_counted_once[framing]",
     "killed_after_it_sent_and_before_it_heard_is_counted_once[push-step]",
     "killed_after_it_sent_and_before_it_heard_is_counted_once[counted-each]",
+    # of workers that gossip, and of peers
+    "test_gossip.py::test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_told[async]",
+    "test_gossip.py::test_nothing_is_left_of_a_run_that_is_ended[2]",
+    "test_gossip.py::test_a_round_is_a_mean_by_the_weights_and_a_step_with_the_gradient_of_before[complete]",
+    "test_gossip.py::test_without_learning_all_agree_as_fast_as_was_predicted[star]",
+    "test_gossip.py::test_whoever_has_which_rows_every_row_is_learned_once_a_pass[shuffled]",
+    "test_gossip.py::test_a_network_gossips[async]",
+    "test_peers.py::test_all_that_live_end_with_the_same_weights_whatever_happened[1-owned]",
+    "test_peers.py::test_all_that_live_end_with_the_same_weights_whatever_happened[2-",
+    "test_peers.py::test_half_of_the_peers_may_sleep_and_the_others_go_on",
+    "test_peering.py::test_all_that_live_have_the_same_weights_and_nothing_twice[1]",
+    "test_peering.py::test_a_broken_variant_is_caught[words heard again]",
+    "test_peering.py::test_a_broken_variant_is_caught[copied before entered]",
+    "test_peering.py::test_a_broken_variant_is_caught[early words of the dead]",
+    "test_peering.py::test_a_broken_variant_is_caught[halves that never call]",
+    "test_peering.py::test_a_broken_variant_is_caught[no half gives way]",
+    "test_gossiping.py::test_a_mutant_is_caught[met applied twice]",
+    "test_gossiping.py::test_a_mutant_is_caught[share kept and given]",
+    "test_gossiping.py::test_a_mutant_is_caught[nobody asks again]",
 )
 
 

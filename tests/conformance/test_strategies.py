@@ -82,7 +82,7 @@ def when(candidate: Candidate, check: Check) -> Any:
     """Over gloo every run takes seconds to import PyTorch, and Hogwild's stop rules are kept by one process however its workers run (block-proximal's
     by the coordinator that all others have, too; peer-to-peer's by the peer that leads, on a thread or in a process alike): those of other stop rules wait for the soak."""
     now = OVER_GLOO_NOW if candidate in OVER_GLOO else OF_THE_PLAIN_RUN
-    later = candidate in (*OVER_GLOO, HOGWILD[-1], *GOSSIP[2:], *PEERS[2:], BLOCK_PROXIMAL[-1]) and not any(
+    later = candidate in (*OVER_GLOO, HOGWILD[-1], *GOSSIP[1:], *PEERS[1:], BLOCK_PROXIMAL[-1]) and not any(
         part in check.__name__ for part in now
     )
     return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())

@@ -265,6 +265,8 @@ def _staleness(runs: Sequence[Told]) -> Section | None:
     caption = "How many other pushes were counted between reading the weights and pushing their gradient."
     if any(one.strategy == "averaging" for one in told):
         caption += " Of averaging: how many steps of other ranks, since the last mean, a step did not know of."
+    if any(one.strategy == "peer-to-peer" for one in told):
+        caption += " Of peers: how many changes of others were told before a change that did not know of them."
     drawn: list[Picture] = []
     if stale := any(one.staleness and one.staleness[3] for one in told):
         drawn = pictures("staleness", lambda: charts.staleness(told), caption)

@@ -13,8 +13,8 @@ import contextlib
 import fcntl
 import mmap
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -266,9 +266,15 @@ class Aside:
     def __init__(self, final: Path) -> None:
         self.final = final
         final.parent.mkdir(parents=True, exist_ok=True)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{final.name}.", suffix=ASIDE, dir=final.parent))
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path, self._lock = final.with_name(f"{final.name}.{secrets.token_hex(4)}{ASIDE}"), -1
+        try:  # its name is known before it is there: who is interrupted now leaves nothing
+            self.path.mkdir(0o700)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._unlock()
+            raise
 
     def __enter__(self) -> Aside:
         return self
@@ -296,7 +302,8 @@ class Aside:
             self._unlock()
 
     def _unlock(self) -> None:
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
         self._lock = -1
 
 

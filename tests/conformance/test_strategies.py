@@ -54,11 +54,12 @@ GOSSIP = [
 # Each tells all others every 64 rows. AdaGrad's sums would be each peer's own, and its steps larger than the serial run's.
 TELLING = (("strategy.every", 64), ("update.rule", "sgd"), ("update.step", 1.0))
 OWNED = (*TELLING, ("strategy.send", "owned"))
+WATCHED = (("emulate.per_example", 3e-4),)  # whoever was called looks a few times a second: some seconds, then
 PEERS = [
     Candidate("peer-to-peer", settings=TELLING),
     Candidate("peer-to-peer", settings=OWNED),
-    Candidate("peer-to-peer", "processes", settings=(*TELLING, *SLOWLY)),
-    Candidate("peer-to-peer", "processes", settings=(*OWNED, *SLOWLY)),
+    Candidate("peer-to-peer", "processes", settings=(*TELLING, *WATCHED)),
+    Candidate("peer-to-peer", "processes", settings=(*OWNED, *WATCHED)),
 ]
 CANDIDATES = [
     *STRATEGIES,

@@ -131,6 +131,7 @@ class Joined(Happening, frozen=True, kw_only=True):
 
     name: str
     role: str
+    group: str = ""
 
 
 class Gone(Happening, frozen=True, kw_only=True):
@@ -141,6 +142,35 @@ class Gone(Happening, frozen=True, kw_only=True):
     why: str
     slots: int = 0
     left: float = 0.0  # the size of what filters had left for later, and is lost
+
+
+class Leaving(Happening, frozen=True, kw_only=True):
+    """A node was asked to go, or asked for it: others take over what it has."""
+
+    name: str
+    role: str
+    why: str
+
+
+class Handed(Happening, frozen=True, kw_only=True):
+    """Segments of a table changed hands while everything went on."""
+
+    table: str
+    segments: list[int]
+    source: str
+    target: str
+    why: str  # joined, leaving, load
+    took: float  # seconds since the move was begun
+    stall: float  # of these, seconds from the view that hands them over until they were served again
+
+
+class Split(Happening, frozen=True, kw_only=True):
+    """A segment that was asked for more than its share is two now."""
+
+    table: str
+    segment: int  # its number before
+    at: int  # the key that the second half begins with
+    why: str
 
 
 class Voided(Happening, frozen=True, kw_only=True):
@@ -231,6 +261,9 @@ RunEvent = (
     | Evaluated
     | Joined
     | Gone
+    | Leaving
+    | Handed
+    | Split
     | Voided
     | Warned
     | Saved

@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from shoal import limits
+from shoal.cluster.moves import Moves
 from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
 from shoal.data.slots import Slots
@@ -59,7 +60,7 @@ STRATEGIES = {
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
 MAY_CHANGE = (  # from one life of a run to the next
-    "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "trace", "verbosity",
+    "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "moves", "trace", "verbosity",
 )  # fmt: skip
 # When block-proximal is done, if nobody says when: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of the minimum.
 SOLVED = {"objective": 3e-6, "violation": 1.0}
@@ -109,6 +110,9 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transport: Literal["ipc", "tcp"] = "ipc"
     modules: list[str] = []  # with updates and questions of your own, imported by every server
     cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
+    listen: str = ""  # the address or interface at which nodes of other hosts reach this one; empty: none can
+    keys: str = ""  # the folder of this host's keys: without one nobody listens off this machine,
+    insecure: bool = False  # unless this is said
 
     def __post_init__(self) -> None:
         if self.cache_mb is not None and self.cache_mb < 0:
@@ -129,6 +133,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     checkpoint: Checkpoint = Checkpoint()
     launch: Launch = Launch()
     emulate: Emulate = Emulate()
+    moves: Moves = Moves()
     trace: Trace = Trace()
     filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
     handles: bool = True  # lists of keys that come again are sent once, and known by a number from then on

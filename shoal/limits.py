@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 MB = 1 << 20
 
 # What a message may be.
-PROTOCOL = 7  # first byte pair of every header; another number is refused at hello
+PROTOCOL = 8  # first byte pair of every header; another number is refused at hello
 FRAME_BYTES = 64 * MB  # one array; larger pushes are split at segment boundaries
 HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
@@ -100,6 +100,11 @@ SHRINK_AFTER = 4 * SECOND  # without a word from a backup, the primary asks to g
 FILL_BYTES = 8 * MB  # one piece of a segment
 FILLS_FLYING = 3
 LEVEL_AGAIN = 50 * MILLISECOND
+
+# How segments change hands while everything goes on.
+MOVE_BYTES = 64 * MB  # of a table that go from one server to another before they change hands: then the next ones do
+MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
+LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 
 # When a kernel leaves the loop's thread.
 SPANS = 2_000  # of what a node did, told one by one, in a second

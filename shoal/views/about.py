@@ -6,7 +6,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.events import Elected, Gone, Joined, Linked, Resumed, RolledBack, Saved, Voided, Warned
+from shoal.events import (
+    Elected,
+    Gone,
+    Handed,
+    Joined,
+    Leaving,
+    Linked,
+    Resumed,
+    RolledBack,
+    Saved,
+    Split,
+    Voided,
+    Warned,
+)
 from shoal.views import agreement, charts, compare, explain, figures, timeline, words
 from shoal.views.account import OF_WORKERS, Happened, seconds_of
 from shoal.views.drawing import clock, pictures
@@ -341,29 +354,19 @@ def _faults(one: Told, runs: Sequence[Told]) -> Section | None:
     )
 
 
+_CALLED = {
+    Saved: "saved", Joined: "joined", Gone: "gone", Leaving: "leaving", Handed: "moved", Split: "split", RolledBack: "went back",
+    Resumed: "taken up", Voided: "void", Warned: "warning", Linked: "graph", Elected: "chosen",
+}  # fmt: skip
+
+
 def _told(event: Happened) -> tuple[str, str]:
-    match event:
-        case Saved():
-            return (
-                "saved",
-                f"checkpoint {event.number:,}, {event.bytes / 1e6:,.1f} MB in {clock(event.took)}, at step {event.steps:,}",
-            )
-        case Joined():
-            return "joined", words.news(event)
-        case Gone():
-            return "gone", words.news(event)
-        case RolledBack():
-            return "went back", words.news(event)
-        case Resumed():
-            return "taken up", words.news(event)
-        case Voided():
-            return "void", words.news(event)
-        case Warned():
-            return "warning", words.news(event).removeprefix("warning: ")
-        case Linked():
-            return "graph", words.news(event)
-        case Elected():
-            return "chosen", words.news(event)
+    if isinstance(event, Saved):
+        saved = (
+            f"checkpoint {event.number:,}, {event.bytes / 1e6:,.1f} MB in {clock(event.took)}, at step {event.steps:,}"
+        )
+        return _CALLED[Saved], saved
+    return _CALLED[type(event)], words.news(event).removeprefix("warning: ")
 
 
 def _felt(one: Told, event: Happened) -> str:

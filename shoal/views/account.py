@@ -17,7 +17,9 @@ from shoal.events import (
     Elected,
     Evaluated,
     Gone,
+    Handed,
     Joined,
+    Leaving,
     Linked,
     Progress,
     Resumed,
@@ -25,6 +27,7 @@ from shoal.events import (
     RunEvent,
     Saved,
     Spans,
+    Split,
     Started,
     Stopped,
     Voided,
@@ -36,7 +39,7 @@ OF_WORKERS = KINDS[:4]
 JITTER = 0.004  # seconds between two spans that are only the time a message took
 BACK = 0.9  # of the rows/s before a fault: then it is over
 
-Happened = Joined | Gone | Voided | Warned | Resumed | RolledBack | Saved | Linked | Elected
+Happened = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Saved | Linked | Elected
 Span = tuple[str, float, float]  # what, from, to
 
 

@@ -26,13 +26,16 @@ from shoal.events import (
     Elected,
     Evaluated,
     Gone,
+    Handed,
     Joined,
+    Leaving,
     Linked,
     Progress,
     Resumed,
     RolledBack,
     RunEvent,
     Saved,
+    Split,
     Started,
     Stopped,
     Voided,
@@ -96,6 +99,9 @@ class Lines:
             case (
                 Joined()
                 | Gone()
+                | Leaving()
+                | Handed()
+                | Split()
                 | Voided()
                 | Warned()
                 | Resumed()
@@ -108,7 +114,19 @@ class Lines:
                 return [every.line(event)]
             case Linked(why=""):  # as it begins
                 return [f"{every.clock(event.seconds)}  {words.linked(event)}"]
-            case Joined() | Gone() | Voided() | Warned() | Resumed() | RolledBack() | Linked() | Elected():
+            case (
+                Joined()
+                | Gone()
+                | Leaving()
+                | Handed()
+                | Split()
+                | Voided()
+                | Warned()
+                | Resumed()
+                | RolledBack()
+                | Linked()
+                | Elected()
+            ):
                 return self._tell_happening(event) if words.is_news(event) else []
             case _:  # a checkpoint was saved, say: that is as it should be
                 return []

@@ -14,11 +14,14 @@ from shoal.events import (
     Elected,
     Evaluated,
     Gone,
+    Handed,
     Joined,
+    Leaving,
     Linked,
     Resumed,
     RolledBack,
     RunEvent,
+    Split,
     Started,
     Voided,
     Warned,
@@ -26,7 +29,7 @@ from shoal.events import (
 
 NAMED = 3  # names in a summary before it says how many more
 
-News = Joined | Gone | Voided | Warned | Resumed | RolledBack | Linked | Elected
+News = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Linked | Elected
 
 
 def clean(text: str) -> str:
@@ -125,7 +128,7 @@ def done_again(slots: Iterable[tuple[int, int]]) -> str:
     return f"; {many(number, 'slot')} done again" if number else ""
 
 
-def who(event: Joined | Gone) -> str:
+def who(event: Joined | Gone | Leaving) -> str:
     """A node's name, with its role unless the name says it."""
     name, role = clean(event.name), clean(event.role)
     return name if name.startswith(role) else f"{role} {name}"
@@ -178,6 +181,14 @@ def news(event: News) -> str:
         case Gone(why=why, slots=slots):
             left = f", and {event.left:.3g} that its filters had left for later" if event.left else ""
             return f"{who(event)} gone: {clean(why) or 'no reason given'}{dealt_again(slots)}{left}"
+        case Leaving(why=why):
+            return f"{who(event)} is leaving{f': {clean(why)}' if why else ''}"
+        case Handed(table=table, segments=segments, source=source, target=target, why=why):
+            parts = f"{many(len(segments), 'part')} of {clean(table)}"
+            paused = f"{duration(event.stall)} without an answer"
+            return f"{parts} went from {clean(source)} to {clean(target)} ({clean(why)}), {paused}"
+        case Split(table=table, segment=segment, why=why):
+            return f"part {segment:,} of {clean(table)} is two now: {clean(why)}"
         case Voided(slot=(number_of_pass, number), why=why):
             return f"slot {number:,} of pass {number_of_pass:,} counts as empty: {clean(why)}"
         case Warned(what=what):

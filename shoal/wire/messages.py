@@ -85,6 +85,18 @@ from shoal.wire.copies import (
 from shoal.wire.copies import (
     Written as Written,
 )
+from shoal.wire.elastic import (
+    Drain as Drain,
+)
+from shoal.wire.elastic import (
+    Move as Move,
+)
+from shoal.wire.elastic import (
+    Opened as Opened,
+)
+from shoal.wire.elastic import (
+    Release as Release,
+)
 from shoal.wire.requests import (
     Ask as Ask,
 )
@@ -159,6 +171,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Count
     role: str
     address: str
+    leaving: bool = False  # it is given nothing new, and goes when others have what it has
+    group: str = ""  # of workers that do the same job; empty: the cluster's own
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -169,6 +183,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     last: str = ""  # who held it last, if nobody does
     filling: str = ""  # who is being brought up to hold it, too: no member of the set yet
     since: int = 0  # the view in which the first of the servers became the first: what was split before goes elsewhere
+    instead: str = ""  # whose place it takes when it is full; empty: it is one more
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True):
@@ -199,6 +214,7 @@ class Hello(Message, frozen=True):
     role: str
     token: str  # made afresh for each life of a node: tells a resent hello from a second process
     address: str = ""
+    group: str = ""
 
 
 class Welcome(Message, frozen=True):
@@ -221,6 +237,7 @@ class Heartbeat(Message, frozen=True):
     incarnation: Count
     view: Count
     failed: dict[int, str] = {}  # tables that this server could not set up, and why
+    loads: dict[int, dict[int, float]] = {}  # of a server, now and then: rows a second, by table and segment it owns
 
 
 class Alive(Message, frozen=True):
@@ -234,6 +251,7 @@ class Leave(Message, frozen=True):
     """Anyone to coordinator: "I am going, do not wait for me"."""
 
     incarnation: Count
+    patiently: bool = False  # I go when others have what I have: I wait for your word (Release)
 
 
 # ---------------------------------------------------------------- tables
@@ -286,6 +304,10 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     view: Count  # the newest that it said it has
     silence: Count  # nanoseconds since it was heard
     suspected: bool
+    leaving: bool = False
+    group: str = ""
+    load: float = 0.0  # of a server: rows a second
+    address: str = ""
 
 
 class Course(msgspec.Struct, frozen=True, array_like=True):
@@ -323,6 +345,7 @@ class Standing(Message, frozen=True):
     course: Course | None  # of the run, if there is one
     checkpoint: str  # the newest one; empty: none
     counts: dict[str, int]  # what happened to the coordinator
+    moves: list[Move] = []  # segments that are changing hands
 
 
 class Save(Message, frozen=True):
@@ -338,7 +361,7 @@ class Done(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
     | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Reached | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest
     | neighbours.Show | neighbours.Heard

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from shoal import limits
 from shoal.cluster import placement
+from shoal.cluster.loads import Loads
 from shoal.cluster.placement import backup_for, segments_of
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
@@ -51,6 +52,7 @@ class Roster:
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
     replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
+    loads: Loads = field(default_factory=Loads)
     _view: View | None = None
     _short: tuple[int, bool, bool] | None = None  # of that view: is a segment lost, have all their copies
 

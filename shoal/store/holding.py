@@ -24,6 +24,7 @@ from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
 from shoal.store.part import Part
 from shoal.store.segment import Segments
+from shoal.store.table import ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -194,18 +195,20 @@ class Holding(Levelling):
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
         """Another set of segments is ours: who asked for something asks again by the new view."""
         old = self.own
-        own = [] if old is None else [old.image(segment, copy=False) for segment in kept]
-        whole = sorted([*own, *images], key=lambda image: image.segment)
-        if not whole:
+        books = {} if old is None else {segment: old.books(segment) for segment in kept}
+        books |= {image.segment: image.books for image in images}
+        if not books:
             self.own = None
             self.log.emptied()
             return Outcome()
-        held = [(image.segment, image.keys) for image in whole]
+        segments = sorted(books)
         if old is not None:
-            at = {image.segment: i for i, image in enumerate(whole)}
-            self.log.moved([at.get(segment, -1) for segment in old.segments], len(whole), old.extent.ranges)
-        new = Segments(self.placed.number, self.placed.spec, held, self.inline, self.log)
-        new.load(whole)
+            at = {segment: i for i, segment in enumerate(segments)}
+            self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
+        ground = ground_of(self.placed.spec) if old is None else old.ground
+        new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
+        new.place(images)
+        new.enter([books[segment] for segment in segments])
         if (present := self._present) is not None:  # some may have left since the copies heard of them
             new.present = present
             new.live(*present)

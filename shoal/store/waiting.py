@@ -21,6 +21,7 @@ from shoal.store.load import Asked
 from shoal.store.outcome import Asker, Outcome, Work
 from shoal.store.part import Part
 from shoal.store.replicate import Log
+from shoal.store.table import Ground
 from shoal.tables import Each, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -33,8 +34,16 @@ _Found = tuple[list[m.Array], int, Wire, int]  # arrays, where the rest starts, 
 class Waiting(Part):
     """The askers of the segments that a server is primary of."""
 
-    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int, log: Log) -> None:
-        super().__init__(number, spec, held)
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        held: Sequence[tuple[int, KeyRange]],
+        inline: int,
+        log: Log,
+        ground: Ground | None = None,
+    ) -> None:
+        super().__init__(number, spec, held, ground)
         self.inline, self.log = inline, log
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()

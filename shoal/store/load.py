@@ -80,13 +80,13 @@ class Asked:
                 found[self._numbers[at]] = _half(keys, rates.tolist())
         return found
 
-    def follow(self, before: Asked, segments: Sequence[int]) -> None:
-        """Other segments are ours now: of these what was known stays."""
+    def follow(self, before: Asked, same: Mapping[int, int]) -> None:
+        """Other segments are ours now: of these, by their numbers now and then, what was known stays."""
         theirs = {number: at for at, number in enumerate(before._numbers)}
         if before._bins != self._bins:
             return
         for at, number in enumerate(self._numbers):
-            if number in segments and (there := theirs.get(number)) is not None:
+            if (there := theirs.get(same.get(number, -1))) is not None:
                 mine, other = self._part(at), self._part(there)
                 self._rows[mine], self._rates[mine] = before._rows[other], before._rates[other]
                 self._watched[at] = before._watched[there]

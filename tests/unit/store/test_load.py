@@ -75,7 +75,7 @@ def test_what_is_known_of_a_segment_stays_when_others_come_and_go() -> None:
     old.note(KeyRange(300, 400))
     old.after(1.0)
     new = Asked(Dense(rows=1_000), [(2, KeyRange(200, 300)), (3, KeyRange(300, 400))])
-    new.follow(old, [3])
+    new.follow(old, {3: 3})
     assert new.rates() == {3: 100.0}  # the other is told once it was watched, too
 
 

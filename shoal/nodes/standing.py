@@ -26,7 +26,10 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
             one.view,
             max(0, now - (one.heard or now)),
             one.suspected,
-            load=loads.get(name, 0.0),
+            one.member.leaving,
+            one.member.group,
+            loads.get(name, 0.0),
+            one.member.address,
         )
         for name, one in roster.people.items()
         if one.member.incarnation in known
@@ -43,6 +46,7 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
         None if dealing is None else course(dealing),
         coordinator.saving.newest,
         counts,
+        coordinator.elastic.standing(now, coordinator),
     )
 
 

@@ -234,7 +234,8 @@ def _rearranged(roster: Roster, leaving: list[str]) -> None:
     while moves := plan(list(roster.tables.values()), roster.servers(), leaving=leaving, balance="count", most=1 << 60):
         for one in moves:
             table = roster.tables[one.table]
-            servers = [one.target if name == one.source else name for name in table.places[one.segment].servers]
+            turn = {one.source: one.target, one.target: one.source}
+            servers = [turn.get(name, name) for name in table.places[one.segment].servers]
             _put(roster, table, one.segment, replace(table.places[one.segment], servers=[n for n in servers if n]))
         roster.changed()
 

@@ -205,6 +205,7 @@ class Elastic:
             if one.target:
                 self._begun[of.roster.tables[one.table].number, one.segment] = now, one.why
         of.counts["moves begun"] += len(begun)
+        effects += self.full(now, [one for one in map(of.roster.swapped, begun) if one is not None], of)
         if len(begun) < len(wanted):  # who is to be filled has not shown yet that it let go of what it had
             self._again = now + limits.HEARTBEAT
         self._planned = of.roster.number, len(self._openings)

@@ -5,6 +5,7 @@ The view says who is primary of what, who backs it up and who is being filled. `
     was a backup, is primary now     level with the other survivors, then opened
     is primary, has a new backup     filled, then the coordinator is told
     was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
+    was primary, is a backup now     what was counted stays, until the new primary says from where to follow it
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
     holds a segment that was split   goes by new numbers, with the same books in both halves
@@ -101,10 +102,23 @@ class Holding(Levelling):
         self._promoted = [segment for segment in mine if segment not in here]
         self._others = self._survivors()
         if any(segment not in mine for segment in here):
+            self._step_down([segment for segment in sorted(here) if segment not in mine])
             outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
         if self._promoted:
             outcome += self._level(now)
         return outcome + self._relink(now)
+
+    def _step_down(self, segments: Sequence[int]) -> None:
+        """Another one is primary of these, and we back up some of them: what we counted is what we have, until it says more.
+
+        It has all of that, and perhaps more, which nobody was told of.
+        """
+        stay = [segment for segment in segments if self.me in self.placed.places[segment].servers]
+        if self.own is None or not stay:
+            return
+        follow = self._following(self.me)
+        follow.adopt([self.own.image(segment, copy=False) for segment in stay], self.log.applied)
+        follow.freeze(stay)
 
     def _cut(self, now: int, placed: m.Placed) -> Outcome:
         """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
@@ -130,7 +144,7 @@ class Holding(Levelling):
             lives = self._members.get(key[0], 0) == key[1]
             for segment in follow.known:
                 place = self.placed.places[segment]
-                if lives and place.servers[:1] == [key[0]]:
+                if lives and place.servers[:1] == [key[0]] and key[0] != self.me:
                     keep = self.me in place.servers or place.filling == self.me
                     keep = keep and not follow.is_frozen(segment)  # what it did since it has them again we never heard
                 else:

@@ -73,6 +73,11 @@ class Follow:
     def segments(self) -> list[int]:
         return [] if self.part is None else self.part.segments
 
+    @property
+    def live(self) -> list[int]:
+        """Those of them that follow the primary's log."""
+        return [segment for segment in self.segments if segment not in self._frozen]
+
     # ------------------------------------------------------------ changes
 
     def begin(self, part: Part) -> None:
@@ -251,6 +256,12 @@ class Follow:
             self._after[number] = max(self.have, self._after[number])
             self._frozen[number] = kept
         self._early.clear()  # of what is still ours to follow it comes again
+
+    def thaw(self, segments: Iterable[int], seq: int) -> None:
+        """Their primary is the same again, and brought us level: from this change of its log on they follow it as before."""
+        for number in segments:
+            del self._frozen[number]
+            self._after[number] = seq
 
     def is_frozen(self, segment: int) -> bool:
         return segment in self._frozen

@@ -122,6 +122,27 @@ def test_if_the_new_primary_dies_before_they_are_level_the_old_one_takes_over_wi
     assert values(town) == [1] * ROWS
 
 
+def test_one_that_missed_a_split_and_two_swaps_does_not_take_the_old_log_for_the_new_one() -> None:
+    town = Town(two())
+    push(town, town.table, 0)
+    town.deliver()
+    cut = halved(town.table, 0, 1, town.view + 1)
+    there = swapped(cut, town.view + 2)
+    back = swapped(there, town.view + 3)
+    late = town.holdings.pop("server-2")
+    for table in (cut, there, back):
+        town.become(table)
+        town.post = type(town.post)(one for one in town.post if one[1].to != "server-2")
+        for _ in range(3):
+            town.deliver(m.Level, m.Levels, m.Adopt, m.Adopted) if "server-2" in town.holdings else None
+    town.holdings["server-2"] = late
+    town.carry_out("server-2", late.take(town.now, back, SERVERS, town.view))
+    settle(town)
+    push(town, back, 1)
+    settle(town)
+    assert values(town) == [2] * ROWS and [len(one) for one in digests(town)] == [1, 1, 1]
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(("push", "one", "all", "split", "swap", "show", "tick")), st.integers(0, 99)))

@@ -98,7 +98,7 @@ COPY_BYTES = 16 * MB  # changes that travel together
 COPIES_EARLY = 64  # messages between servers that came before what goes before them, and wait
 COPY_RESEND = 200 * MILLISECOND
 SHRINK_AFTER = 4 * SECOND  # without a word from a backup, the primary asks to go on without it
-FILL_BYTES = 8 * MB  # one piece of a segment
+FILL_BYTES = 4 * MB  # one piece of a segment: what else goes to that server waits behind it
 FILLS_FLYING = 3
 LEVEL_AGAIN = 50 * MILLISECOND
 
@@ -107,6 +107,7 @@ MOVE_BYTES = 64 * MB  # of a table that go from one server to another before the
 MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
 MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
 MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
+PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it

@@ -60,6 +60,11 @@ class Elastic:
         ] = []  # who wants a node to go, by which request, and the view that says so
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
 
+    @property
+    def move_rate(self) -> int:
+        """Bytes a second that a server may send of what changes hands."""
+        return max(1, int(self.moves.mb_per_second * limits.MB))
+
     # ------------------------------------------------------------ what is asked for
 
     def leave(self, now: int, name: str, why: str, of: Coordinator) -> tuple[str, list[Effect]]:

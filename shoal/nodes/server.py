@@ -24,6 +24,7 @@ from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
+from shoal.store.pace import Pace
 from shoal.store.segment import Segments
 from shoal.store.snapping import Snapping
 from shoal.tables import Given
@@ -60,6 +61,7 @@ class Server:
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
+        self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
         self._backlog: deque[Received] = deque()
         self._works: deque[Work] = deque()  # the first one is being computed
@@ -131,6 +133,7 @@ class Server:
             self.released = True  # what we have is worth nothing any more: there is nothing to hand over
             return []
         change, effects = self.member.handle(now, message)
+        self._pace.rate = self.member.move_rate
         if change.fenced:  # others may hold our segments by now: what we have is worth nothing
             self.tables.clear()
             self._members.clear()
@@ -188,7 +191,7 @@ class Server:
         servers = _servers(view)
         for table in new:
             try:
-                holding = Holding(self.name, self.member.incarnation, table, self._inline)
+                holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace)
                 holding.set_up(servers, self._loader(table))
                 made[table.number] = holding
             except MemoryError:

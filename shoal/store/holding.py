@@ -22,6 +22,7 @@ from shoal.store.filling import Filling
 from shoal.store.image import Image
 from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
+from shoal.store.pace import Pace
 from shoal.store.part import Part
 from shoal.store.segment import Segments
 from shoal.store.table import ground_of
@@ -35,8 +36,9 @@ FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.
 class Holding(Levelling):
     """What one server has of one table."""
 
-    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
+    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int, pace: Pace | None = None) -> None:
         super().__init__(me, incarnation, placed, inline)
+        self._pace = pace or Pace()
         self.own: Segments | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
         self._fillings: dict[str, Filling] = {}
@@ -151,8 +153,8 @@ class Holding(Levelling):
                 continue
             known = self._fillings.get(name)
             if known is None or known.link is not self.log.links.get(name):
-                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False))
-            known.want(epochs)
+                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
+            known.want(epochs, [segment for segment in epochs if places[segment].instead])
             fillings[name] = known
         return fillings
 

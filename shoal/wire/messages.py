@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal import limits
 from shoal.tables import Table
 from shoal.wire import neighbours, peers
 from shoal.wire.base import (
@@ -223,6 +224,7 @@ class Welcome(Message, frozen=True):
     token: str
     incarnation: Count
     view: View
+    move_rate: Count = limits.MOVE_RATE  # bytes a second that a server sends of what changes hands
 
 
 class Over(Message, frozen=True):

@@ -106,6 +106,14 @@ MOVE_BYTES = 64 * MB  # of a table that go from one server to another before the
 MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 
+# Nodes of other hosts.
+HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
+HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
+LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same
+FEED = 64  # events that a coordinator remembers for who looks on
+UNFIT = 100  # nodes that could not take part, told one by one
+UNFIT_CHARS = 500
+
 # When a kernel leaves the loop's thread.
 SPANS = 2_000  # of what a node did, told one by one, in a second
 INLINE_ELEMENTS = 262_144  # about two milliseconds of work

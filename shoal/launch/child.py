@@ -15,6 +15,7 @@ import importlib
 import os
 import select
 import shutil
+import signal
 import sys
 import threading
 import traceback
@@ -48,6 +49,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: str
     folder: str  # of sockets; empty if there is none
     work: dict[str, Any] = {}  # plain data, handed on as it is
+    advertise: str = ""  # what others call it by, if not what it is bound to
 
 
 class Running(Line, frozen=True):
@@ -62,6 +64,12 @@ class Failed(Line, frozen=True):
 
     name: str
     error: str
+
+
+class Retired(Line, frozen=True):
+    """Server to top process: "they let me go: I am not needed any more"; that it has ended is told afterwards."""
+
+    name: str
 
 
 class Happened(Line, frozen=True):
@@ -153,17 +161,17 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
 
 
 def _serve(orders: Orders, reports: int) -> None:
-    from shoal.nodes.loop import Loop
-    from shoal.nodes.server import Server
-    from shoal.wire.zmq import ZmqTransport
+    from shoal.launch.addresses import told
+    from shoal.launch.serving import Serving, heard, transport_at
 
-    transport = ZmqTransport(orders.name, orders.bind)
-    transport.connect("coordinator", orders.coordinator)
-    server = Server(orders.name, orders.token, transport.address)
-    server.also = moved_by(transport)
-    loop = Loop(server, transport)
-    say(reports, Running(orders.name, transport.address))
-    loop.run()
+    transport = transport_at(orders.name, orders.bind, orders.coordinator)
+    address = told(transport.address, orders.advertise, orders.coordinator)
+    serving = Serving(orders.name, orders.token, transport, address)
+    with heard([signal.SIGTERM], serving.leave):
+        say(reports, Running(orders.name, address))
+        serving.run()
+    if not serving.guest.asks:  # somebody let it go: nobody is to start it again
+        say(reports, Retired(orders.name))
 
 
 def _work(orders: Orders, reports: int) -> None:

@@ -25,6 +25,7 @@ import msgspec
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, StartFailed
 from shoal.events import RunEvent
+from shoal.launch.addresses import bind_of, check_callable, parsed
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import Children
 from shoal.launch.coordination import Coordination, Saw
@@ -49,7 +50,11 @@ class ProcessCluster(Cluster):
         journal: Journal,
         copies: int = 1,
         restart: bool = False,
+        listen: str = "",
+        advertise: str = "",
     ) -> None:
+        """``listen``: an address of this host at which nodes of others reach it, too; ``advertise``: what they call it by."""
+        check_callable(listen, advertise)
         super().__init__(journal, copies)
         journal.close()  # it is the coordinator's
         self.on_ended: Callable[[str, str], None] | None = None
@@ -61,7 +66,7 @@ class ProcessCluster(Cluster):
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = modules, restart, transport == "tcp"
         self._children = Children(self._lost, self._child_ended, self._happened, self._gone)
-        self._address = ""
+        self._address, self._listen, self._advertise = "", listen and bind_of(listen), advertise
         self._tokens: dict[str, str] = {}  # of whoever has the name now
         self._servers: set[str] = set()
         self._saw: deque[Saw] = deque(maxlen=limits.MEMBERS)
@@ -143,6 +148,16 @@ class ProcessCluster(Cluster):
         self._check_usable()  # still: somebody may have closed the cluster meanwhile
         return children.known[name].pid
 
+    def _start_server(self, name: str) -> None:
+        self._check_usable()
+        self._fork(name, "server", {})
+
+    def _forget_server(self, name: str) -> None:
+        children = self._of(name)
+        if name in children.known:
+            children.wait_until_ended(name, time.monotonic() + limits.DRAIN / limits.SECOND)
+            self._servers.discard(name)
+
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
         with self._telling_ends:
@@ -155,12 +170,20 @@ class ProcessCluster(Cluster):
         if kind == "server":
             self._servers.add(name)
         self._tokens[name] = token = secrets.token_hex(8)
-        return Orders(name, kind, token, self._bind(name), self._address, self._folder, work)
+        return Orders(name, kind, token, self._bind(name), self._address, self._folder, work, self._advertised(name))
 
     def _bind(self, name: str) -> str:
-        if name == "coordinator" and self._address:
-            return self._address  # where everybody knows it
+        if name == "coordinator" and self._address:  # where everybody knows it
+            return bind_of(self._listen, parsed(self._address)[1]) if self._listen else self._address
+        if self._listen:
+            return self._listen if name == "coordinator" else bind_of(self._listen, "*")
         return "tcp://127.0.0.1:*" if self._over_tcp else f"ipc://{self._folder}/{name}"
+
+    def _advertised(self, name: str) -> str:
+        """The port that the operator says is the coordinator's."""
+        if not self._advertise or name == "coordinator":
+            return self._advertise
+        return f"tcp://{parsed(self._advertise)[0]}"
 
     def _check_usable(self) -> None:
         if self._children.gone and not self._closed:
@@ -189,8 +212,10 @@ class ProcessCluster(Cluster):
                 self.supervisor.ended(name, why)
 
     def restarts(self, name: str) -> bool:
-        """Is it started again when it ends?"""
-        return name == "coordinator" or (self._restart and name in self._servers)
+        """Is it started again when it ends? A server that was let go is not."""
+        child = self._of(name).known.get(name)
+        kept = self._restart and name in self._servers and not (child is not None and child.retired)
+        return name == "coordinator" or kept
 
     def _again(self, name: str) -> None:
         if name == "coordinator":

@@ -20,12 +20,13 @@ from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
 from shoal.nodes import records
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.doorway import Doorway
 from shoal.nodes.saving import Saving
 from shoal.nodes.standing import standing
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
-from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
+from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
@@ -53,7 +54,7 @@ class Coordinator:
         saving: Saving | None = None,
     ) -> None:
         self.name, self.dealing, self.saving = name, dealing, saving or Saving()
-        self.roster = Roster(copies=copies)
+        self.roster, self.doorway = Roster(copies=copies), Doorway()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
         self._welcomes: dict[str, m.Hello] = {}  # members from the next record on: told when it is on disk
@@ -102,6 +103,8 @@ class Coordinator:
                     del self._welcomes[name]  # everybody had to go, back to a checkpoint: it says hello again
             case Ended(name, reason, token):
                 effects += self._ended(now, name, reason, token)
+            case Dismiss(why):
+                effects += [Send(member.name, m.Dismissed(why)) for member in self.view.members]
             case _:
                 pass
         for name in self.roster.silent(now):
@@ -115,6 +118,7 @@ class Coordinator:
         effects += self._write(now)
         effects += self._settle()
         effects.append(Wake(now + limits.HEARTBEAT))
+        self.doorway.heard(effects)
         return effects
 
     def _wake_up(self, now: int) -> None:
@@ -194,6 +198,8 @@ class Coordinator:
                 return [Send(sender, self.view), Send(sender, m.Done(request))]
             case m.Look(request):
                 return [Send(sender, standing(self, now, request))]
+            case m.Describe() | m.Feed() | m.Unfit():
+                return self.doorway.take(sender, message, self.dealing)
             case m.Create() | m.Drop() | m.Delay():
                 return self._change(sender, message)
             case m.Want() | m.Ready():

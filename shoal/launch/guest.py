@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.nodes.trainer import Trainer
 
-ANSWER = 5.0  # seconds for the coordinator to say what is going on
+ANSWER = 5.0  # seconds for the coordinator to say what is going on; then that is told,
+COMES = 25.0  # and it has so many more to come up
 Role = Literal["server", "worker"]
 Say = Callable[[str], None]
 
@@ -87,16 +88,22 @@ class Visitor:
             return self._work(address, looking, about)
 
     def _about(self, looking: Looking, address: str) -> m.Described:
-        try:
-            about = looking.describe(ANSWER)
-        except Unanswered:
-            raise ClusterError(
-                f"nobody answers at {address} in {ANSWER:g} s: look at the address, and whether the coordinator runs and lets this "
-                f"host in (keys)"
-            ) from None
+        about = self._ask(looking, address)
         if about.ended:
             raise ClusterError(f"the run at {address} is over: nobody is needed any more")
         return about
+
+    def _ask(self, looking: Looking, address: str) -> m.Described:
+        """Hosts are started in any order, so the coordinator may not be there yet."""
+        why = "look at the address, and whether the coordinator runs and lets this host in (keys)"
+        try:
+            return looking.describe(ANSWER)
+        except Unanswered:
+            self.say(f"nobody answers at {address} yet: {why}; it is tried for {COMES:g} s more")
+        try:
+            return looking.describe(COMES)
+        except Unanswered:
+            raise ClusterError(f"nobody answers at {address} in {ANSWER + COMES:g} s: {why}") from None
 
     # ------------------------------------------------------------ a server
 

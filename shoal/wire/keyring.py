@@ -4,8 +4,8 @@
     FOLDER/NAME.public      the half that others are given: one line, ROLE:NAME:KEY
     FOLDER/allowed          who may call here: such lines; those that were revoked stay, as revoked:NAME:KEY
 
-A node that has the key NAME is called NAME, or NAME.SOMETHING (so key names have no dots). The coordinator's key stands for its whole
-host: whoever has it may be anyone. Secrets are read from here and nowhere else, and are never printed.
+A node that has the key NAME is called NAME, NAME.SOMETHING or, in a group of workers of that name, NAME/SOMETHING (so key names have
+neither dots nor slashes). The coordinator's key stands for its whole host: whoever has it may be anyone. Secrets are read from here and nowhere else, and are never printed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Key:
 
     def is_of(self, node: str) -> bool:
         """May a node of this name have this key?"""
-        return self.role == "coordinator" or node == self.name or node.startswith(f"{self.name}.")
+        return self.role == "coordinator" or node == self.name or node.startswith((f"{self.name}.", f"{self.name}/"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Who may say what, by the role of its key. Read by whoever listens, before anybody else sees the message.
 
     worker        pushes, pulls and asks; takes part in training; looks
-    client        the same, and whatever changes the cluster: tables, checkpoints, who is to leave
+    client        the same, and whatever changes the cluster: tables, checkpoints, who is to leave; the scheduler of a group
     server        what servers say to each other and to the coordinator; it is the only one that holds segments
     coordinator   everything: its key stands for its whole host
 
@@ -26,12 +26,12 @@ _NOBODY = frozenset[str]()  # but the coordinator's key
 MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Hello, m.Heartbeat, m.Leave, m.Refresh, m.Look), _ANYBODY),
     **dict.fromkeys((m.Push, m.Pull, m.Call, m.Park, m.Ask, m.Want, m.Ready), _USERS),
-    **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain), _CLIENTS),
+    **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap), _CLIENTS),
     **dict.fromkeys((m.Append, m.Appended, m.Fill, m.Filled, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),
     **dict.fromkeys((m.Shrink, m.Full, m.Snapped, m.Opened), _SERVERS),
     **dict.fromkeys((m.Fence, m.Moved, m.Rollback, m.Busy, m.No, m.Held, m.Done), _SERVERS),  # of each other's calls
     **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.Told), _NOBODY),
-    **dict.fromkeys((m.View, m.Welcome, m.Over, m.Alive, m.Standing, m.Release, m.Snap, m.Allowed), _NOBODY),
+    **dict.fromkeys((m.View, m.Welcome, m.Over, m.Alive, m.Standing, m.Release, m.Allowed), _NOBODY),
     **dict.fromkeys((m.Deal, m.Judge), _NOBODY),
     **dict.fromkeys((neighbours.Leg, neighbours.Without, neighbours.Offer, neighbours.Reached, neighbours.Meet), _USERS),
     **dict.fromkeys((neighbours.Met, neighbours.Along, neighbours.Rest, neighbours.Show, neighbours.Heard), _USERS),

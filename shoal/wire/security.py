@@ -74,6 +74,10 @@ class Safety:
     def has_keys(self) -> bool:
         return self.folder is not None
 
+    def check(self, address: str) -> None:
+        """Raises Invalid if nobody may be called or heard there."""
+        check_address(address, self)
+
     def own(self, node: str) -> Own:
         """The key that a node of this name has."""
         for key in sorted(self._own, key=lambda key: key.role == "coordinator"):  # its own before one for everybody

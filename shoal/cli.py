@@ -14,10 +14,11 @@ import click
 from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
-from shoal.doors import Wrong, end_when_told
+from shoal.doors import Wrong, asks_for_keys, end_when_told
 from shoal.frontends.export_command import export
 from shoal.frontends.hosts_command import launch
 from shoal.frontends.join_command import join, leave, show_peers
+from shoal.frontends.key_command import key
 from shoal.frontends.showing import show_run
 from shoal.report import report
 from shoal.simulation.command import simulate
@@ -221,7 +222,8 @@ def _run(job: Job, folder: Folder, quiet: bool, head: Head | None) -> Run:
 @click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
+@asks_for_keys
+def status(where: str, ring: bool, segments: bool, as_json: bool, keys: str | None, insecure: bool) -> None:
     """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
 
     Exit code 1 if nobody is there.
@@ -229,13 +231,15 @@ def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
     from shoal.errors import Invalid, ShoalError, Unanswered
     from shoal.launch.looking import address_of, is_of_peers, look_at
     from shoal.views.status import facts, page
+    from shoal.wire.security import Safety
 
     try:
         address = address_of(where)
-        if is_of_peers(where):
+        safety = Safety.chosen(keys, insecure, at=address)
+        if is_of_peers(where, safety):
             show_peers(where, as_json)
             return
-        with contextlib.closing(look_at(address)) as looking:
+        with contextlib.closing(look_at(address, safety)) as looking:
             found = looking.status()
     except Invalid as error:
         raise Wrong(str(error)) from None
@@ -277,6 +281,7 @@ main.add_command(chaos)
 main.add_command(data)
 main.add_command(join)
 main.add_command(export)
+main.add_command(key)
 main.add_command(launch)
 main.add_command(leave)
 main.add_command(query)

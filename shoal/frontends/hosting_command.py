@@ -17,11 +17,13 @@ from shoal import limits
 from shoal.errors import ClusterError, Invalid
 from shoal.folder import Folder, Lock
 from shoal.job import Job
+from shoal.launch.addresses import bind_of
 from shoal.launch.hosting import HostCluster, Hosting, stands_in
 from shoal.launch.looking import ADDRESS
 from shoal.nodes.storage import Journal
 from shoal.settings import changed, settings_of
 from shoal.strategies.parameter_server import OnServers
+from shoal.wire.security import Safety
 
 if TYPE_CHECKING:
     from shoal.run import Run
@@ -115,8 +117,9 @@ def store(options: Mapping[str, Any]) -> None:
     with _kept(options["out"]) as folder:
         journal = Journal(None if folder is None else folder / "coordinator.journal")
         within = options["within"] or limits.HOSTS_WITHIN / limits.SECOND
+        safety = Safety.chosen(options["keys"], options["insecure"], at=bind_of(options["listen"]))
         cluster = HostCluster(
-            options["servers"] or 0, journal, options["listen"], options["advertise"] or "", options["copies"] or 1, (), say, within
+            options["servers"] or 0, journal, safety, options["listen"], options["advertise"] or "", options["copies"] or 1, (), say, within
         )  # fmt: skip
 
         def expect_another() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from shoal.doors import Wrong
+from shoal.doors import Wrong, asks_for_keys
 from shoal.frontends.launch_command import launch as script
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -61,10 +61,6 @@ def options_of(*options: Callable[..., Any]) -> Decorator:
     return add
 
 
-safety = options_of(
-    click.option("--keys", metavar="FOLDER", help="This host's keys (shoal key new).  [default: $SHOAL_KEYS]"),
-    click.option("--insecure", is_flag=True, help="Without keys: whoever reaches the address may change the model."),
-)
 taking_part = options_of(
     click.option("--name", help="Of the node.  [default: its role, this host and some chance]"),
     click.option("--listen", metavar="ADDRESS", help="Of a server: where others call it.  [default: towards the coordinator]"),
@@ -79,7 +75,7 @@ taking_part = options_of(
         help="Without a word from the coordinator, which may be started again: then it ends.  [default: 60]",
     ),
     click.option("--quiet", is_flag=True, help="Say nothing but how it ended."),
-    safety,
+    asks_for_keys,
 )  # fmt: skip
 
 
@@ -131,9 +127,11 @@ def take_part(where: str, role: Any, **options: Any) -> None:
         options["modules"],
         options["data"] or "",
         options["patience"] or limits.HOST_PATIENCE / limits.SECOND,
+        options["keys"] or "",
+        options["insecure"],
     )
-    visitor = Visitor(terms, role, say)
     try:
+        visitor = Visitor(terms, role, say)
         with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), visitor.leave):
             why = visitor.run()
     except Invalid as error:
@@ -147,7 +145,7 @@ def take_part(where: str, role: Any, **options: Any) -> None:
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
 @click.option("--listen", metavar="ADDRESS", help="Where others reach it: tcp://10.0.0.1:7000.")
 @click.option("--advertise", metavar="ADDRESS", help="What others call it by, if not that.")
-@safety
+@asks_for_keys
 @click.option("--servers", type=click.IntRange(1), help="It begins when so many are there.  [default: 1]")
 @click.option("--workers", type=click.IntRange(1), help="And so many of these.  [default: 1]")
 @click.option("--copies", type=click.IntRange(1), help="How many servers hold each part of the model.")

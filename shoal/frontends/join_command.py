@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.doors import Wrong
-from shoal.frontends.hosts_command import safety, take_part, taking_part
+from shoal.doors import Wrong, asks_for_keys
+from shoal.frontends.hosts_command import take_part, taking_part
 
 if TYPE_CHECKING:
     from shoal.launch.joining import Joined
@@ -44,10 +44,11 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
     there.
     """
     from shoal.errors import Invalid
-    from shoal.launch.looking import is_of_peers
+    from shoal.launch.looking import address_of, is_of_peers
+    from shoal.wire.security import Safety
 
     try:
-        peers = is_of_peers(where)
+        peers = is_of_peers(where, Safety.chosen(options["keys"], options["insecure"], at=address_of(where)))
     except Invalid as error:
         raise Wrong(str(error)) from None
     if peers:
@@ -87,7 +88,7 @@ def _join_peers(where: str, role: str | None, out: Path | None, options: dict[st
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
 @click.argument("name")
-@safety
+@asks_for_keys
 def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
     """Let a node go while the run goes on: others take over what a server has; a worker or peer finishes what it is at.
 
@@ -101,15 +102,18 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
     from shoal.launch import joining
     from shoal.launch.leaving import let_go
     from shoal.launch.looking import address_of, is_of_peers, look_at
+    from shoal.wire.security import Safety
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
     try:
-        if is_of_peers(where):
+        address = address_of(where)
+        safety = Safety.chosen(keys, insecure, at=address)
+        if is_of_peers(where, safety):
             joining.leave(where, name, say)
         else:
-            with contextlib.closing(look_at(address_of(where))) as looking:
+            with contextlib.closing(look_at(address, safety)) as looking:
                 let_go(looking, name, say)
     except Invalid as error:
         raise Wrong(str(error)) from None

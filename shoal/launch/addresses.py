@@ -12,6 +12,7 @@ import secrets
 import socket
 
 from shoal.errors import Invalid
+from shoal.wire.address import parsed as plain
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/?#\s]+)(:(?P<port>\d{1,5}|\*))?")
 _ALL = ("0.0.0.0", "*", "[::]")  # bound, never called
@@ -43,20 +44,21 @@ def bind_of(listen: str, port: str = "") -> str:
     return f"tcp://{host}:{own if own != '*' and port != '*' else port or own}"
 
 
-def told(bound: str, advertise: str = "", towards: str = "") -> str:
-    """What others call a socket by that is bound here; ``towards``: the coordinator, whom they and we reach."""
-    if not bound.startswith("tcp://"):
-        return bound
-    host, port = parsed(bound)
-    if advertise:
-        name, own = parsed(advertise)
-        return f"tcp://{name}:{port if own == '*' else own}"
-    return bound if host not in _ALL else f"tcp://{way_to(towards)}:{port}"
+def host_of(advertise: str) -> str:
+    """Of tcp://HOST, or HOST: the ports are those that are bound."""
+    return parsed(advertise)[0] if advertise else ""
+
+
+def advertised(bind: str, advertise: str, towards: str) -> str:
+    """The host that others know us by, if not the one that is bound; ``towards``: the coordinator, whom they and we reach."""
+    if advertise or not bind.startswith("tcp://"):
+        return host_of(advertise)
+    return way_to(towards) if parsed(bind)[0] in _ALL else ""
 
 
 def way_to(address: str) -> str:
     """The address of this host that packets to that one leave by. Nothing is sent to find out."""
-    host, port = parsed(address)
+    host, port = parsed(plain(address).plain)
     host = host.strip("[]")
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -49,7 +49,8 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: str
     folder: str  # of sockets; empty if there is none
     work: dict[str, Any] = {}  # plain data, handed on as it is
-    advertise: str = ""  # what others call it by, if not what it is bound to
+    safety: str = "local"  # Safety.plain: where its keys are, if it has any; never a key
+    advertise: str = ""  # the host that others know this one by
 
 
 class Running(Line, frozen=True):
@@ -160,15 +161,24 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
     return 0
 
 
-def _serve(orders: Orders, reports: int) -> None:
-    from shoal.launch.addresses import told
-    from shoal.launch.serving import Serving, heard, transport_at
+def transport_of(orders: Orders, bind: str | None = None) -> Transport:
+    """Of a node that was ordered; it calls the coordinator, if there is one yet."""
+    from shoal.wire.security import Safety
+    from shoal.wire.zmq import ZmqTransport
 
-    transport = transport_at(orders.name, orders.bind, orders.coordinator)
-    address = told(transport.address, orders.advertise, orders.coordinator)
-    serving = Serving(orders.name, orders.token, transport, address)
+    transport = ZmqTransport(orders.name, bind, Safety.of_plain(orders.safety), orders.advertise)
+    if orders.coordinator and orders.name != "coordinator":
+        transport.connect("coordinator", orders.coordinator)
+    return transport
+
+
+def _serve(orders: Orders, reports: int) -> None:
+    from shoal.launch.serving import Serving, heard
+
+    transport = transport_of(orders, orders.bind)
+    serving = Serving(orders.name, orders.token, transport)
     with heard([signal.SIGTERM], serving.leave):
-        say(reports, Running(orders.name, address))
+        say(reports, Running(orders.name, transport.address))
         serving.run()
     if not serving.guest.asks:  # somebody let it go: nobody is to start it again
         say(reports, Retired(orders.name))

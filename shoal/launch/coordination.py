@@ -19,7 +19,6 @@ import msgspec
 from shoal import limits
 from shoal.data.fingerprint import fingerprint
 from shoal.events import RunEvent, Started
-from shoal.launch.addresses import told
 from shoal.launch.child import Happened, Line, Orders, Running, say
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.dealing import Dealing
@@ -29,6 +28,7 @@ from shoal.nodes.saving import Saving
 from shoal.nodes.storage import Journal
 from shoal.wire import messages as m
 from shoal.wire.effects import Dismiss, Ended
+from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
@@ -90,13 +90,14 @@ class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     """In a process of its own, until that ends."""
     work = msgspec.convert(orders.work, Coordination)
-    transport = ZmqTransport(orders.name, orders.bind)
+    safety = Safety.of_plain(orders.safety)
+    transport = ZmqTransport(orders.name, orders.bind, safety, orders.advertise)
     journal = Journal(Path(work.journal))
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
     node = Coordinator(orders.name, work.copies, journal.records, dealing, saving)
-    node.also = transport.counters
+    node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()
     loop = Loop(node, transport, journal)
@@ -104,7 +105,7 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     for one in work.ended:
         loop.tell(Ended(one.name, one.reason, one.token))
     threading.Thread(target=_hear, args=(inbox, loop), name="shoal-inbox", daemon=True).start()
-    say(reports, Running(orders.name, told(transport.address, orders.advertise)))
+    say(reports, Running(orders.name, transport.address))
     loop.run()
 
 

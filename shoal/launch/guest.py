@@ -24,15 +24,17 @@ from msgspec.structs import replace
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, ShoalError, Unanswered
 from shoal.job import Job
-from shoal.launch.addresses import beside, new_name, told
+from shoal.launch.addresses import advertised, beside, new_name
 from shoal.launch.child import prepare
 from shoal.launch.code import allowed
 from shoal.launch.looking import Looking, address_of, look_at
 from shoal.launch.processes import _short_folder
-from shoal.launch.serving import Serving, transport_at
+from shoal.launch.serving import Serving
 from shoal.nodes.guest import Guest
 from shoal.nodes.loop import Loop
 from shoal.wire import messages as m
+from shoal.wire.security import Safety
+from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
@@ -55,6 +57,8 @@ class Terms:
     modules: Sequence[str] = ()  # code that may be imported
     data: str = ""  # of a worker: where the rows are on this host, if not where the job says
     patience: float = limits.HOST_PATIENCE / limits.SECOND  # seconds without a word from the coordinator
+    keys: str = ""  # the folder of this host's
+    insecure: bool = False  # without any
     share: int = 1  # so many workers of this host share its memory
 
 
@@ -63,7 +67,9 @@ class Visitor:
 
     def __init__(self, terms: Terms, role: Role, say: Say = lambda text: None) -> None:
         self.terms, self.role, self.say = terms, role, say
-        self.name = terms.name or new_name(role)
+        self.address = address_of(terms.where)
+        self.safety = Safety.chosen(terms.keys, terms.insecure, at=self.address)
+        self.name = terms.name or self.safety.named(new_name(role), role)
         self.asked = False  # to leave
         self._leave: Callable[[int], None] | None = None
 
@@ -79,8 +85,8 @@ class Visitor:
 
     def run(self) -> str:
         """To its end; says how that came. Raises what went wrong."""
-        address = address_of(self.terms.where)
-        with contextlib.closing(look_at(address)) as looking:
+        address = self.address
+        with contextlib.closing(look_at(address, self.safety)) as looking:
             about = self._about(looking, address)
             if self.role == "server":
                 _check_modules(about, self.terms.modules)
@@ -105,18 +111,26 @@ class Visitor:
         except Unanswered:
             raise ClusterError(f"nobody answers at {address} in {ANSWER + COMES:g} s: {why}") from None
 
+    def _transport(self, bind: str | None = None, advertise: str = "") -> ZmqTransport:
+        transport = ZmqTransport(self.name, bind, self.safety, advertise)
+        try:
+            transport.connect("coordinator", self.address)
+        except BaseException:
+            transport.close()
+            raise
+        return transport
+
     # ------------------------------------------------------------ a server
 
     def _serve(self, address: str) -> str:
         prepare(self.terms.modules)
         with _sockets(address) as folder:
             bind = beside(address, self.terms.listen, self.name, folder)
-            transport = transport_at(self.name, bind, address)
-            own = told(transport.address, self.terms.advertise, address)
+            transport = self._transport(bind, advertised(bind, self.terms.advertise, address))
             patience = int(self.terms.patience * limits.SECOND)
-            serving = Serving(self.name, secrets.token_hex(8), transport, own, patience, self.say)
+            serving = Serving(self.name, secrets.token_hex(8), transport, patience, self.say)
             self._leave = serving.leave
-            self.say(f"{self.name} serves {address}, at {own}")
+            self.say(f"{self.name} serves {address}, at {transport.address}")
             serving.run()
             return _ended(serving.guest, "others have what it had")
 
@@ -135,7 +149,7 @@ class Visitor:
         except ShoalError as error:
             looking.tell(m.Unfit(self.name, str(error)))
             raise
-        transport = transport_at(self.name, None, address)
+        transport = self._transport()
         try:
             orders = Work(job.toml(), str(dataset.train.folder), cache_bytes(job, self.terms.share))
             trainer = trainer_of(self.name, secrets.token_hex(8), transport, orders)

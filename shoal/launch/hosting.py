@@ -23,10 +23,11 @@ from shoal.events import RunEvent, Stopped, counted
 from shoal.job import Job
 from shoal.launch.coordination import Ends, Facts
 from shoal.launch.local import _START_WITHIN
-from shoal.launch.processes import ProcessCluster
+from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.launch.telling import Listener
 from shoal.nodes.records import Kept, members_and_tables
 from shoal.nodes.storage import Journal
+from shoal.wire.security import Safety
 
 _TELL = 10.0  # seconds between two lines about whom it waits for
 _SEEN_OFF = 2.0  # seconds for everybody to hear that it is over
@@ -42,6 +43,7 @@ class HostCluster(ProcessCluster):
         self,
         servers: int,
         journal: Journal,
+        safety: Safety,
         listen: str,
         advertise: str = "",
         copies: int = 1,
@@ -54,7 +56,7 @@ class HostCluster(ProcessCluster):
         self.parting = (
             "whoever began it has ended it"  # told to all who are here when it ends; empty: they wait for the next life
         )
-        super().__init__(0, "tcp", modules, journal, copies, False, listen, advertise)
+        super().__init__(0, "tcp", modules, journal, copies, False, safety, listen, advertise)
 
     def _begin(self, journal: Journal) -> None:
         if not stands(journal):
@@ -145,10 +147,10 @@ class Hosting:
         self.cluster: HostCluster | None = None
 
     def __call__(self, job: Job, journal: Journal) -> HostCluster:
-        said = job.launch
+        said, safety = job.launch, safety_of(job)
         self.cluster = HostCluster(
-            job.servers, journal, said.listen, said.advertise, job.copies, tuple(said.modules), self._say, self._within
-        )
+            job.servers, journal, safety, said.listen, said.advertise, job.copies, tuple(said.modules), self._say, self._within
+        )  # fmt: skip
         return self.cluster
 
     def expect_another(self) -> None:

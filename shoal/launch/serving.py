@@ -20,7 +20,6 @@ from shoal.nodes.guest import Guest
 from shoal.nodes.loop import Loop
 from shoal.nodes.server import Server
 from shoal.wire import Transport
-from shoal.wire.zmq import ZmqTransport
 
 Say = Callable[[str], None]
 
@@ -33,13 +32,12 @@ class Serving:
         name: str,
         token: str,
         transport: Transport,
-        address: str,
         patience: int | None = None,
         say: Say = lambda text: None,
     ) -> None:
         from shoal.launch.child import moved_by
 
-        server = Server(name, token, address)
+        server = Server(name, token, transport.address)
         server.also = moved_by(transport)
         self.guest = Guest(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
@@ -98,14 +96,3 @@ def heard(signals: Iterable[int], call: Callable[[int], None]) -> Iterator[None]
     finally:
         for number, what in before.items():
             signal.signal(number, what)
-
-
-def transport_at(name: str, bind: str | None, coordinator: str) -> ZmqTransport:
-    """A node's sockets, with a way to its coordinator."""
-    transport = ZmqTransport(name, bind)
-    try:
-        transport.connect("coordinator", coordinator)
-    except BaseException:
-        transport.close()
-        raise
-    return transport

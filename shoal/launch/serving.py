@@ -42,6 +42,7 @@ class Serving:
         self.guest = Guest(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
         self._say, self._signal = say, 0
+        self._state, self._since = (-1, ""), 0.0  # parts it has, and why it may not go; since when
 
     def leave(self, number: int = signal.SIGTERM) -> None:
         """Ask to go. The second time it goes at once."""
@@ -53,28 +54,30 @@ class Serving:
 
     def run(self) -> None:
         """Until it is let go or the cluster is over; raises if it ends otherwise."""
-        left, since, said = -1, time.monotonic(), -1
         try:
             while not self.guest.end:
                 self.loop.turn()
-                if not self.guest.leaving:
-                    continue
-                now = time.monotonic()
-                if self.guest.left != left:
-                    left, since = self.guest.left, now
-                    if left != said and (left or said > 0):
-                        said = left
-                        self._say(f"{self.guest.name}: {left} of its parts left")
-                if self.guest.asks and now - since > limits.LEAVE_STILL / limits.SECOND:
-                    self._say(
-                        f"{self.guest.name}: nobody took over its {left} parts in {limits.LEAVE_STILL // limits.SECOND} s: it goes "
-                        f"all the same; start another server to take its place"
-                    )
-                    raise SystemExit(128 + self._signal)
+                if self.guest.leaving:
+                    self._look()
             self.loop.carry_out(self.guest.member.leave())  # said once more: nobody is to wait for its silence
             self._conclude()
         finally:
             self.loop.close()
+
+    def _look(self) -> None:
+        """How far it is with leaving: told, and given up if nothing changes."""
+        guest, now = self.guest, time.monotonic()
+        if (state := (guest.left, guest.stays)) != self._state:
+            self._state, self._since = state, now
+            self._say(
+                f"{guest.name} stays for now: {guest.stays}"
+                if guest.stays
+                else f"{guest.name}: {guest.left} parts left"
+            )
+        if guest.asks and now - self._since > limits.LEAVE_STILL / limits.SECOND:
+            why = guest.stays or f"nobody took over its {guest.left} parts in {limits.LEAVE_STILL // limits.SECOND} s"
+            self._say(f"{guest.name} goes all the same: {why}; start another server to take its place")
+            raise SystemExit(128 + self._signal)
 
     def _conclude(self) -> None:
         guest = self.guest

@@ -33,6 +33,7 @@ class Guest:
         self.end: End = ""
         self.why = ""
         self.asks = False  # it wants to leave
+        self.stays = ""  # why it may not, yet
         self.on_end: Callable[[], None] = lambda: None  # called once, wherever the loop is turned
         self._patience, self._heard, self._said, self._last = patience, 0, 0, 0
 
@@ -78,6 +79,8 @@ class Guest:
                 self._ends("released", "it was let go")
             case m.Dismissed(why):
                 self._ends("dismissed", why)
+            case m.No(0, _, why) if self.member.joined and self.asks:
+                self.stays = why
             case m.No(0, kind, why) if not self.member.joined and kind != "full":  # a disk that is full may not stay so
                 self._ends("refused", why)
 

@@ -41,6 +41,11 @@ SUSPECT_AFTER = 2 * SECOND
 DEAD_AFTER = 5 * SECOND
 HELLO_WITHIN = 5 * SECOND
 
+# Who may call.
+LOG_LINES = 50  # about callers that were refused, in a second; more are counted
+REFUSED_AFTER = 3  # handshakes in a row that the other side broke off: it will not have us
+REDIAL = 1 * SECOND  # between two calls to a node that refused us
+
 # How a client waits.
 RESEND_FIRST = 500 * MILLISECOND
 RESEND_MOST = 4 * SECOND
@@ -114,6 +119,14 @@ LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known wh
 LOAD_LEAST = 1_000.0  # rows a second of all servers: for fewer nothing is moved
 LOAD_ABOVE = 0.25  # a server that is asked for so much more than the mean gives something away,
 LOAD_GAIN = 0.05  # if that spares it this much of the mean
+
+# Nodes of other hosts.
+HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
+HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
+LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same
+FEED = 64  # events that a coordinator remembers for who looks on
+UNFIT = 100  # nodes that could not take part, told one by one
+UNFIT_CHARS = 500
 
 # When a kernel leaves the loop's thread.
 SPANS = 2_000  # of what a node did, told one by one, in a second

@@ -7,6 +7,7 @@ The view says who is primary of what, who backs it up and who is being filled. `
     was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
+    holds a segment that was split   goes by new numbers, with the same books in both halves
 
 Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
 gets no acknowledgement, and counts nothing.
@@ -24,6 +25,7 @@ from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
 from shoal.store.pace import Pace
 from shoal.store.part import Part
+from shoal.store.renumber import into
 from shoal.store.segment import Segments
 from shoal.store.table import ground_of
 from shoal.wire import messages as m
@@ -84,9 +86,11 @@ class Holding(Levelling):
 
     def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
         """Put this placement into effect."""
-        old, self.placed, self._members = self.placed, placed, members
+        old, outcome = self.placed, Outcome()
         self.log.view = view
-        outcome = Outcome()
+        if old.starts != placed.starts:
+            outcome += self._cut(now, placed)
+        self.placed, self._members = placed, members
         if old.spec != placed.spec and self.own is not None:
             outcome += self.own.set_delay(placed.spec)
         if old.places == placed.places and self._linked and not self._promoted:
@@ -103,6 +107,23 @@ class Holding(Levelling):
         if self._promoted:
             outcome += self._level(now)
         return outcome + self._relink(now)
+
+    def _cut(self, now: int, placed: m.Placed) -> Outcome:
+        """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
+        to = into(self.placed.starts, placed.starts)
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
+        self.placed, self._fillings = placed, {}
+        for follow in self.follows.values():
+            follow.renumber(to)
+        old = self.own
+        self.log.renumber(now, to, [] if old is None else old.segments)
+        if old is None:
+            return Outcome()
+        books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
+        same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
+        return self._renew(now, old, books, [], same)
 
     def _drop_follows(self) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary."""
@@ -207,6 +228,18 @@ class Holding(Levelling):
         if old is not None:
             at = {segment: i for i, segment in enumerate(segments)}
             self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
+        return self._renew(now, old, books, images, {segment: segment for segment in kept})
+
+    def _renew(
+        self,
+        now: int,
+        old: Segments | None,
+        books: dict[int, m.Books],
+        images: Sequence[Image],
+        same: dict[int, int],
+    ) -> Outcome:
+        """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
+        segments = sorted(books)
         ground = ground_of(self.placed.spec) if old is None else old.ground
         new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
         new.place(images)
@@ -216,6 +249,7 @@ class Holding(Levelling):
             new.live(*present)
         if old is not None:
             new.staleness, new.counts = old.staleness, old.counts
+            new.asked.follow(old.asked, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 

@@ -96,7 +96,8 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving)
+    moves = None if work.run is None else _job(work.run.job).moves
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves)
     node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()

@@ -25,12 +25,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from shoal.testing.den import Den
 from shoal.testing.ether import CLEAR, CUT, Air, Ether
 
-_NET = ipaddress.ip_network("198.18.0.0/15")  # for tests of networks: nobody lives there (RFC 2544)
+_NET = ipaddress.IPv4Network("198.18.0.0/15")  # for tests of networks: nobody lives there (RFC 2544)
 _NAMES, _TUN = Path("/run/netns"), "/dev/net/tun"
 _PREFIX = "shoal"
 _WITHIN = 20.0  # seconds for one command

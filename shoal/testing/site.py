@@ -1,0 +1,160 @@
+"""A cluster over several hosts, in the counting model: what is where, what is cut from what, and whether all is well.
+
+    host 0              the coordinator
+    hosts 1 to 3        a server each, two copies of every segment: one of them is to spare
+    hosts 4 to 6        a worker or client each
+    us                  whoever looks on, undisturbed
+
+The nodes are plain processes (``outpost``): nobody sees them end, and nobody starts them again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.launch.looking import Looking
+from shoal.nodes.blocking import KV
+from shoal.nodes.worker import Worker
+from shoal.testing.counting import TABLE, Crowd, create, plan_of
+from shoal.testing.den import soon
+from shoal.testing.hosts import Hosts
+from shoal.testing.outpost import Post, transport_of
+from shoal.testing.watch import PATIENCE
+from shoal.wire import Transport
+from shoal.wire import messages as m
+
+SERVERS, WORKERS, COPIES = 3, 3, 2
+COORDINATOR, FIRST_SERVER, FIRST_WORKER = 0, 1, 1 + SERVERS
+_PORT = 7_000
+
+
+class Site:
+    """Use as a context."""
+
+    def __init__(self, hosts: Hosts, servers: int = SERVERS, copies: int = COPIES) -> None:
+        self.hosts, self.copies = hosts, copies
+        self.servers = [f"server-{i}" for i in range(servers)]
+        self.address = f"tcp://{hosts.address(COORDINATOR)}:{_PORT}"
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.looking = Looking(self._transport)
+
+    def __enter__(self) -> Site:
+        try:
+            self.post("coordinator")
+            for name in self.servers:
+                self.post(name)
+            assert soon(lambda: len(self.members("server")) == len(self.servers)), self.words()
+            self.kv = KV(Worker("operator", "client", "operator"), self._transport("operator"), lambda: "")
+            self.kv.joined(PATIENCE)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.hosts.heal()
+        if hasattr(self, "kv"):
+            self.kv.close()
+        self.looking.close()
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+
+    def host(self, name: str) -> int:
+        """Where a node is."""
+        kind, _, number = name.partition("-")
+        return (
+            COORDINATOR if kind == "coordinator" else int(number) + (FIRST_SERVER if kind == "server" else FIRST_WORKER)
+        )
+
+    def post(self, name: str) -> subprocess.Popen[str]:
+        """Start a node, for the first time or again."""
+        here = self.hosts.address(self.host(name))
+        journal = Path(self.hosts.den.folder) / "coordinator.journal"
+        post = (
+            Post("coordinator", name, self.address, journal=str(journal), copies=self.copies)
+            if name == "coordinator"
+            else Post("server", name, f"tcp://{here}:*", self.address)
+        )
+        process = self.hosts.start(self.host(name), "-m", "shoal.testing.outpost", msgspec.json.encode(post).decode())
+        self.processes[name] = process
+        return process
+
+    def gather(self, kind: str, slots: int = 60, **settings: Any) -> Crowd:
+        """Workers at their work, three pushes each behind them."""
+        count = slots if kind != "clients" else slots // WORKERS
+        plan = plan_of(kind, WORKERS, count, servers=len(self.servers), copies=self.copies, **{"think": 30, **settings})
+        create(self.kv, plan)
+        crowd = Crowd(
+            plan, self.address, self.hosts.den, within=lambda column: self.hosts.within(column + FIRST_WORKER)
+        )
+        for column in range(WORKERS):
+            crowd.start(column, range(column, slots, WORKERS))
+        for column in range(WORKERS):
+            crowd.until(column, 3)
+        return crowd
+
+    # ------------------------------------------------------------ looking on
+
+    def members(self, role: str = "server") -> dict[str, int]:
+        """Their incarnations, by name."""
+        return {one.name: one.incarnation for one in self.looking.look(PATIENCE).members if one.role == role}
+
+    def view(self) -> m.View:
+        return self.looking.view(PATIENCE)
+
+    def places(self) -> list[m.Place]:
+        return next(table.places for table in self.view().tables if table.name == TABLE)
+
+    def told(self) -> dict[str, m.Told]:
+        """What each server says of the table, with a hash of every segment that it has."""
+        view = self.view()
+        number = next(table.number for table in view.tables if table.name == TABLE)
+
+        def ask(request: int) -> m.Ask:
+            return m.Ask(request, number, 0, digests=True)
+
+        answers = {
+            one.name: self.looking._ask("ask for digests", one.name, ask, m.Message, PATIENCE, one.address)
+            for one in view.members
+            if one.role == "server"
+        }
+        return {name: answer for name, answer in answers.items() if isinstance(answer, m.Told)}
+
+    def is_whole(self) -> bool:
+        """Every segment has all its copies again, and they are equal (I8)."""
+        places, told = self.places(), self.told()
+        return all(
+            len(place.servers) == self.copies
+            and not place.filling
+            and all(server in told and segment in told[server].digests for server in place.servers)
+            and len({told[server].digests[segment] for server in place.servers}) == 1
+            for segment, place in enumerate(places)
+        )
+
+    def check(self, crowd: Crowd) -> None:
+        """All work is done, all is counted once, in all copies, and every segment has one owner (I1-I8)."""
+        crowd.finish()
+        violations = crowd.violations(self.kv)
+        assert violations == [], violations
+        assert soon(self.is_whole), (self.places(), self.told())
+        own = [segment for one in self.told().values() for segment in one.own]
+        assert sorted(own) == list(range(len(self.places())))  # I7
+        self.kv.drop(TABLE)
+
+    def words(self) -> str:
+        """What those nodes said that have ended."""
+        return "; ".join(
+            f"{name}: {process.communicate()[1]}"
+            for name, process in self.processes.items()
+            if process.poll() is not None
+        )
+
+    def _transport(self, name: str) -> Transport:
+        transport = transport_of(name, insecure=True)
+        transport.connect("coordinator", self.address)
+        return transport

@@ -40,6 +40,11 @@ SUSPECT_AFTER = 2 * SECOND
 DEAD_AFTER = 5 * SECOND
 HELLO_WITHIN = 5 * SECOND
 
+# Who may call.
+LOG_LINES = 50  # about callers that were refused, in a second; more are counted
+REFUSED_AFTER = 3  # handshakes in a row that the other side broke off: it will not have us
+REDIAL = 1 * SECOND  # between two calls to a node that refused us
+
 # How a client waits.
 RESEND_FIRST = 500 * MILLISECOND
 RESEND_MOST = 4 * SECOND

@@ -21,7 +21,8 @@ class Change:
 
     view: bool = False  # there is a new one
     fenced: bool = False  # this incarnation is over; hello was said again
-    refused: str = ""  # the coordinator will not have us
+    refused: str = ""  # the coordinator will not have us,
+    for_good: bool = False  # whatever we do: our key, or our version, is the wrong one
 
 
 class Membership:
@@ -90,8 +91,10 @@ class Membership:
                 return Change(fenced=True), self.rejoin(now)
             case m.Over(token) if token == f"{self._token}.{self._life}" and not self.joined:
                 return Change(), self.rejoin(now)
-            case m.No(0, _, reason) if not self.joined:
-                return Change(refused=reason), []
+            case m.No(0, "key", reason):  # also of one who was in: its key was revoked
+                return Change(refused=reason, for_good=True), []
+            case m.No(0, kind, reason) if not self.joined:
+                return Change(refused=reason, for_good=kind == "version"), []
         return Change(), []
 
     def rejoin(self, now: int) -> list[Effect]:

@@ -48,6 +48,8 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: str
     folder: str  # of sockets; empty if there is none
     work: dict[str, Any] = {}  # plain data, handed on as it is
+    safety: str = "local"  # Safety.plain: where its keys are, if it has any; never a key
+    advertise: str = ""  # the host that others know this one by
 
 
 class Running(Line, frozen=True):
@@ -152,13 +154,22 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
     return 0
 
 
+def transport_of(orders: Orders, bind: str | None = None) -> Transport:
+    """Of a node that was ordered; it calls the coordinator, if there is one yet."""
+    from shoal.wire.security import Safety
+    from shoal.wire.zmq import ZmqTransport
+
+    transport = ZmqTransport(orders.name, bind, Safety.of_plain(orders.safety), orders.advertise)
+    if orders.coordinator and orders.name != "coordinator":
+        transport.connect("coordinator", orders.coordinator)
+    return transport
+
+
 def _serve(orders: Orders, reports: int) -> None:
     from shoal.nodes.loop import Loop
     from shoal.nodes.server import Server
-    from shoal.wire.zmq import ZmqTransport
 
-    transport = ZmqTransport(orders.name, orders.bind)
-    transport.connect("coordinator", orders.coordinator)
+    transport = transport_of(orders, orders.bind)
     server = Server(orders.name, orders.token, transport.address)
     server.also = moved_by(transport)
     loop = Loop(server, transport)

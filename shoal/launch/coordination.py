@@ -26,6 +26,7 @@ from shoal.nodes.records import needed
 from shoal.nodes.saving import Saving
 from shoal.nodes.storage import Journal
 from shoal.wire.effects import Ended
+from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
@@ -69,13 +70,14 @@ class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     """In a process of its own, until that ends."""
     work = msgspec.convert(orders.work, Coordination)
-    transport = ZmqTransport(orders.name, orders.bind)
+    safety = Safety.of_plain(orders.safety)
+    transport = ZmqTransport(orders.name, orders.bind, safety, orders.advertise)
     journal = Journal(Path(work.journal))
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
     node = Coordinator(orders.name, work.copies, journal.records, dealing, saving)
-    node.also = transport.counters
+    node.also, node.check_address = transport.counters, safety.check
     loop = Loop(node, transport, journal)
     loop.listener = lambda event: _report(reports, orders.name, event)
     for one in work.ended:

@@ -52,11 +52,13 @@ def local(
     transport: Literal["ipc", "tcp"] = "ipc",
     modules: Sequence[str] = (),
     folder: str | Path | None = None,
+    keys: str | Path | None = None,
 ) -> Cluster:
     """Start a cluster here. ``modules`` are imported by every server: name those with updates and questions of your own.
 
     Every segment is held by so many servers as there are ``copies``. A process that is killed is started again: the
     coordinator always, a server where there are copies to fill it from. With ``folder`` the coordinator keeps its journal there.
+    With ``keys``, a folder of them, all that goes over tcp is encrypted, and others need keys to come in.
     """
     modules = (modules,) if isinstance(modules, str) else tuple(modules)
     if not all(isinstance(module, str) for module in modules):
@@ -67,12 +69,19 @@ def local(
         raise Invalid(f"copies={copies}: needs 1 to {limits.COPIES}, and no more than there are servers ({servers})")
     if transport not in ("ipc", "tcp"):
         raise Invalid(f"transport={transport!r}: needs 'ipc' or 'tcp'")
+    if keys is not None and not (processes and transport == "tcp"):
+        raise Invalid("keys are for what goes over tcp: start it with processes=True and transport='tcp'")
+    safety = None
+    if keys is not None:
+        from shoal.wire.security import Safety
+
+        safety = Safety.with_keys(keys)
     journal = Journal(Path(folder) / "coordinator.journal" if folder is not None else None)
     cluster: Cluster
     if processes:
         from shoal.launch.processes import ProcessCluster
 
-        cluster = ProcessCluster(servers, transport, modules, journal, copies, restart=copies > 1)
+        cluster = ProcessCluster(servers, transport, modules, journal, copies, copies > 1, safety)
     else:
         cluster = ThreadCluster(servers, modules, journal, copies)
     try:
@@ -83,12 +92,25 @@ def local(
     return cluster
 
 
-def connect(address: str, role: Literal["client", "worker", "evaluator"] = "client", name: str | None = None) -> KV:
-    """A client of a cluster that runs elsewhere on this machine, by the address of its coordinator."""
+def connect(
+    address: str,
+    role: Literal["client", "worker", "evaluator"] = "client",
+    name: str | None = None,
+    *,
+    keys: str | Path | None = None,
+    insecure: bool = False,
+) -> KV:
+    """A client of a cluster that runs elsewhere, by the address of its coordinator.
+
+    Off this machine, and wherever there is a key in the address, this side needs one, too: in the folder ``keys``, that of SHOAL_KEYS,
+    or the usual one. ``insecure`` does without.
+    """
+    from shoal.wire.security import Safety
     from shoal.wire.zmq import ZmqTransport
 
-    name = name or f"{role}-{secrets.token_hex(4)}"
-    transport = ZmqTransport(name)
+    safety = Safety.chosen(keys, insecure, at=address)
+    name = name or safety.named(f"{role}-{secrets.token_hex(4)}", role)
+    transport = ZmqTransport(name, safety=safety)
     try:
         transport.connect("coordinator", address)
     except BaseException:

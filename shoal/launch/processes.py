@@ -25,6 +25,7 @@ import msgspec
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, StartFailed
 from shoal.events import RunEvent
+from shoal.job import Job
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import Children
 from shoal.launch.coordination import Coordination, Saw
@@ -33,6 +34,7 @@ from shoal.launch.nursery import Setup
 from shoal.launch.supervising import Supervisor
 from shoal.nodes.storage import Journal
 from shoal.wire import Transport
+from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 _REASON = 500  # characters: the line is shorter than PIPE_BUF, even if every one of them is escaped
@@ -49,8 +51,10 @@ class ProcessCluster(Cluster):
         journal: Journal,
         copies: int = 1,
         restart: bool = False,
+        safety: Safety | None = None,
     ) -> None:
         super().__init__(journal, copies)
+        self._safety = safety or Safety.local()
         journal.close()  # it is the coordinator's
         self.on_ended: Callable[[str, str], None] | None = None
         """Called with the name of a process that is no more, and why. It must not wait: no ``fork`` in there."""
@@ -155,7 +159,7 @@ class ProcessCluster(Cluster):
         if kind == "server":
             self._servers.add(name)
         self._tokens[name] = token = secrets.token_hex(8)
-        return Orders(name, kind, token, self._bind(name), self._address, self._folder, work)
+        return Orders(name, kind, token, self._bind(name), self._address, self._folder, work, self._safety.plain)
 
     def _bind(self, name: str) -> str:
         if name == "coordinator" and self._address:
@@ -217,9 +221,15 @@ class ProcessCluster(Cluster):
         self._children.close()
 
     def _transport(self, name: str) -> Transport:
-        transport = ZmqTransport(name)
+        transport = ZmqTransport(name, safety=self._safety)
         transport.connect("coordinator", self.address)
         return transport
+
+
+def safety_of(job: Job) -> Safety:
+    """As the job says; where it listens to other hosts, the usual folder of keys serves, if it names none."""
+    at = job.launch.listen
+    return Safety.chosen(job.launch.keys, job.launch.insecure, at if "://" in at or not at else f"tcp://{at}")
 
 
 def _short_folder(name: str) -> str:

@@ -36,7 +36,7 @@ from shoal.launch.beginning import check, table_of
 from shoal.launch.best import Best
 from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.looking import ADDRESS, PATIENCE, Status, further
-from shoal.launch.processes import ProcessCluster
+from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.dealing import Dealing, State, Whole
 from shoal.nodes.evaluator import Evaluator, Judged
 from shoal.nodes.loop import Loop
@@ -396,4 +396,4 @@ def _cluster_of(job: Job, journal: Journal) -> Cluster:
     modules = tuple(job.launch.modules)
     if job.launch.how == "threads":
         return ThreadCluster(job.servers, modules, journal, job.copies)
-    return ProcessCluster(job.servers, job.launch.transport, modules, journal, job.copies, restart=True)
+    return ProcessCluster(job.servers, job.launch.transport, modules, journal, job.copies, True, safety_of(job))

@@ -110,7 +110,7 @@ def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None 
 
 def work(orders: Orders, ready: Callable[[], None]) -> None:
     """In a process of its own. SIGTERM asks it to finish what it has begun, give back the rest, and go."""
-    from shoal.wire.zmq import ZmqTransport
+    from shoal.launch.child import transport_of
 
     asked: list[Callable[[], None]] = []  # to leave: who hears of it, as soon as there is somebody
     leaving = threading.Event()
@@ -122,8 +122,7 @@ def work(orders: Orders, ready: Callable[[], None]) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     ready()
-    transport = ZmqTransport(orders.name)
-    transport.connect("coordinator", orders.coordinator)
+    transport = transport_of(orders)
     trainer = trainer_of(orders.name, orders.token, transport, msgspec.convert(orders.work, Work))
     trainer.learner.settle(alone=True)
     asked.append(trainer.leave)

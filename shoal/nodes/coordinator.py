@@ -56,6 +56,7 @@ class Coordinator:
         self.roster = Roster(copies=copies)
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
+        self.check_address: Callable[[str], None] = check_address  # may a member be there? With keys, anywhere
         self._welcomes: dict[str, m.Hello] = {}  # members from the next record on: told when it is on disk
         self._settling: list[Settling] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # changes of tables: a resent one is not done twice
@@ -242,7 +243,7 @@ class Coordinator:
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
             return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name!r}"))]
-        if (reason := self.roster.may_join(hello.name, hello.role, hello.token) or _unreachable(hello)) != "":
+        if (reason := self.roster.may_join(hello.name, hello.role, hello.token) or self._unreachable(hello)) != "":
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
             known.heard = now
@@ -387,13 +388,12 @@ class Coordinator:
         late = [name for name in self.roster.servers() if self.roster.people[name].view < view]
         return ", ".join(late) or ("the servers" if self._told else "the journal")
 
-
-def _unreachable(hello: m.Hello) -> str:
-    """Why others could not call this node; empty if they can, or need not."""
-    if hello.role != "server" and not hello.address:
+    def _unreachable(self, hello: m.Hello) -> str:
+        """Why others could not call this node; empty if they can, or need not."""
+        if hello.role != "server" and not hello.address:
+            return ""
+        try:
+            self.check_address(hello.address)
+        except Invalid as error:
+            return str(error)
         return ""
-    try:
-        check_address(hello.address)
-    except Invalid as error:
-        return str(error)
-    return ""

@@ -16,7 +16,7 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster.member import Membership
-from shoal.errors import ShoalError
+from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
 from shoal.store import checkpoint, given
 from shoal.store.calling import Calls
@@ -106,6 +106,8 @@ class Server:
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
         change, effects = self.member.handle(now, message)
+        if change.for_good:
+            raise Refused(self.member.coordinator, change.refused)
         if change.fenced:  # others may hold our segments by now: what we have is worth nothing
             self.tables.clear()
             self._members.clear()

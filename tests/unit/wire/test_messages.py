@@ -106,6 +106,7 @@ EXAMPLES: list[m.Message] = [
     m.Drain(9, "server-2"),
     m.Release(4),
     m.Opened(4, 1, 17, [0, 3]),
+    m.Allowed([("worker", "hostb", "a" * 52), ("revoked", "old", "b" * 52)]),
     m.Want(1, 5, 8),
     m.Want(1, 5, 0, [(0, 4), (6, 7)], [(9, 12)], {8: "not finite"}, 1_024, 3.5, 1 << 40, 7, True),
     m.Deal(1, [(0, 4)]),

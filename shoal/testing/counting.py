@@ -37,8 +37,9 @@ from shoal.simulation.run import Run
 from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, worker_life
 from shoal.store.split import Layout
 from shoal.testing.den import Den, soon
-from shoal.testing.outpost import transport_of
 from shoal.testing.watch import PATIENCE
+from shoal.wire.security import Safety
+from shoal.wire.zmq import ZmqTransport
 
 _CALLS = 1 << 20  # of one process, at most
 _decoder = msgspec.json.Decoder(Event)
@@ -54,7 +55,7 @@ class Orders(msgspec.Struct, frozen=True):
     slots: list[int]  # to compute, where slots are counted
     history: str
     seconds: float
-    insecure: bool = False  # other hosts may be met without keys
+    safety: str = "local"  # as Safety says it in a word
 
 
 class Lines(list[Event]):
@@ -112,7 +113,7 @@ def live(orders: Orders) -> None:
     for life in range(1_000):
         random = Random(f"{plan.seed}/{name}/{orders.life}/{life}")
         worker = Worker(name, "client" if plan.kind == "clients" else "worker", secrets.token_hex(8), seed=orders.life)
-        transport = transport_of(name, insecure=orders.insecure)
+        transport = ZmqTransport(name, safety=Safety.of_plain(orders.safety))
         transport.connect("coordinator", orders.address)
         loop, broken = Loop(worker, transport), list[Worker]()
         diary.on_broken = broken.append
@@ -150,11 +151,12 @@ class Crowd:
         address: str,
         den: Den,
         seconds: float = PATIENCE,
-        within: Callable[[int], Sequence[str]] | None = None,
+        within: Callable[[int], Sequence[str]] = lambda column: (),
+        safety: Callable[[int], Safety] = lambda column: Safety.local(),
     ) -> None:
-        """``within``: what stands before the command of each column, where they are on hosts of their own."""
+        """Where columns are on hosts of their own: what stands before the command of each, and which keys it has."""
         self.plan, self.address, self._den, self._seconds = plan, address, den, seconds
-        self._within = within
+        self._within, self._safety = within, safety
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.ended: list[str] = []  # what those said that are done: why their lives ended
         self._files: list[tuple[int, Path]] = []
@@ -164,13 +166,11 @@ class Crowd:
         """Another process for this column: the first, or one in place of one that was killed."""
         life = len(self._files) + 1
         path = self._den.folder / f"history-{secrets.token_hex(4)}.jsonl"
-        within = self._within(column) if self._within is not None else ()
-        orders = Orders(
-            self.plan, self.address, column, life, list(slots), str(path), self._seconds, self._within is not None
-        )
+        safety = self._safety(column).plain
+        orders = Orders(self.plan, self.address, column, life, list(slots), str(path), self._seconds, safety)
         self._files.append((column, path))
         arguments = ("-m", "shoal.testing.counting", msgspec.json.encode(orders).decode())
-        self.processes[column] = self._den.start(*arguments, within=within)
+        self.processes[column] = self._den.start(*arguments, within=self._within(column))
 
     def kill(self, column: int) -> None:
         """SIGKILL, and note it."""

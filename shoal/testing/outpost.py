@@ -22,6 +22,7 @@ from shoal.nodes.loop import Loop
 from shoal.nodes.records import needed
 from shoal.nodes.server import Server
 from shoal.nodes.storage import Journal
+from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 
@@ -34,27 +35,19 @@ class Post(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: str = ""  # where a server finds it
     journal: str = ""
     copies: int = 1
-    insecure: bool = True
-
-
-def transport_of(name: str, bind: str | None = None, insecure: bool = False) -> ZmqTransport:
-    """Sockets that may, or may not, meet other hosts without keys."""
-    if insecure:
-        import shoal.wire.address as wire
-
-        wire._LOCAL = ("tcp://",)  # type: ignore[assignment]
-    return ZmqTransport(name, bind)
+    safety: str = "insecure"  # as Safety says it in a word
 
 
 def stand(post: Post) -> None:
     """Until the process ends."""
     prepare(())
-    transport = transport_of(post.name, post.bind, post.insecure)
+    safety = Safety.of_plain(post.safety)
+    transport = ZmqTransport(post.name, post.bind, safety)
     if post.kind == "coordinator":
         journal = Journal(Path(post.journal) if post.journal else None)
         journal.rewrite(needed(journal.records))
         node = Coordinator(post.name, post.copies, journal.records)
-        node.also = transport.counters
+        node.also, node.check_address = transport.counters, safety.check
         loop = Loop(node, transport, journal)
     else:
         transport.connect(limits.COORDINATOR, post.coordinator)

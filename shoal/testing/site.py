@@ -5,11 +5,13 @@
     hosts 4 to 6        a worker or client each
     us                  whoever looks on, undisturbed
 
+Each host has a folder of keys of its own, and the coordinator's list has all of them; ``keys=False``: all in the clear.
 The nodes are plain processes (``outpost``): nobody sees them end, and nobody starts them again.
 """
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,17 @@ import msgspec
 from shoal.launch.looking import Looking
 from shoal.nodes.blocking import KV
 from shoal.nodes.worker import Worker
-from shoal.testing.counting import TABLE, Crowd, create, plan_of
+from shoal.simulation.workload import TABLE
+from shoal.testing.counting import Crowd, create, plan_of
 from shoal.testing.den import soon
 from shoal.testing.hosts import Hosts
-from shoal.testing.outpost import Post, transport_of
+from shoal.testing.outpost import Post
 from shoal.testing.watch import PATIENCE
-from shoal.wire import Transport
+from shoal.wire import Transport, keyring
 from shoal.wire import messages as m
+from shoal.wire.address import with_key
+from shoal.wire.security import Safety
+from shoal.wire.zmq import ZmqTransport
 
 SERVERS, WORKERS, COPIES = 3, 3, 2
 COORDINATOR, FIRST_SERVER, FIRST_WORKER = 0, 1, 1 + SERVERS
@@ -35,20 +41,23 @@ _PORT = 7_000
 class Site:
     """Use as a context."""
 
-    def __init__(self, hosts: Hosts, servers: int = SERVERS, copies: int = COPIES) -> None:
-        self.hosts, self.copies = hosts, copies
+    def __init__(self, hosts: Hosts, servers: int = SERVERS, copies: int = COPIES, keys: bool = True) -> None:
+        self.hosts, self.copies, self.keys = hosts, copies, keys
         self.servers = [f"server-{i}" for i in range(servers)]
-        self.address = f"tcp://{hosts.address(COORDINATOR)}:{_PORT}"
+        self.address = self._listens = f"tcp://{hosts.address(COORDINATOR)}:{_PORT}"
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.looking = Looking(self._transport)
 
     def __enter__(self) -> Site:
         try:
+            if self.keys:
+                self._make_keys()
             self.post("coordinator")
             for name in self.servers:
                 self.post(name)
             assert soon(lambda: len(self.members("server")) == len(self.servers)), self.words()
-            self.kv = KV(Worker("operator", "client", "operator"), self._transport("operator"), lambda: "")
+            token = secrets.token_hex(8)
+            self.kv = KV(Worker("operator", "client", token), self._transport("operator"), lambda: "")
             self.kv.joined(PATIENCE)
         except BaseException:
             self.__exit__()
@@ -76,9 +85,9 @@ class Site:
         here = self.hosts.address(self.host(name))
         journal = Path(self.hosts.den.folder) / "coordinator.journal"
         post = (
-            Post("coordinator", name, self.address, journal=str(journal), copies=self.copies)
+            Post("coordinator", name, self._listens, "", str(journal), self.copies, self.safety(name).plain)
             if name == "coordinator"
-            else Post("server", name, f"tcp://{here}:*", self.address)
+            else Post("server", name, f"tcp://{here}:*", self.address, safety=self.safety(name).plain)
         )
         process = self.hosts.start(self.host(name), "-m", "shoal.testing.outpost", msgspec.json.encode(post).decode())
         self.processes[name] = process
@@ -90,7 +99,11 @@ class Site:
         plan = plan_of(kind, WORKERS, count, servers=len(self.servers), copies=self.copies, **{"think": 30, **settings})
         create(self.kv, plan)
         crowd = Crowd(
-            plan, self.address, self.hosts.den, within=lambda column: self.hosts.within(column + FIRST_WORKER)
+            plan,
+            self.address,
+            self.hosts.den,
+            within=lambda column: self.hosts.within(column + FIRST_WORKER),
+            safety=lambda column: self.safety(f"worker-{column}"),
         )
         for column in range(WORKERS):
             crowd.start(column, range(column, slots, WORKERS))
@@ -154,7 +167,25 @@ class Site:
             if process.poll() is not None
         )
 
+    # ------------------------------------------------------------ keys
+
+    def key_folder(self, name: str) -> Path:
+        """Of the host that a node is on."""
+        return self.hosts.den.folder / f"keys-{name}"
+
+    def safety(self, name: str) -> Safety:
+        return Safety.with_keys(self.key_folder(name)) if self.keys else Safety.insecure()
+
+    def _make_keys(self) -> None:
+        chief = keyring.make(self.key_folder("coordinator"), "coordinator", "coordinator")
+        workers = [f"worker-{i}" for i in range(WORKERS)]
+        for name in (*self.servers, *workers, "operator"):
+            role = "client" if name == "operator" else name.partition("-")[0]
+            keyring.allow(self.key_folder("coordinator"), keyring.make(self.key_folder(name), name, role))
+        self.address = with_key(self._listens, chief.public)
+
     def _transport(self, name: str) -> Transport:
-        transport = transport_of(name, insecure=True)
+        safety = self.safety("operator")
+        transport = ZmqTransport(safety.named(name), safety=safety)
         transport.connect("coordinator", self.address)
         return transport

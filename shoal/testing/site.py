@@ -11,13 +11,19 @@ The nodes are plain processes (``outpost``): nobody sees them end, and nobody st
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from shoal.errors import Unanswered
 from shoal.launch.looking import Looking
 from shoal.nodes.blocking import KV
 from shoal.nodes.worker import Worker
@@ -36,6 +42,33 @@ from shoal.wire.zmq import ZmqTransport
 SERVERS, WORKERS, COPIES = 3, 3, 2
 COORDINATOR, FIRST_SERVER, FIRST_WORKER = 0, 1, 1 + SERVERS
 _PORT = 7_000
+_OFTEN = 0.05  # seconds
+
+
+class Record(list[tuple[int, m.View]]):
+    """Views, each with the time at which it was first seen."""
+
+    def add(self, now: int, view: m.View) -> None:
+        if not self or self[-1][1].number != view.number:
+            self.append((now, view))
+
+    def losses(self) -> int:
+        """How often one and the same segment lost a member of its set; the worst of them."""
+        sets = [[set(place.servers) for place in places] for _, view in self if (places := _places(view))]
+        lost = [[bool(before - after) for before, after in zip(*pair, strict=True)] for pair in pairwise(sets)]
+        return max(map(sum, zip(*lost, strict=True)), default=0)
+
+    def returns(self, name: str) -> int:
+        """As how many lives a node was seen beyond the first."""
+        return len({one.incarnation for _, view in self for one in view.members if one.name == name}) - 1
+
+    def first(self, which: Callable[[m.View], bool]) -> int:
+        """When it was first so."""
+        return next((at for at, view in self if which(view)), 0)
+
+
+def _places(view: m.View) -> list[m.Place]:
+    return next((table.places for table in view.tables if table.name == TABLE), [])
 
 
 class Site:
@@ -55,7 +88,7 @@ class Site:
             self.post("coordinator")
             for name in self.servers:
                 self.post(name)
-            assert soon(lambda: len(self.members("server")) == len(self.servers)), self.words()
+            self.wait_for_servers()
             token = secrets.token_hex(8)
             self.kv = KV(Worker("operator", "client", token), self._transport("operator"), lambda: "")
             self.kv.joined(PATIENCE)
@@ -117,11 +150,14 @@ class Site:
         """Their incarnations, by name."""
         return {one.name: one.incarnation for one in self.looking.look(PATIENCE).members if one.role == role}
 
+    def wait_for_servers(self) -> None:
+        assert soon(lambda: len(self.members("server")) == len(self.servers)), self.words()
+
     def view(self) -> m.View:
         return self.looking.view(PATIENCE)
 
     def places(self) -> list[m.Place]:
-        return next(table.places for table in self.view().tables if table.name == TABLE)
+        return _places(self.view())
 
     def told(self) -> dict[str, m.Told]:
         """What each server says of the table, with a hash of every segment that it has."""
@@ -158,6 +194,27 @@ class Site:
         own = [segment for one in self.told().values() for segment in one.own]
         assert sorted(own) == list(range(len(self.places())))  # I7
         self.kv.drop(TABLE)
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[Record]:
+        """All views that the coordinator has meanwhile, seen often enough to miss none of a second."""
+        record, looking = Record(), Looking(self._transport)
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(_OFTEN):
+                with contextlib.suppress(Unanswered):
+                    record.add(time.monotonic_ns(), looking.view())
+
+        record.add(time.monotonic_ns(), self.view())
+        thread = threading.Thread(target=look, name="shoal-record", daemon=True)
+        thread.start()
+        try:
+            yield record
+        finally:
+            over.set()
+            thread.join()
+            looking.close()
 
     def words(self) -> str:
         """What those nodes said that have ended."""

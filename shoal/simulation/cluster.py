@@ -71,6 +71,11 @@ class Cluster:
         self.servers[name] = self.server(name)
         self.add(self.servers[name])
 
+    def end(self, name: str) -> None:
+        """A server that was let go: its process ends, and nobody starts it again by itself."""
+        self.former.append(self.servers.pop(name))
+        self.world.end(name)
+
     def crash(self, name: str, seen: bool) -> bool:
         """False if that would be more than the copies can bear."""
         if name != COORDINATOR and not self.plan.beyond and not self.may_lose(name):
@@ -179,20 +184,25 @@ class Cluster:
             return False
         return name in roster.people and roster.people[name].member.incarnation == self.servers[name].member.incarnation
 
+    def all_here(self) -> bool:
+        """Every server is a member, as the one that it is now; and nobody else is."""
+        roster = self.coordinator.roster
+        return all(self._holds(roster, name) for name in self.servers) and len(roster.servers()) == len(self.servers)
+
     def whole(self) -> bool:
         """Everybody is there, every segment has as many copies as it should, and none is being made."""
         roster = self.coordinator.roster
-        if not all(self._holds(roster, name) for name in self.servers):
+        if not self.all_here():
             return False
         if self._looked != (roster.term, roster.number):
-            self._looked, most = (roster.term, roster.number), min(self.plan.copies, self.plan.servers)
+            self._looked, most = (roster.term, roster.number), min(self.plan.copies, len(self.servers))
             places = [place for table in self.tables() for place in table.places]
             self._whole = all(len(place.servers) >= most and not place.filling for place in places)
         return self._whole
 
     def part(self, server: str, table: int, segment: int) -> Part | None:
         """What this server has of a segment."""
-        holding = self.servers[server].tables.get(table)
+        holding = self.servers[server].tables.get(table) if server in self.servers else None
         if holding is None:
             return None
         follows = [follow.part for follow in holding.follows.values()]

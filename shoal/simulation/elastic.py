@@ -41,6 +41,7 @@ class Leaving:
     how: str
     back: int  # when it comes again, after it is gone; negative: never
     rolls: bool = False
+    request: int = 0  # the operator's last
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,6 +81,7 @@ class Elastic:
         self._over = False
         self.world.watch(m.Fill, self._filled)
         self.world.watch(m.Full, self._full)
+        self.world.watch(m.No, self._refused)
 
     # ------------------------------------------------------------ what is to be done
 
@@ -133,9 +135,16 @@ class Elastic:
             self.cluster.servers[leaving.name].leave()
             self.world.poke(leaving.name)
         else:
-            self._requests += 1
-            self.world.send("operator", COORDINATOR, m.Drain(self._requests, leaving.name))
+            leaving.request = self._requests = self._requests + 1
+            self.world.send("operator", COORDINATOR, m.Drain(leaving.request, leaving.name))
         self.world.at(self.world.now + ASK_AGAIN, lambda: self._urge(leaving))
+
+    def _refused(self, sender: str, to: str, no: m.No) -> None:
+        """It cannot go now: it is the last one that stays."""
+        for one in list(self._leaving.values()):
+            theirs = (to, no.request) == (one.name, 0) if one.how == "leave" else no.request == one.request
+            if sender == COORDINATOR and theirs:
+                self._gone(one, "refused to go")
 
     def after_event(self, name: str) -> None:
         """A node has done something: did a move go on, or is somebody free to go?"""

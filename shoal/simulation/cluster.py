@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal import limits
 from shoal.cluster.membership import Roster
+from shoal.cluster.moves import Moves
 from shoal.limits import MILLISECOND, SUSPECT_AFTER
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.saving import Saving
@@ -27,6 +29,7 @@ from shoal.wire.messages import Placed
 
 COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
+SLOW_COPIES = 0.005  # MB/s: a segment takes some 50 ms
 Process = Coordinator | Server | Worker
 
 
@@ -97,7 +100,11 @@ class Cluster:
     def _coordinator(self, journal: list[bytes]) -> Coordinator:
         every = self.plan.checkpoint * MILLISECOND
         saving = Saving(ROOT, every=every, disk=self.disk) if every else Saving()
-        return Coordinator(copies=self.plan.copies, journal=journal, dealing=self.deals.as_dealing(), saving=saving)
+        moves = Moves(
+            self.plan.balance, SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
+        )
+        dealing = self.deals.as_dealing()
+        return Coordinator(copies=self.plan.copies, journal=journal, dealing=dealing, saving=saving, moves=moves)
 
     def power_cut(self, seed: str) -> list[str]:
         """All of these processes are gone at once, and of the disk only what was synced is sure. Who is to be started again."""

@@ -14,10 +14,12 @@ a segment's stall is short then. After the healing nobody is leaving, nothing mo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.checker import Violation
@@ -299,18 +301,18 @@ class Elastic:
         return found
 
     def uneven(self) -> str:
-        """Who has more or fewer segments of its own than its share; empty: nobody."""
+        """What would still have to move, or who has more or fewer segments of its own than its share; empty: all is even."""
         servers = sorted(self.cluster.servers)
         if self.plan.balance != "count" or not servers:
             return ""
+        if wanted := rebalance.plan(self.cluster.tables(), servers, balance="count"):
+            return f"{len(wanted)} segments should move, the first of them {wanted[0]}"
+        if self.plan.copies > 1:
+            return ""  # who is in a set already cannot take a place in it
         for table in self.cluster.tables():
-            owned = dict.fromkeys(servers, 0)
-            for place in table.places:
-                if place.servers[:1] and place.servers[0] in owned:
-                    owned[place.servers[0]] += 1
-            least, more = divmod(len(table.places), len(servers))
-            if not all(least <= count <= least + bool(more) for count in owned.values()):
-                return f"table {table.number} is held by {owned}"
+            owned = Counter(dict.fromkeys(servers, 0) | Counter(place.servers[0] for place in table.places))
+            if max(owned.values()) - min(owned.values()) > 1:
+                return f"table {table.number} is held by {dict(owned)}"
         return ""
 
     def stuck(self) -> Iterator[str]:

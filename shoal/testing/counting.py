@@ -34,7 +34,7 @@ from shoal.nodes.worker import Worker
 from shoal.simulation.checker import Violation, check, check_end, client_name
 from shoal.simulation.faults import Plan
 from shoal.simulation.run import Run
-from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, worker_life
+from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, in_order, worker_life
 from shoal.store.split import Layout
 from shoal.testing.den import Den, soon
 from shoal.testing.watch import PATIENCE
@@ -234,7 +234,7 @@ class Crowd:
         layout: Layout = kv._client.layout(TABLE)
         values = kv.pull(TABLE, scribe.everything(layout)).result(PATIENCE)
         sums = [float(value) for value in values.reshape(-1, scribe.columns + 1)[:, -1]]
-        expected = Run(self.plan)._sum() if self.plan.kind == "step" else 0.0
+        expected = in_order(self.plan, set()) if self.plan.kind == "step" else 0.0
         return [
             *check(self.plan, history, set()),
             *check_end(self.plan, history, set(), scribe.seen(values), sums, expected),

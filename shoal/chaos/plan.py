@@ -61,7 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     beyond: bool = False  # also what cannot be survived without going back to a checkpoint
     gap: tuple[float, float] = (2.0, 5.0)  # seconds between faults
     pause: tuple[float, float] = (1.0, 8.0)
-    pauses: float = 0.4  # their share of faults
+    pauses: float = 0.4  # their share of what is none of these:
     cuts: float = 0.0
     joins: float = 0.0
     drains: float = 0.0
@@ -151,7 +151,7 @@ class Nemesis:
         if kind < 0:
             others = sorted(one for one in well if role_of(one) in ("server", COORDINATOR) and one != name)
             return Fault("cut", name, seconds, others[int(whom * len(others))]) if others else None
-        if kind < settings.pauses:
+        if kind < settings.pauses * (1 - settings.joins - settings.drains - settings.cuts):
             return Fault("pause", name, seconds)
         return Fault("kill", name, min(seconds, 2.0) if chosen == "worker" else 0.0)
 

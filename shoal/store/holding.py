@@ -8,6 +8,7 @@ The view says who is primary of what, who backs it up and who is being filled. `
     was primary, backs up now        kept as it is, like what one has of any former primary, until it is brought level
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
+    holds a segment that was split   goes by new numbers, with the same books in both halves
 
 Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
 gets no acknowledgement, and counts nothing.
@@ -23,8 +24,11 @@ from shoal.store.filling import Filling
 from shoal.store.image import Image
 from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
+from shoal.store.pace import Pace
 from shoal.store.part import Part
+from shoal.store.renumber import into
 from shoal.store.segment import Segments
+from shoal.store.table import ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -35,8 +39,9 @@ FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.
 class Holding(Levelling):
     """What one server has of one table."""
 
-    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
+    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int, pace: Pace | None = None) -> None:
         super().__init__(me, incarnation, placed, inline)
+        self._pace = pace or Pace()
         self.own: Segments | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
         self._fillings: dict[str, Filling] = {}
@@ -82,9 +87,11 @@ class Holding(Levelling):
 
     def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
         """Put this placement into effect."""
-        old, self.placed, self._members = self.placed, placed, members
+        old, outcome = self.placed, Outcome()
         self.log.view = view
-        outcome = Outcome()
+        if old.starts != placed.starts:
+            outcome += self._cut(now, placed)
+        self.placed, self._members = placed, members
         if old.spec != placed.spec and self.own is not None:
             outcome += self.own.set_delay(placed.spec)
         if old.places == placed.places and self._linked and not self._promoted:
@@ -109,10 +116,27 @@ class Holding(Levelling):
             return Outcome()
         outcome = self.own.advance(now, at_once=True)
         follow = self._following(self.me)
-        follow.adopt([self.own.image(segment) for segment in segments], self.log.applied)
+        follow.adopt([self.own.image(segment, copy=False) for segment in segments], self.log.applied)
         follow.have = self.log.applied
         follow.freeze(segments)
         return outcome
+
+    def _cut(self, now: int, placed: m.Placed) -> Outcome:
+        """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
+        to = into(self.placed.starts, placed.starts)
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
+        self.placed, self._fillings = placed, {}
+        for follow in self.follows.values():
+            follow.renumber(to)
+        old = self.own
+        self.log.renumber(now, to, [] if old is None else old.segments)
+        if old is None:
+            return Outcome()
+        books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
+        same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
+        return self._renew(now, old, books, [], same)
 
     def _drop_follows(self, returned: Collection[int] = ()) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
@@ -162,8 +186,8 @@ class Holding(Levelling):
                 continue
             known = self._fillings.get(name)
             if known is None or known.link is not self.log.links.get(name):
-                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False))
-            known.want(epochs)
+                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
+            known.want(epochs, [segment for segment in epochs if places[segment].instead])
             fillings[name] = known
         return fillings
 
@@ -206,23 +230,38 @@ class Holding(Levelling):
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
         """Another set of segments is ours: who asked for something asks again by the new view."""
         old = self.own
-        own = [] if old is None else [old.image(segment, copy=False) for segment in kept]
-        whole = sorted([*own, *images], key=lambda image: image.segment)
-        if not whole:
+        books = {} if old is None else {segment: old.books(segment) for segment in kept}
+        books |= {image.segment: image.books for image in images}
+        if not books:
             self.own = None
             self.log.emptied()
             return Outcome()
-        held = [(image.segment, image.keys) for image in whole]
+        segments = sorted(books)
         if old is not None:
-            at = {image.segment: i for i, image in enumerate(whole)}
-            self.log.moved([at.get(segment, -1) for segment in old.segments], len(whole), old.extent.ranges)
-        new = Segments(self.placed.number, self.placed.spec, held, self.inline, self.log)
-        new.load(whole)
+            at = {segment: i for i, segment in enumerate(segments)}
+            self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
+        return self._renew(now, old, books, images, {segment: segment for segment in kept})
+
+    def _renew(
+        self,
+        now: int,
+        old: Segments | None,
+        books: dict[int, m.Books],
+        images: Sequence[Image],
+        same: dict[int, int],
+    ) -> Outcome:
+        """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
+        segments = sorted(books)
+        ground = ground_of(self.placed.spec) if old is None else old.ground
+        new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
+        new.place(images)
+        new.enter([books[segment] for segment in segments])
         if (present := self._present) is not None:  # some may have left since the copies heard of them
             new.present = present
             new.live(*present)
         if old is not None:
             new.staleness, new.counts = old.staleness, old.counts
+            new.asked.follow(old.asked, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 

@@ -199,7 +199,7 @@ class Levelling:
             if former is new:
                 new.thaw(moving, adopt.seq)
                 return answer
-            new.adopt([former.part.image(segment) for segment in moving], adopt.seq)
+            new.adopt([former.part.image(segment, copy=False) for segment in moving], adopt.seq)
             former.drop(moving)
             self._drop_follows()
             return answer

@@ -63,6 +63,11 @@ class Elastic:
         ] = []  # who wants a node to go, by which request, and the view that says so
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
 
+    @property
+    def move_rate(self) -> int:
+        """Bytes a second that a server may send of what changes hands."""
+        return max(1, int(self.moves.mb_per_second * limits.MB))
+
     # ------------------------------------------------------------ what is asked for
 
     def leave(self, now: int, name: str, why: str, of: Coordinator) -> tuple[str, list[Effect]]:
@@ -208,22 +213,6 @@ class Elastic:
         self._planned = self._state(of)
         return effects
 
-    def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
-        """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
-        roster = of.roster
-        tables = list(roster.tables.values())
-        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
-        if found is None or not roster.may_split(roster.tables[found.table]):
-            return None
-        if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
-            return None  # all tables together have as many segments as one message can tell
-        roster.split(found.table, found.segment, found.at)
-        of.counts["segments split"] += 1
-        if of.dealing is None:
-            return []
-        seconds = of.dealing.seconds
-        return [Tell(Split(seconds=seconds, table=found.table, segment=found.segment, at=found.at, why=found.why))]
-
     def _state(self, of: Coordinator) -> tuple[int, ...]:
         """What a plan follows from, as far as it takes to know whether to make another."""
         shown = [of.roster.people[name].view for name in of.roster.servers()] if self._waits else []
@@ -242,6 +231,22 @@ class Elastic:
                 self._openings.append(
                     Opening(one.table, table.number, [one.segment], one.source, one.target, life, one.why, now, view)
                 )
+
+    def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
+        """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
+        roster = of.roster
+        tables = list(roster.tables.values())
+        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
+        if found is None or not roster.may_split(roster.tables[found.table]):
+            return None
+        if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
+            return None  # all tables together have as many segments as one message can tell
+        roster.split(found.table, found.segment, found.at)
+        of.counts["segments split"] += 1
+        if of.dealing is None:
+            return []
+        seconds = of.dealing.seconds
+        return [Tell(Split(seconds=seconds, table=found.table, segment=found.segment, at=found.at, why=found.why))]
 
     def _under_way(self) -> list[_Key]:
         return [(one.number, segment) for one in self._openings for segment in one.segments]

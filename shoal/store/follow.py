@@ -29,7 +29,7 @@ from shoal.wire.effects import Send
 Ranges = Callable[[int], KeyRange]  # of a segment
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A change, the rows that came with it, and the segments that they are for."""
 
@@ -262,7 +262,7 @@ class Follow:
         No segment is arriving: what was is part of what is held, or given up.
         """
         every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
-        for one in {id(one): one for one in every}.values():  # a change may be kept in several places: once is enough
+        for one in dict.fromkeys(every):  # a change may be kept in several places: once is enough
             one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
         self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
         self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}

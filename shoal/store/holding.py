@@ -24,6 +24,7 @@ from shoal.store.filling import Filling
 from shoal.store.image import Image
 from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
+from shoal.store.pace import Pace
 from shoal.store.part import Part
 from shoal.store.renumber import into
 from shoal.store.segment import Segments
@@ -38,8 +39,9 @@ FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.
 class Holding(Levelling):
     """What one server has of one table."""
 
-    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
+    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int, pace: Pace | None = None) -> None:
         super().__init__(me, incarnation, placed, inline)
+        self._pace = pace or Pace()
         self.own: Segments | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
         self._fillings: dict[str, Filling] = {}
@@ -108,6 +110,17 @@ class Holding(Levelling):
             outcome += self._level(now)
         return outcome + self._relink(now)
 
+    def _demote(self, now: int, segments: Sequence[int]) -> Outcome:
+        """Another member of their sets is primary: what we have made of them is what all copies have; it levels us with the rest."""
+        if not segments or self.own is None:
+            return Outcome()
+        outcome = self.own.advance(now, at_once=True)
+        follow = self._following(self.me)
+        follow.adopt([self.own.image(segment, copy=False) for segment in segments], self.log.applied)
+        follow.have = self.log.applied
+        follow.freeze(segments)
+        return outcome
+
     def _cut(self, now: int, placed: m.Placed) -> Outcome:
         """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
         to = into(self.placed.starts, placed.starts)
@@ -124,17 +137,6 @@ class Holding(Levelling):
         books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
         same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
         return self._renew(now, old, books, [], same)
-
-    def _demote(self, now: int, segments: Sequence[int]) -> Outcome:
-        """Another member of their sets is primary: what we have made of them is what all copies have; it levels us with the rest."""
-        if not segments or self.own is None:
-            return Outcome()
-        outcome = self.own.advance(now, at_once=True)
-        follow = self._following(self.me)
-        follow.adopt([self.own.image(segment, copy=False) for segment in segments], self.log.applied)
-        follow.have = self.log.applied
-        follow.freeze(segments)
-        return outcome
 
     def _drop_follows(self, returned: Collection[int] = ()) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
@@ -184,8 +186,8 @@ class Holding(Levelling):
                 continue
             known = self._fillings.get(name)
             if known is None or known.link is not self.log.links.get(name):
-                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False))
-            known.want(epochs)
+                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
+            known.want(epochs, [segment for segment in epochs if places[segment].instead])
             fillings[name] = known
         return fillings
 
@@ -361,9 +363,8 @@ class Holding(Levelling):
 
 def _returned(old: m.Placed, new: m.Placed) -> set[int]:
     """Segments whose primary is the same, and was another one in a view that we did not see."""
-    if (
-        old.starts != new.starts
-    ):  # by the split all of them are of a new view: what is newer than that has changed hands since
+    if old.starts != new.starts:
+        # By the split all of them are of a new view: what is newer than that has changed hands since.
         to = into(old.starts, new.starts)
         pieces = [(was, n) for i, was in enumerate(old.places) for n in to[i] if new.places[n].since > new.cut]
         return {n for was, n in pieces if was.servers[:1] == new.places[n].servers[:1]}

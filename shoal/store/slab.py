@@ -142,6 +142,9 @@ class DenseRows(Part):
         return wrong
 
     def pull_range(self, keys: KeyRange) -> Values:
+        at = bisect_right(self._runs, keys.start, key=lambda run: run.start) - 1
+        if at >= 0 and keys.stop <= self._runs[at].stop:
+            return self.slab[keys.start : keys.stop, : self.width].copy()
         low, high = self.interval(keys)
         out = np.empty((high - low, self.width), np.float32)
         for first, last, done in self._parts(keys):

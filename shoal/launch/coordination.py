@@ -97,7 +97,8 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves_of(work.run))
+    moves = None if work.run is None else moves_of(work.run)
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves)
     node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()
@@ -124,11 +125,6 @@ def _hear(inbox: int, loop: Loop) -> None:
 def _report(reports: int, name: str, event: RunEvent) -> None:
     for piece in Happened.pieces(name, event):
         say(reports, piece)
-
-
-def moves_of(facts: Facts | None) -> Moves | None:
-    """How segments change hands, if a job says so."""
-    return None if facts is None else _job(facts.job).moves
 
 
 def dealing_of(facts: Facts) -> Dealing:
@@ -172,6 +168,11 @@ def dealing_of(facts: Facts) -> Dealing:
     found = Dealing(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = facts.elsewhere
     return found
+
+
+def moves_of(facts: Facts) -> Moves:
+    """How segments may change hands."""
+    return _job(facts.job).moves
 
 
 def saving_of(facts: Facts) -> Saving:

@@ -84,6 +84,11 @@ class Follow:
     def segments(self) -> list[int]:
         return [] if self.part is None else self.part.segments
 
+    @property
+    def live(self) -> list[int]:
+        """Those of them that follow the primary's log."""
+        return [segment for segment in self.segments if segment not in self._frozen]
+
     # ------------------------------------------------------------ changes
 
     def begin(self, part: Part) -> None:
@@ -285,6 +290,12 @@ class Follow:
             self._frozen[number] = kept
         self._early.clear()  # of what is still ours to follow it comes again
 
+    def thaw(self, segments: Iterable[int], seq: int) -> None:
+        """Their primary is the same again, and brought us level: from this change of its log on they follow it as before."""
+        for number in segments:
+            del self._frozen[number]
+            self._after[number] = seq
+
     def is_frozen(self, segment: int) -> bool:
         return segment in self._frozen
 
@@ -311,8 +322,12 @@ class Follow:
 
     def _snapshots(self, segments: Iterable[int]) -> list[list[Kept]]:
         """What was kept of these when they were frozen: once for all that were at one moment."""
-        found = [self._frozen[number] for number in segments if number in self._frozen]
-        return list({id(kept): kept for kept in found}.values())
+        found: list[list[Kept]] = []
+        for number in segments:
+            kept = self._frozen.get(number)
+            if kept is not None and not any(kept is one for one in found):
+                found.append(kept)
+        return found
 
     def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
         """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.

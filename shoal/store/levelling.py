@@ -8,7 +8,7 @@ answers the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shoal import limits
@@ -90,7 +90,7 @@ class Levelling:
     def _open(self, now: int) -> Outcome:
         raise AssertionError  # ``Holding`` does
 
-    def _drop_follows(self) -> None:
+    def _drop_follows(self, returned: Collection[int] = ()) -> None:
         raise AssertionError
 
     def _survivors(self) -> dict[Key, Other]:
@@ -171,7 +171,7 @@ class Levelling:
         if not self._is_primary(sender, ask.segments, ask.view):
             return self._ignored("not from the primary")
         ours = self.follows.get((sender, ask.incarnation))
-        adopted = set() if ours is None else set(ours.segments)  # by this very primary, in an earlier view
+        adopted = set() if ours is None else set(ours.live)  # by this very primary, in an earlier view
         left = [segment for segment in ask.segments if segment not in adopted]
         former = self._holder(left[0]) if left else None
         if left and (former is None or any(segment not in former.segments for segment in left)):
@@ -195,7 +195,7 @@ class Levelling:
             return self._ignored("not from the primary")
         new = self._following(sender)
         answer = Outcome([Send(sender, m.Adopted(adopt.table, adopt.view, adopt.incarnation, adopt.segments))])
-        moving = [segment for segment in adopt.segments if segment not in new.segments]
+        moving = [segment for segment in adopt.segments if segment not in new.live]
         if not moving:
             return answer
         former = self._holder(moving[0])
@@ -207,6 +207,9 @@ class Levelling:
 
         def move(now: int) -> Outcome:
             assert former.part is not None
+            if former is new:
+                new.thaw(moving, adopt.seq)
+                return answer
             new.adopt([former.part.image(segment, copy=False) for segment in moving], adopt.seq)
             former.drop(moving)
             self._drop_follows()

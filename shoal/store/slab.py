@@ -84,7 +84,7 @@ class DenseRows(Part):
         from shoal.store.generate import dense_kernels
 
         self.updates = dense_kernels(self.rule)
-        self._reserve = Reserve(spec.span, self.words) if beside is None else beside._reserve
+        self._reserve: Reserve = Reserve(spec.span, self.words) if beside is None else beside._reserve
         self._me = self._reserve.enter()
         self.slab = self._reserve.slab
         self._runs: list[KeyRange] = []  # segments side by side are one

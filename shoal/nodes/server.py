@@ -23,7 +23,9 @@ from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
+from shoal.store.load import told as told_loads
 from shoal.store.outcome import Outcome, Work
+from shoal.store.pace import Pace
 from shoal.store.segment import Segments
 from shoal.store.snapping import Snapping
 from shoal.tables import Given
@@ -60,15 +62,29 @@ class Server:
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
+        self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
         self._backlog: deque[Received] = deque()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
         self._next_notice = 0
+        self._told_loads = 0  # when
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
+        self.leaving = False  # it goes when others have what it has
+        self.released = False  # nobody needs it any more
+        self.stays = ""  # why it may not go yet
+        self._next_leave = 0
+
+    def leave(self) -> list[Effect]:
+        """Go, once others have what this server has: asked for until it is granted (``released``). From any thread."""
+        self.leaving = True
+        if not self.member.joined:
+            self.released = True
+            return []
+        return [Send(self.member.coordinator, m.Leave(self.member.incarnation, patiently=True))]
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
@@ -94,18 +110,42 @@ class Server:
         if self._later and not self._works:
             effects += self._carry_on(Outcome(works=[self._later.popleft()]))
         effects += self.member.tick(now)
+        if self.leaving and not self.released and now >= self._next_leave:
+            self._next_leave = now + limits.HEARTBEAT
+            effects += self.leave()
         if now >= self._next_notice:
             self._next_notice = now + (limits.LEVEL_AGAIN if self._copies else limits.NOTICE // 4)
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
             effects += self._calls.notices(now)
+            self._tell_loads(now)
         effects.append(Wake(min(self.member.next, self._next_notice)))
         return effects
+
+    def _tell_loads(self, now: int) -> None:
+        """Now and then the next heartbeat says how much is asked of our segments."""
+        if now - self._told_loads < limits.LOAD_EVERY:
+            return
+        seconds = (now - self._told_loads) / limits.SECOND
+        first, self._told_loads = not self._told_loads, now
+        own = {} if first else {number: one.own.asked for number, one in self.tables.items() if one.own is not None}
+        self.member.loads, self.member.halves = told_loads(own, seconds)
 
     # ------------------------------------------------------------ views
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
+        match message:
+            case m.Release(incarnation) if incarnation == self.member.incarnation:
+                self.released = True
+                return []
+            case m.No(0, _, why) if self.member.joined and self.leaving:
+                self.stays = why
+                return []
+        if self.leaving and isinstance(message, m.Fence) and message.incarnation == self.member.incarnation:
+            self.released = True  # what we have is worth nothing any more: there is nothing to hand over
+            return []
         change, effects = self.member.handle(now, message)
+        self._pace.rate = self.member.move_rate
         if change.for_good:
             raise Refused(self.member.coordinator, change.refused)
         if change.fenced:  # others may hold our segments by now: what we have is worth nothing
@@ -149,6 +189,7 @@ class Server:
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
         self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
         self.member.shown = view.number
+        self.leaving = self.leaving or any(one.leaving and one.name == self.name for one in view.members)
         for table in view.tables:
             holding = self.tables.get(table.number)
             if holding is not None:
@@ -164,7 +205,7 @@ class Server:
         servers = _servers(view)
         for table in new:
             try:
-                holding = Holding(self.name, self.member.incarnation, table, self._inline)
+                holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace)
                 holding.set_up(servers, self._loader(table))
                 made[table.number] = holding
             except MemoryError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal import limits
 from shoal.tables import Table
 from shoal.wire import neighbours, peers
 from shoal.wire.admission import (
@@ -99,6 +100,24 @@ from shoal.wire.elastic import (
 )
 from shoal.wire.elastic import (
     Release as Release,
+)
+from shoal.wire.hosts import (
+    Describe as Describe,
+)
+from shoal.wire.hosts import (
+    Described as Described,
+)
+from shoal.wire.hosts import (
+    Dismissed as Dismissed,
+)
+from shoal.wire.hosts import (
+    Fed as Fed,
+)
+from shoal.wire.hosts import (
+    Feed as Feed,
+)
+from shoal.wire.hosts import (
+    Unfit as Unfit,
 )
 from shoal.wire.requests import (
     Ask as Ask,
@@ -226,6 +245,7 @@ class Welcome(Message, frozen=True):
     token: str
     incarnation: Count
     view: View
+    move_rate: Count = limits.MOVE_RATE  # bytes a second that a server sends of what changes hands
 
 
 class Over(Message, frozen=True):
@@ -241,6 +261,7 @@ class Heartbeat(Message, frozen=True):
     view: Count
     failed: dict[int, str] = {}  # tables that this server could not set up, and why
     loads: dict[int, dict[int, float]] = {}  # of a server, now and then: rows a second, by table and segment it owns
+    halves: dict[int, dict[int, int]] = {}  # and of the hottest of these the key that cuts their load in two
 
 
 class Alive(Message, frozen=True):
@@ -364,7 +385,7 @@ class Done(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Allowed | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Allowed | Describe | Described | Unfit | Feed | Fed | Dismissed | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
     | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Reached | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest
     | neighbours.Show | neighbours.Heard

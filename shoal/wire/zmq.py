@@ -41,6 +41,9 @@ _FRAMES = limits.FRAMES + 2  # a name, a header, and arrays
 _SKIPPED = 4_096  # frames of a message that is too long, thrown away in one turn
 _LINGER = 200  # milliseconds for the last words
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
+# Those find a peer that vanished while nothing was on its way to it. With bytes on their way the kernel would go on sending
+# them for a quarter of an hour, and a greeting that nobody hears is repeated ever more rarely, for two minutes.
+_GIVEN_UP = {zmq.TCP_MAXRT: 10_000, zmq.CONNECT_TIMEOUT: 3_000}  # milliseconds
 
 
 class ZmqTransport:
@@ -121,7 +124,7 @@ class ZmqTransport:
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
             socket.setsockopt(zmq.HEARTBEAT_TTL, 10_000)
             socket.setsockopt(zmq.RCVHWM, 0)
-        for option, value in _KEEPALIVE.items():
+        for option, value in (_KEEPALIVE | _GIVEN_UP).items():
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HELLO_WITHIN // limits.MILLISECOND)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)

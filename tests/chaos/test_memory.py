@@ -57,13 +57,14 @@ def cage() -> Iterator[Cage]:
     cage.remove()
 
 
+@pytest.mark.soak
 def test_a_server_whose_memory_ran_out_is_made_up_for_and_the_reason_is_said(cage: Cage) -> None:
     """F33: the segments of the other servers' copies go on; what was acknowledged is there."""
     endings: dict[str, str] = {}
     with shoal.local(servers=3, copies=2, processes=True) as cluster, cluster.client() as kv:
         assert isinstance(cluster, ProcessCluster)
         cluster.on_ended = endings.__setitem__
-        kv.create("w", shoal.Rows(width=256))
+        kv.create("w", shoal.Sparse(keys=1_000_000, width=256))
         before = cluster.pids["server-0"]
         cage.add(before)
         rows, pushed = 20_000, 0  # 20 MB at a time, two thirds of it for each server

@@ -29,6 +29,7 @@ from shoal.wire.effects import Ended
 from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
+    from shoal.cluster.moves import Moves
     from shoal.data.datasets import Dataset
     from shoal.job import Job
 
@@ -74,7 +75,8 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving)
+    moves = None if work.run is None else moves_of(work.run)
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves)
     node.also = transport.counters
     loop = Loop(node, transport, journal)
     loop.listener = lambda event: _report(reports, orders.name, event)
@@ -138,6 +140,13 @@ def dealing_of(facts: Facts) -> Dealing:
     auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
     second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
     return Dealing(workload, stopping, started, every, reason, auto, second)
+
+
+def moves_of(facts: Facts) -> Moves:
+    """How segments may change hands."""
+    from shoal.job import Job
+
+    return Job.of(tomllib.loads(facts.job)).moves
 
 
 def saving_of(facts: Facts) -> Saving:

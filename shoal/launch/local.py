@@ -288,12 +288,13 @@ class ThreadCluster(Cluster):
         self._wait_for_servers(self._servers)
 
     def _coordinate(self) -> None:
-        dealing, saving = None, None
+        node = Coordinator(copies=self._copies, journal=self._journal.records)
         if self._run_facts is not None:
-            from shoal.launch.coordination import dealing_of, saving_of
+            from shoal.launch.coordination import dealing_of, moves_of, saving_of
 
             dealing, saving = dealing_of(self._run_facts), saving_of(self._run_facts)
-        node = Coordinator(copies=self._copies, journal=self._journal.records, dealing=dealing, saving=saving)
+            moves = moves_of(self._run_facts)
+            node = Coordinator("coordinator", self._copies, self._journal.records, dealing, saving, moves)
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
         if self._telling is not None:
             self._coordinator.listener = self._telling

@@ -278,8 +278,12 @@ class Follow:
 
     def _snapshots(self, segments: Iterable[int]) -> list[list[Kept]]:
         """What was kept of these when they were frozen: once for all that were at one moment."""
-        found = [self._frozen[number] for number in segments if number in self._frozen]
-        return list({id(kept): kept for kept in found}.values())
+        found: list[list[Kept]] = []
+        for number in segments:
+            kept = self._frozen.get(number)
+            if kept is not None and not any(kept is one for one in found):
+                found.append(kept)
+        return found
 
     def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
         """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.

@@ -32,6 +32,7 @@ SEGMENTS_PER_TABLE = 8_192
 DENSE_SEGMENT_BYTES = 32 * MB
 GIVEN_PATH = 4_096  # of the file that a table's weights are given in
 GIVEN_ABOUT = 65_536  # what is said of them: it is in every view of the cluster
+ADDRESS_BYTES = 1 << 46  # of a dense table, wherever its rows are: each server has addresses for all of them
 ROWS_PER_TABLE = (1 << 32) - 2  # on one server: rows are numbered by 32 bits
 
 # Who is alive.

@@ -163,9 +163,21 @@ class Handing:
                 return False
             return self._put_one(table, one.segment, self._left(place, one.source))
         person = self.people.get(one.target)
-        if person is None or person.member.leaving or person.suspected or not self._may_fill(now, one.target, place):
+        if person is None or person.member.leaving or person.suspected:
+            return False
+        if one.target in place.servers:
+            return self._put_one(table, one.segment, self._swapped(place, one.source, one.target))
+        if not self._may_fill(now, one.target, place):
             return False
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
+
+    def swapped(self, one: Wanted) -> Taken | None:
+        """What was begun, if that was all: the two have swapped places, and the new primary opens."""
+        table = self.tables[one.table]
+        place = table.places[one.segment]
+        if one.source not in place.servers or place.servers[:1] != [one.target]:
+            return None
+        return Taken(table, one.segment, one.source, one.target, opens=True)
 
     def leave(self, name: str) -> None:
         """A node is to go: it is given nothing more, and what it was being filled with goes to others."""
@@ -216,6 +228,12 @@ class Handing:
         left = [one for one in place.servers if one != server]
         since = place.since if left[:1] == place.servers[:1] else self.number + 1
         return Place(self.number + 1, left, "" if left else server, since=since)
+
+    def _swapped(self, place: Place, one: str, other: str) -> Place:
+        """Two of its set in each other's places: the one that is first now is brought level with the rest, as after a failure."""
+        servers = [{one: other, other: one}.get(name, name) for name in place.servers]
+        since = place.since if servers[:1] == place.servers[:1] else self.number + 1
+        return Place(self.number + 1, servers, since=since)
 
     def _replace(self, change: Callable[[Place], Place]) -> bool:
         """Change places; the set of a segment that changes is of a new epoch, and whoever was being filled begins anew."""

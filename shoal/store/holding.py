@@ -5,8 +5,10 @@ The view says who is primary of what, who backs it up and who is being filled. `
     was a backup, is primary now     level with the other survivors, then opened
     is primary, has a new backup     filled, then the coordinator is told
     was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
+    was primary, is a backup now     what was counted stays, until the new primary says from where to follow it
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
+    holds a segment that was split   goes by new numbers, with the same books in both halves
 
 Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
 gets no acknowledgement, and counts nothing.
@@ -23,7 +25,9 @@ from shoal.store.image import Image
 from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
 from shoal.store.part import Part
+from shoal.store.renumber import into
 from shoal.store.segment import Segments
+from shoal.store.table import ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -81,9 +85,11 @@ class Holding(Levelling):
 
     def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
         """Put this placement into effect."""
-        old, self.placed, self._members = self.placed, placed, members
+        old, outcome = self.placed, Outcome()
         self.log.view = view
-        outcome = Outcome()
+        if old.starts != placed.starts:
+            outcome += self._cut(now, placed)
+        self.placed, self._members = placed, members
         if old.spec != placed.spec and self.own is not None:
             outcome += self.own.set_delay(placed.spec)
         if old.places == placed.places and self._linked and not self._promoted:
@@ -96,10 +102,40 @@ class Holding(Levelling):
         self._promoted = [segment for segment in mine if segment not in here]
         self._others = self._survivors()
         if any(segment not in mine for segment in here):
+            self._step_down([segment for segment in sorted(here) if segment not in mine])
             outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
         if self._promoted:
             outcome += self._level(now)
         return outcome + self._relink(now)
+
+    def _step_down(self, segments: Sequence[int]) -> None:
+        """Another one is primary of these, and we back up some of them: what we counted is what we have, until it says more.
+
+        It has all of that, and perhaps more, which nobody was told of.
+        """
+        stay = [segment for segment in segments if self.me in self.placed.places[segment].servers]
+        if self.own is None or not stay:
+            return
+        follow = self._following(self.me)
+        follow.adopt([self.own.image(segment, copy=False) for segment in stay], self.log.applied)
+        follow.freeze(stay)
+
+    def _cut(self, now: int, placed: m.Placed) -> Outcome:
+        """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
+        to = into(self.placed.starts, placed.starts)
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
+        self.placed, self._fillings = placed, {}
+        for follow in self.follows.values():
+            follow.renumber(to)
+        old = self.own
+        self.log.renumber(now, to, [] if old is None else old.segments)
+        if old is None:
+            return Outcome()
+        books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
+        same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
+        return self._renew(now, old, books, [], same)
 
     def _drop_follows(self) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary."""
@@ -108,7 +144,7 @@ class Holding(Levelling):
             lives = self._members.get(key[0], 0) == key[1]
             for segment in follow.known:
                 place = self.placed.places[segment]
-                if lives and place.servers[:1] == [key[0]]:
+                if lives and place.servers[:1] == [key[0]] and key[0] != self.me:
                     keep = self.me in place.servers or place.filling == self.me
                     keep = keep and not follow.is_frozen(segment)  # what it did since it has them again we never heard
                 else:
@@ -194,23 +230,38 @@ class Holding(Levelling):
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
         """Another set of segments is ours: who asked for something asks again by the new view."""
         old = self.own
-        own = [] if old is None else [old.image(segment, copy=False) for segment in kept]
-        whole = sorted([*own, *images], key=lambda image: image.segment)
-        if not whole:
+        books = {} if old is None else {segment: old.books(segment) for segment in kept}
+        books |= {image.segment: image.books for image in images}
+        if not books:
             self.own = None
             self.log.emptied()
             return Outcome()
-        held = [(image.segment, image.keys) for image in whole]
+        segments = sorted(books)
         if old is not None:
-            at = {image.segment: i for i, image in enumerate(whole)}
-            self.log.moved([at.get(segment, -1) for segment in old.segments], len(whole), old.extent.ranges)
-        new = Segments(self.placed.number, self.placed.spec, held, self.inline, self.log)
-        new.load(whole)
+            at = {segment: i for i, segment in enumerate(segments)}
+            self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
+        return self._renew(now, old, books, images, {segment: segment for segment in kept})
+
+    def _renew(
+        self,
+        now: int,
+        old: Segments | None,
+        books: dict[int, m.Books],
+        images: Sequence[Image],
+        same: dict[int, int],
+    ) -> Outcome:
+        """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
+        segments = sorted(books)
+        ground = ground_of(self.placed.spec) if old is None else old.ground
+        new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
+        new.place(images)
+        new.enter([books[segment] for segment in segments])
         if (present := self._present) is not None:  # some may have left since the copies heard of them
             new.present = present
             new.live(*present)
         if old is not None:
             new.staleness, new.counts = old.staleness, old.counts
+            new.asked.follow(old.asked, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 

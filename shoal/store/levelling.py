@@ -196,7 +196,7 @@ class Levelling:
 
         def move(now: int) -> Outcome:
             assert former.part is not None
-            new.adopt([former.part.image(segment) for segment in moving], adopt.seq)
+            new.adopt([former.part.image(segment, copy=False) for segment in moving], adopt.seq)
             former.drop(moving)
             self._drop_follows()
             return answer

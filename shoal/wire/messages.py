@@ -238,6 +238,7 @@ class Heartbeat(Message, frozen=True):
     view: Count
     failed: dict[int, str] = {}  # tables that this server could not set up, and why
     loads: dict[int, dict[int, float]] = {}  # of a server, now and then: rows a second, by table and segment it owns
+    halves: dict[int, dict[int, int]] = {}  # and of the hottest of these the key that cuts their load in two
 
 
 class Alive(Message, frozen=True):

@@ -313,8 +313,6 @@ class Elastic:
             return ""
         if wanted := rebalance.plan(self.cluster.tables(), servers, balance="count"):
             return f"{len(wanted)} segments should move, the first of them {wanted[0]}"
-        if self.plan.copies > 1:
-            return ""  # who is in a set already cannot take a place in it
         for table in self.cluster.tables():
             owned = Counter(dict.fromkeys(servers, 0) | Counter(place.servers[0] for place in table.places))
             if max(owned.values()) - min(owned.values()) > 1:

@@ -169,6 +169,11 @@ def dealing_of(facts: Facts) -> Dealing:
     return found
 
 
+def moves_of(facts: Facts | None) -> Moves | None:
+    """How segments may change hands; None: as usual."""
+    return None if facts is None else _job(facts.job).moves
+
+
 def saving_of(facts: Facts) -> Saving:
     """What of it is kept on disk."""
     if not facts.checkpoints:

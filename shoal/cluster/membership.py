@@ -19,9 +19,10 @@ from shoal.cluster import placement
 from shoal.cluster.placement import backup_for, segments_of
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
-from shoal.wire.messages import Full, Member, Place, Placed, View
+from shoal.wire.groups import SCHEDULER
+from shoal.wire.messages import Full, Group, Member, Place, Placed, View
 
-ROLES = ("server", "worker", "client", "evaluator")
+ROLES = ("server", "worker", "client", "evaluator", SCHEDULER)
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Roster:
     tables_made: int = 0
     people: dict[str, Person] = field(default_factory=dict)  # by name
     tables: dict[str, Placed] = field(default_factory=dict)  # by name
+    groups: dict[str, Group] = field(default_factory=dict)  # that the operator has named
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
     replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
@@ -57,7 +59,8 @@ class Roster:
     def view(self) -> View:
         if self._view is None:
             members = [person.member for person in self.people.values()]
-            self._view = View(self.term, self.number, self.generation, members, list(self.tables.values()))
+            tables, groups = list(self.tables.values()), list(self.groups.values())
+            self._view = View(self.term, self.number, self.generation, members, tables, groups)
         return self._view
 
     def changed(self) -> None:
@@ -100,12 +103,14 @@ class Roster:
         """A hello that comes too late: that life has ended."""
         return token in self.retired.get(name, ())
 
-    def join(self, now: int, name: str, role: str, token: str, address: str, incarnation: int) -> Person:
+    def join(
+        self, now: int, name: str, role: str, token: str, address: str, incarnation: int, group: str = ""
+    ) -> Person:
         if name in self.people:
             self.displace(name, token)
             self.remove(name, "another process took its name")
         self.lost.pop(name, None)
-        person = self.people[name] = Person(Member(name, incarnation, role, address), token, now)
+        person = self.people[name] = Person(Member(name, incarnation, role, address, group=group), token, now)
         self.changed()
         person.since = self.number
         return person

@@ -42,7 +42,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
-    kind: Literal["server", "worker", "racer", "rank", "gossiper", "peer", "coordinator"]
+    kind: Literal["server", "worker", "racer", "rank", "gossiper", "peer", "coordinator", "scheduler"]
     token: str
     bind: str  # where it listens, if others call it
     coordinator: str
@@ -140,6 +140,8 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
                 _be_peer(orders, reports, inbox)
             case "coordinator":
                 _coordinate(orders, reports, inbox)
+            case "scheduler":
+                _schedule(orders, reports, inbox)
     except ShoalError as error:
         say(reports, Failed(orders.name, str(error)))
         return 1
@@ -200,6 +202,12 @@ def _coordinate(orders: Orders, reports: int, inbox: int) -> None:
     from shoal.launch.coordination import coordinate
 
     coordinate(orders, reports, inbox)
+
+
+def _schedule(orders: Orders, reports: int, inbox: int) -> None:
+    from shoal.launch.scheduling import schedule
+
+    schedule(orders, reports, inbox)
 
 
 def say(reports: int, report: Line) -> None:

@@ -26,6 +26,7 @@ from shoal.nodes.records import needed
 from shoal.nodes.saving import Saving
 from shoal.nodes.storage import Journal
 from shoal.wire.effects import Ended
+from shoal.wire.groups import member_name
 from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
@@ -77,23 +78,23 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     node = Coordinator(orders.name, work.copies, journal.records, dealing, saving)
     node.also = transport.counters
     loop = Loop(node, transport, journal)
-    loop.listener = lambda event: _report(reports, orders.name, event)
+    loop.listener = lambda event: report(reports, orders.name, event)
     for one in work.ended:
         loop.tell(Ended(one.name, one.reason, one.token))
-    threading.Thread(target=_hear, args=(inbox, loop), name="shoal-inbox", daemon=True).start()
+    threading.Thread(target=hear, args=(inbox, loop), name="shoal-inbox", daemon=True).start()
     say(reports, Running(orders.name, transport.address))
     loop.run()
 
 
-def _hear(inbox: int, loop: Loop) -> None:
-    """Whatever the nursery hands on."""
+def hear(inbox: int, loop: Loop, group: str = "") -> None:
+    """Whatever the nursery hands on, which knows processes by the names that they have within their group."""
     with os.fdopen(inbox, "rb") as lines:
         for line in lines:
             one = msgspec.json.decode(line, type=Saw)
-            loop.tell(Ended(one.name, one.reason, one.token))
+            loop.tell(Ended(member_name(one.name, group), one.reason, one.token))
 
 
-def _report(reports: int, name: str, event: RunEvent) -> None:
+def report(reports: int, name: str, event: RunEvent) -> None:
     for piece in Happened.pieces(name, event):
         say(reports, piece)
 

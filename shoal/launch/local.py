@@ -35,6 +35,7 @@ from shoal.nodes.worker import Worker
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended
+from shoal.wire.groups import member_name
 
 if TYPE_CHECKING:
     from shoal.launch.coordination import Facts
@@ -83,22 +84,32 @@ def local(
     return cluster
 
 
-def connect(address: str, role: Literal["client", "worker", "evaluator"] = "client", name: str | None = None) -> KV:
-    """A client of a cluster that runs elsewhere on this machine, by the address of its coordinator."""
+def connect(
+    address: str,
+    role: Literal["client", "worker", "evaluator"] = "client",
+    name: str | None = None,
+    group: str = "",
+) -> KV:
+    """A client of a cluster that runs elsewhere on this machine, by the address of its coordinator.
+
+    As a member of a ``group`` it has tables of its own, under names that are nobody else's.
+    """
     from shoal.wire.zmq import ZmqTransport
 
-    name = name or f"{role}-{secrets.token_hex(4)}"
+    name = member_name(name or f"{role}-{secrets.token_hex(4)}", group)
     transport = ZmqTransport(name)
     try:
         transport.connect("coordinator", address)
     except BaseException:
         transport.close()
         raise
-    return _client(name, role, transport)
+    return _client(name, role, transport, group=group)
 
 
 class Cluster:
     """A running cluster. Close it, or leave its ``with`` block, and everything it started is gone."""
+
+    group = ""  # of workers, if its nodes are guests of another cluster's servers
 
     def __init__(self, journal: Journal, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
@@ -198,9 +209,10 @@ class Cluster:
         name = name or f"{role}-{secrets.token_hex(4)}"
         if not isinstance(name, str):
             raise Invalid(f"name={name!r}: needs a string")
-        if name in self._taken or any(one.name == name and not one.closed for one in self._clients):
+        full = member_name(name, self.group)
+        if name in self._taken or any(one.name == full and not one.closed for one in self._clients):
             raise Invalid(f"the name {name!r} is taken: choose another, or leave it out")
-        client = _client(name, role, self._transport(name), self)
+        client = _client(full, role, self._transport(full), self, self.group)
         self._clients.add(client)
         return client
 
@@ -309,8 +321,8 @@ class ThreadCluster(Cluster):
         return self._hub.open(name)
 
 
-def _client(name: str, role: str, transport: Transport, cluster: Cluster | None = None) -> KV:
-    worker = Worker(name, role, secrets.token_hex(8), seed=secrets.randbits(32))
+def _client(name: str, role: str, transport: Transport, cluster: Cluster | None = None, group: str = "") -> KV:
+    worker = Worker(name, role, secrets.token_hex(8), secrets.randbits(32), group)
     alive = weakref.ref(cluster) if cluster is not None else None
     kv = KV(worker, transport, lambda: (c._ended if (c := alive()) is not None else "") if alive is not None else "")
     return joined(kv)

@@ -46,11 +46,11 @@ from shoal.nodes.worker import Worker
 from shoal.store.checkpoint import Manifest
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
+from shoal.wire.groups import member_name
 
 Launcher = Callable[[Job, Journal], Cluster]  # where the nodes of a run are
 NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
-_CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Training:
         """Start one more; it takes part as soon as it has joined."""
         with self._lock:
             name, self._numbers = f"worker-{self._numbers}", self._numbers + 1
-        orders = work.Work(self.job.toml(), str(self.dataset.train.folder), self._cache_bytes())
+        orders = work.orders_of(self.job, self.dataset.train.folder, self._cluster.group)
         if isinstance(self._cluster, ThreadCluster):
             transport = self._cluster._transport(name)
             trainer = work.trainer_of(name, secrets.token_hex(8), transport, orders)
@@ -321,7 +321,8 @@ class Training:
                 file.write(f"{self._cluster.address}\n")
 
     def _start_evaluator(self) -> None:
-        worker = Worker("evaluator", "evaluator", secrets.token_hex(8))
+        group, name = self._cluster.group, member_name("evaluator", self._cluster.group)
+        worker = Worker(name, "evaluator", secrets.token_hex(8), group=group)
         worker.clock = time.monotonic_ns
         kept = None
         if self._folder is not None and self.job.stop.keeps_best:
@@ -331,7 +332,7 @@ class Training:
             worker, self.learner, self.dataset.test, found, None if kept is None else kept.write
         )
         done = self._evaluator.start()
-        loop = Loop(worker, self._cluster._transport("evaluator"))
+        loop = Loop(worker, self._cluster._transport(name))
         done.then(lambda task: self._evaluator_ended(task.error))
         done.then(lambda task: loop.stop())
         self._cluster._run(loop)
@@ -377,14 +378,6 @@ class Training:
         except (ClusterError, StoreError):
             return []
         return found
-
-    def _cache_bytes(self) -> int:
-        if self.job.launch.cache_mb is not None:
-            return self.job.launch.cache_mb * limits.MB
-        import psutil
-
-        free = int(psutil.virtual_memory().available)
-        return min(limits.SLOT_CACHE, free // _CACHE_SHARE // self.job.workers)
 
 
 def dealing_of(job: Job, dataset: Dataset) -> Dealing:

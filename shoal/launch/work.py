@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shoal import limits
 from shoal.data.arrays import open_rows
 from shoal.filters import described
 from shoal.filters.chain import Chain
@@ -26,9 +27,13 @@ from shoal.nodes.worker import Worker
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.strategies.turns import Turns
 from shoal.wire import Transport
+from shoal.wire.groups import member_name
 
 if TYPE_CHECKING:
     from shoal.launch.child import Orders
+
+
+_CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
 
 
 class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +42,21 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str  # as TOML, which knows infinity: JSON does not
     rows: str  # the folder of the packed set
     cache_bytes: int
+    group: str = ""  # its name begins with that
+
+
+def orders_of(job: Job, rows: Path, group: str = "") -> Work:
+    """For one of the workers of this job, on rows that lie there."""
+    return Work(job.toml(), str(rows), _cache_bytes(job), group)
+
+
+def _cache_bytes(job: Job) -> int:
+    if job.launch.cache_mb is not None:
+        return job.launch.cache_mb * limits.MB
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    return min(limits.SLOT_CACHE, free // _CACHE_SHARE // job.workers)
 
 
 def warm() -> None:
@@ -53,7 +73,7 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
     data = open_rows(Path(work.rows))
     learner = learner_of(job.model, data, job.seed, number_of(name))
     slots = job.slots(data.rows)
-    worker = Worker(name, "worker", token)
+    worker = Worker(name, "worker", token, group=work.group)
     worker.clock = time.monotonic_ns
     worker.client.names.most *= job.handles
     pace = job.emulate.pace(number_of(name), job.seed)
@@ -122,9 +142,11 @@ def work(orders: Orders, ready: Callable[[], None]) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     ready()
-    transport = ZmqTransport(orders.name)
+    task = msgspec.convert(orders.work, Work)
+    name = member_name(orders.name, task.group)
+    transport = ZmqTransport(name)
     transport.connect("coordinator", orders.coordinator)
-    trainer = trainer_of(orders.name, orders.token, transport, msgspec.convert(orders.work, Work))
+    trainer = trainer_of(name, orders.token, transport, task)
     trainer.learner.settle(alone=True)
     asked.append(trainer.leave)
     if leaving.is_set():

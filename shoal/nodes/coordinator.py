@@ -16,17 +16,19 @@ from dataclasses import dataclass
 import msgspec
 
 from shoal import limits
+from shoal.cluster import groups
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
 from shoal.nodes import records
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.greeting import why_not
 from shoal.nodes.saving import Saving
 from shoal.nodes.standing import standing
 from shoal.wire import coding
 from shoal.wire import messages as m
-from shoal.wire.address import check_address
 from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
 
+Change = m.Create | m.Drop | m.Delay | m.Allow | m.Dissolve
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
 
@@ -79,7 +81,7 @@ class Coordinator:
             self.roster.changed()
         if self.dealing is not None and others:
             members = (person.member for person in self.roster.people.values())
-            workers = [member.incarnation for member in members if member.role == "worker"]
+            workers = [member.incarnation for member in members if member.role == "worker" and not member.group]
             self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others], workers)
             self._again = bool(self.roster.people)
 
@@ -175,7 +177,7 @@ class Coordinator:
         for name, hello in list(self._welcomes.items()):
             if name in here and here[name] == self.roster.people[name].member.incarnation:
                 del self._welcomes[name]
-                if self.dealing is not None:
+                if self.dealing is not None and not hello.group:
                     effects += self.dealing.joined(now, name, hello.role)
                 effects.append(Send(name, m.Welcome(hello.token, here[name], self.view)))
         return effects
@@ -194,8 +196,10 @@ class Coordinator:
                 return [Send(sender, self.view), Send(sender, m.Done(request))]
             case m.Look(request):
                 return [Send(sender, standing(self, now, request))]
-            case m.Create() | m.Drop() | m.Delay():
+            case m.Create() | m.Drop() | m.Delay() | m.Allow() | m.Dissolve():
                 return self._change(sender, message)
+            case m.Lost() if groups.ended(self.roster, sender, message):
+                return self._remove(now, message.name, message.why, died=True)
             case m.Want() | m.Ready():
                 return self._train(now, sender, message)
             case m.Shrink() | m.Full():
@@ -213,7 +217,7 @@ class Coordinator:
             return self._fence(sender, ask.incarnation)
         person = self.roster.people[sender]
         person.heard = now
-        if self.dealing is None:
+        if self.dealing is None or person.member.group:
             return [Send(sender, m.No(ask.request, "setting", "there is no run here to take part in"))]
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if person.member.role != role:
@@ -242,7 +246,7 @@ class Coordinator:
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
             return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name!r}"))]
-        if (reason := self.roster.may_join(hello.name, hello.role, hello.token) or _unreachable(hello)) != "":
+        if (reason := why_not(self.roster, hello)) != "":
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
             known.heard = now
@@ -258,7 +262,8 @@ class Coordinator:
             self.roster.displace(hello.name, hello.token)
             effects += self._remove(now, hello.name, "another process took its name", died=True)
         self.roster.incarnations += 1
-        self.roster.join(now, hello.name, hello.role, hello.token, hello.address, self.roster.incarnations)
+        number = self.roster.incarnations
+        self.roster.join(now, hello.name, hello.role, hello.token, hello.address, number, hello.group)
         self._welcomes[hello.name] = hello
         return effects
 
@@ -267,7 +272,7 @@ class Coordinator:
         self.roster.remove(name, why)
         if self._welcomes.pop(name, None) is not None:  # nobody has heard of it
             return self._never_came(now, name, why)
-        if self.dealing is None:
+        if self.dealing is None or member.group:
             return []
         if self.roster.has_lost():
             self.saving.lost(now, f"{name} is gone ({why}), and with it the only copy of its part of the model")
@@ -312,7 +317,7 @@ class Coordinator:
 
     # ------------------------------------------------------------ tables
 
-    def _change(self, sender: str, change: m.Create | m.Drop | m.Delay) -> list[Effect]:
+    def _change(self, sender: str, change: Change) -> list[Effect]:
         asked = (sender, change.request)
         if sender not in self.roster.people:
             return [Send(sender, m.No(change.request, "setting", "only a member may change tables: say hello first"))]
@@ -325,7 +330,8 @@ class Coordinator:
             self._settling.append(Settling(sender, change.request, self.roster.number, table, number))
             return []
         try:
-            table, number = self._carry_out(change)
+            groups.check_change(self.roster, sender, change)
+            table, number = self._carry_out(sender, change)
         except Invalid as error:
             return self._answer(sender, change.request, m.No(change.request, "table", str(error)))
         self._changes[asked] = number
@@ -334,7 +340,7 @@ class Coordinator:
         self._settling.append(Settling(sender, change.request, self.roster.number, table, number))
         return []
 
-    def _carry_out(self, change: m.Create | m.Drop | m.Delay) -> tuple[str, int]:
+    def _carry_out(self, sender: str, change: Change) -> tuple[str, int]:
         """The name and the number of a table that was made: what there would be to undo."""
         match change:
             case m.Create():
@@ -343,6 +349,11 @@ class Coordinator:
                 self.roster.drop(name)
             case m.Delay(_, name, max_delay):
                 self.roster.delay(name, max_delay)
+            case m.Allow(_, group):
+                groups.allow(self.roster, group)
+            case m.Dissolve(_, name):
+                for one in groups.dissolve(self.roster, name, sender):
+                    self._remove(self._last, one, "its group was dissolved", died=False)
         return "", 0
 
     def _create(self, create: m.Create) -> tuple[str, int]:
@@ -386,14 +397,3 @@ class Coordinator:
         view = self._settling[0].view if self._settling else 0
         late = [name for name in self.roster.servers() if self.roster.people[name].view < view]
         return ", ".join(late) or ("the servers" if self._told else "the journal")
-
-
-def _unreachable(hello: m.Hello) -> str:
-    """Why others could not call this node; empty if they can, or need not."""
-    if hello.role != "server" and not hello.address:
-        return ""
-    try:
-        check_address(hello.address)
-    except Invalid as error:
-        return str(error)
-    return ""

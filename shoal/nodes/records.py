@@ -32,6 +32,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
     changes: list[
         tuple[str, int, int]
     ] = []  # of tables, by whom and by which request, and of which table: the last ones
+    groups: list[m.Group] = []
 
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
@@ -46,6 +47,7 @@ def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> b
         roster.retired,
         roster.lost,
         list(changes),
+        list(roster.groups.values()),
     )
     return msgspec.msgpack.encode(kept)
 
@@ -58,6 +60,7 @@ def replay(roster: Roster, record: bytes) -> Kept:
     roster.people = {member.name: Person(member, token, 0) for member, token in kept.people}
     roster.tables = {placed.name: placed for placed in kept.tables}
     roster.retired, roster.lost = kept.retired, kept.lost
+    roster.groups = {group.name: group for group in kept.groups}
     return kept
 
 

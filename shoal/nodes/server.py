@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from shoal import limits
+from shoal.cluster import groups
 from shoal.cluster.member import Membership
 from shoal.errors import ShoalError
 from shoal.files import Disk
@@ -25,11 +26,12 @@ from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
 from shoal.store.segment import Segments
-from shoal.store.snapping import Snapping
+from shoal.store.snapping import Snappings
 from shoal.tables import Given
 from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
+from shoal.wire.groups import dealer, namespace, seen
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
@@ -51,7 +53,7 @@ class Server:
         self.member.reaches = {"server"}
         self.tables: dict[int, Holding] = {}
         self._disk = disk or Disk()
-        self._snapping = Snapping(self._disk)
+        self._snapping = Snappings(self._disk)
         self._calls = Calls()
         self.handles = Handles()
         self._stores = 0
@@ -61,6 +63,7 @@ class Server:
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
         self._members: dict[int, m.Member] = {}
+        self._groups: dict[str, m.Group] = {}
         self._backlog: deque[Received] = deque()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
@@ -76,7 +79,7 @@ class Server:
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
-            case Received(sender, m.Snap()) if sender == self.member.coordinator:
+            case Received(sender, m.Snap(_, table)) if self._may_snap(sender, table):
                 effects = self._queue(now, event)
             case Stored():
                 effects = self._snapping.stored(self.member.incarnation, event)
@@ -112,7 +115,7 @@ class Server:
             self._backlog.clear()
             self._early.clear()
             self._later.clear()
-            self._snapping, self.handles = Snapping(self._disk), Handles()
+            self._snapping, self.handles = Snappings(self._disk), Handles()
             self._calls.clear()
             self._works.clear()
             self._view_waits = False
@@ -140,6 +143,7 @@ class Server:
         outcome = Outcome()
         self.tables.update(made)
         self._members = {member.incarnation: member for member in view.members}
+        self._groups = groups.by_name(view)
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
         self.handles.live(everyone)
@@ -221,6 +225,12 @@ class Server:
 
     # ------------------------------------------------------------ checkpoints
 
+    def _may_snap(self, sender: str, table: int) -> bool:
+        """The coordinator may; and a scheduler, what is its group's."""
+        holding = self.tables.get(table)
+        group = "" if holding is None else namespace(holding.placed.name)
+        return sender == self.member.coordinator or (group != "" and sender == dealer(group))
+
     def _loader(self, table: m.Placed) -> Loader | None:
         if table.origin:
             return self._loaded
@@ -240,19 +250,22 @@ class Server:
         if holding is None or holding.own is None or holding.opening or snap.view > self.member.shown:
             return Outcome()  # it is asked again
         own, incarnation = holding.own, self.member.incarnation
-        cut, effects = self._snapping.ask(sender, incarnation, snap, own.segments)
-        self._copying = {key for key in self._copying if key[0] == snap.number}
+        snapping = self._snapping.of(sender)
+        cut, effects = snapping.ask(sender, incarnation, snap, own.segments)
+        self._copying = {key for key in self._copying if key[0] == snap.number or key[1] != snap.table}
         cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
         outcome = Outcome(effects)
         if not cut:
             return outcome
         found = own.cut(now, snap.clock, lambda now: self._write(sender, snap, holding, own, cut))
         if found is None:
-            return Outcome([self._snapping.late(sender, incarnation, snap, int(own.version.max()))])
+            return Outcome([snapping.late(sender, incarnation, snap, int(own.version.max()))])
         return outcome + found
 
     def _write(self, sender: str, snap: m.Snap, holding: Holding, own: Segments, cut: list[int]) -> Outcome:
         """Copy them, one after another, and hand each to the disk."""
+
+        snapping = self._snapping.of(sender)
 
         def copy(segment: int) -> Work:
             images: list[Image] = []
@@ -261,14 +274,15 @@ class Server:
                 if holding.own is not own:
                     return Outcome()
                 self._stores += 1
-                return Outcome([self._snapping.write(self._stores, sender, snap, holding.placed.name, images)])
+                name = seen(holding.placed.name, namespace(sender))
+                return Outcome([snapping.write(self._stores, sender, snap, name, images)])
 
             return Work(lambda: images.append(own.image(segment)), hand_over, None)
 
         if holding.own is not own:
             return Outcome()  # they have changed hands: this one is given up
         if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
-            return Outcome([self._snapping.late(sender, self.member.incarnation, snap, int(own.version.max()))])
+            return Outcome([snapping.late(sender, self.member.incarnation, snap, int(own.version.max()))])
         works = [copy(segment) for segment in cut]
         self._copying.update((snap.number, snap.table, segment) for segment in cut)
         if snap.clock >= 0:  # all of them at this very step
@@ -315,6 +329,11 @@ class Server:
             return m.Moved(request.request, view.number)
         if isinstance(request, m.Ask):
             return None
+        if not isinstance(request, m.Call) and known is not None and known.group:
+            name, push = holding.placed.name, isinstance(request, m.Push)
+            if why := groups.refused(known, self._groups, name, push):
+                self.counts["another group's"] += 1
+                return m.No(request.request, "setting", why)
         if request.view < self._moved[request.table] or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
             return m.Moved(request.request, self.member.shown)

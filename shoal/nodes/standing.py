@@ -18,7 +18,15 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
     roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
     known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
     members = [
-        m.Seen(name, one.member.role, one.member.incarnation, one.view, max(0, now - (one.heard or now)), one.suspected)
+        m.Seen(
+            name,
+            one.member.role,
+            one.member.incarnation,
+            one.view,
+            max(0, now - (one.heard or now)),
+            one.suspected,
+            group=one.member.group,
+        )
         for name, one in roster.people.items()
         if one.member.incarnation in known
     ]

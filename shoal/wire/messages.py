@@ -97,6 +97,18 @@ from shoal.wire.elastic import (
 from shoal.wire.elastic import (
     Release as Release,
 )
+from shoal.wire.groups import (
+    Allow as Allow,
+)
+from shoal.wire.groups import (
+    Dissolve as Dissolve,
+)
+from shoal.wire.groups import (
+    Group as Group,
+)
+from shoal.wire.groups import (
+    Lost as Lost,
+)
 from shoal.wire.requests import (
     Ask as Ask,
 )
@@ -205,6 +217,7 @@ class View(Message, frozen=True):
     generation: Count
     members: list[Member]
     tables: list[Placed]
+    groups: list[Group] = []  # those that the operator has named
 
 
 class Hello(Message, frozen=True):
@@ -361,7 +374,7 @@ class Done(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Allow | Dissolve | Lost | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
     | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Reached | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest
     | neighbours.Show | neighbours.Heard

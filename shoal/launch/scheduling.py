@@ -37,7 +37,7 @@ def schedule(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing, points = dealing_of(work.run), saving_of(work.run).points
     node = Scheduler(work.group, orders.token, transport.address, dealing, points, journal.records)
-    node.also = transport.counters
+    node.also, node.manager = transport.counters, orders.coordinator
     loop = Loop(node, transport, journal)
     loop.listener = lambda event: report(reports, orders.name, event)
     for one in work.ended:

@@ -23,6 +23,7 @@ from shoal.nodes.checkpointing import Checkpointing
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
 from shoal.nodes.records import split
 from shoal.nodes.standing import course
+from shoal.store.checkpoint import folder_of
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Ended, Event, Received, Send, Stored, Tell, Wake
@@ -58,6 +59,7 @@ class Scheduler:
         self.member.group, self.member.reaches = group, {"server"}
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
+        self.manager = ""  # where the coordinator is reached
         self.refused = ""  # the coordinator will not have us, and why
         self._here: dict[int, m.Member] = {}  # of our group, and the servers
         self._came: set[str] = set()  # names of those that were ever here
@@ -182,6 +184,9 @@ class Scheduler:
         match message:
             case m.Want() | m.Ready():
                 return self._train(now, sender, message)
+            case m.Hello():
+                why = f"this is the scheduler of group {self.group!r}, not the coordinator: join at {self.manager or 'its address'}"
+                return [Send(sender, m.No(0, "setting", why))]
             case m.Look(request):
                 return [Send(sender, self._standing(now, request))]
             case m.Refresh(request):  # whoever looks at this run sees what its members see
@@ -228,12 +233,30 @@ class Scheduler:
         return []
 
     def _standing(self, now: int, request: int) -> m.Standing:
-        view = self.member.view
+        view, silence = (
+            self.member.view,
+            max(0, now - self.member.heard),
+        )  # by the coordinator's last word they are here
         members = [
-            m.Seen(one.name, one.role, one.incarnation, view.number, 0, False, group=one.group)
+            m.Seen(one.name, one.role, one.incarnation, view.number, silence, False, group=one.group)
             for one in self._here.values()
         ]
         counts = {**self.counts, **self.also()}
         return m.Standing(
-            request, view.term, view.number, view.generation, 1, members, {}, course(self.dealing), "", counts
+            request,
+            view.term,
+            view.number,
+            view.generation,
+            1,
+            members,
+            {},
+            course(self.dealing),
+            self._newest(),
+            counts,
         )
+
+    def _newest(self) -> str:
+        """The folder of the last checkpoint, of this life; empty if there is none."""
+        if self.points is None or not self.points.saved:
+            return ""
+        return str(folder_of(self.points.root, self.points.saved))

@@ -138,7 +138,10 @@ def dealing_of(facts: Facts) -> Dealing:
     )
     auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
     second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
-    return Dealing(workload, stopping, started, every, reason, auto, second)
+    dealing = Dealing(workload, stopping, started, every, reason, auto, second)
+    if job.emulate.arrive:
+        dealing.await_only(1)
+    return dealing
 
 
 def saving_of(facts: Facts) -> Saving:

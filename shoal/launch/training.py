@@ -34,6 +34,7 @@ from shoal.job import Job
 from shoal.launch import coordination, work
 from shoal.launch.beginning import check, table_of
 from shoal.launch.best import Best
+from shoal.launch.coming import Coming
 from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.looking import ADDRESS, PATIENCE, Status, further
 from shoal.launch.processes import ProcessCluster
@@ -110,6 +111,7 @@ class Training:
         if isinstance(self._cluster, ProcessCluster):
             self._cluster.on_ended = self._worker_gone
         self._evaluator: Evaluator | None = None
+        self._coming = Coming(self, job, self._over)
 
     def __enter__(self) -> Training:
         try:
@@ -284,6 +286,7 @@ class Training:
     def close(self) -> None:
         """End everything; what is not finished is lost."""
         self._closed.set()
+        self._coming.close()
         self.learner.release()
         if self._folder is not None:
             (self._folder / ADDRESS).unlink(missing_ok=True)
@@ -308,8 +311,7 @@ class Training:
             (was,) = (one for one in manifest.tables if one.name == TABLE)
             self._client.create(TABLE, table, starts=was.starts, origin=str(path))
         self._start_evaluator()
-        for _ in range(job.workers):
-            self.add_worker()
+        self._coming.start()
 
     def _write_address(self) -> None:
         """Whoever may read the run's folder may look at it while it runs: ``shoal status``."""
@@ -357,6 +359,7 @@ class Training:
             self._worker_gone()
 
     def _worker_gone(self, *_: str) -> None:
+        self._coming.look()
         with self._gone:
             self._gone.notify_all()
 

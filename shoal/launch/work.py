@@ -93,6 +93,7 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
         lambda: transport.traffic,
         pace,
         job.trace.spans,
+        job.emulate.task,
     )
 
 

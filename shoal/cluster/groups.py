@@ -19,7 +19,7 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.tables import Table
 from shoal.wire import messages as m
-from shoal.wire.groups import CLUSTER, SCHEDULER, dealer, is_group, namespace, seen
+from shoal.wire.groups import CLUSTER, SCHEDULER, Allow, Dissolve, Group, Lost, dealer, is_group, namespace, seen
 
 if TYPE_CHECKING:
     from shoal.cluster.membership import Roster
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _ROLES = ("worker", "client", "evaluator", SCHEDULER)  # that a group's members have
 
 
-def allowed(groups: Mapping[str, m.Group], name: str) -> m.Group:
-    return groups.get(name) or m.Group(name)
+def allowed(groups: Mapping[str, Group], name: str) -> Group:
+    return groups.get(name) or Group(name)
 
 
-def by_name(view: m.View) -> dict[str, m.Group]:
+def by_name(view: m.View) -> dict[str, Group]:
     return {group.name: group for group in view.groups}
 
 
@@ -64,7 +64,7 @@ def refuses(roster: Roster, hello: m.Hello) -> str:
     return ""
 
 
-def ended(roster: Roster, sender: str, lost: m.Lost) -> bool:
+def ended(roster: Roster, sender: str, lost: Lost) -> bool:
     """Whether a scheduler speaks of a member of its own group, and of the life that it has now."""
     scheduler, member = roster.people.get(sender), roster.people.get(lost.name)
     return (
@@ -93,16 +93,16 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
                 _check_room(roster, group, name, spec)
         case m.Drop(_, name) | m.Delay(_, name):
             _check_own(group, sender, name)
-        case m.Allow(_, asked):
+        case Allow(_, asked):
             _check_allow(roster, group, sender, asked)
-        case m.Dissolve(_, name):
+        case Dissolve(_, name):
             if group and group != name:
                 raise Invalid(f"{sender} is of group {group!r}: only the operator dissolves another one")
             if not group and dealer(name) in roster.people:
                 raise Invalid(f"group {name!r} is at work ({dealer(name)} is here): end its run first")
 
 
-def allow(roster: Roster, group: m.Group) -> None:
+def allow(roster: Roster, group: Group) -> None:
     roster.groups[group.name] = group
     roster.changed()
 
@@ -139,7 +139,7 @@ def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
         )
 
 
-def _check_allow(roster: Roster, group: str, sender: str, asked: m.Group) -> None:
+def _check_allow(roster: Roster, group: str, sender: str, asked: Group) -> None:
     if group:
         raise Invalid(f"{sender} is of group {group!r}: what groups may have is the operator's to say")
     if not is_group(asked.name):
@@ -163,7 +163,7 @@ def _mb(size: int) -> str:
 # ---------------------------------------------------------------- pushes and pulls
 
 
-def refused(member: m.Member, groups: Mapping[str, m.Group], table: str, push: bool) -> str:
+def refused(member: m.Member, groups: Mapping[str, Group], table: str, push: bool) -> str:
     """Why this member's request goes no further; empty if it may."""
     owner, group = namespace(table), member.group
     if not group or owner == group:

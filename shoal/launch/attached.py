@@ -16,10 +16,11 @@ import time
 
 import msgspec
 
+from shoal import limits
 from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswered
 from shoal.job import Job
 from shoal.launch.coordination import Saw
-from shoal.launch.local import _START_WITHIN, Cluster, connect
+from shoal.launch.local import _START_WITHIN, Cluster
 from shoal.launch.looking import PATIENCE, Looking, address_of, look_at, transport_to
 from shoal.launch.processes import _REASON, ProcessCluster
 from shoal.launch.scheduling import Scheduling
@@ -28,6 +29,8 @@ from shoal.nodes.storage import Journal
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.groups import SCHEDULER, dealer, is_group, namespace
+from shoal.wire.security import Safety
+from shoal.wire.zmq import ZmqTransport
 
 _LOOK = 0.02  # seconds between two looks whether the scheduler has joined: nobody tells us
 
@@ -45,15 +48,20 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
     if not job.has_servers or job.strategy.name == "averaging":
         raise Invalid(f"strategy {job.strategy.name!r} trains on no servers: choose sync, bounded or async for a group")
     address = address_of(where) if isinstance(where, str) else where.address
-    standing = check_free(address, group)
+    standing = check_free(address, group, _safety(job, address))
     servers = sum(one.role == "server" for one in standing.members)
     found = msgspec.structs.replace(job, servers=servers, copies=min(standing.copies, servers))
     return found, lambda job, journal: AttachedCluster(address, group, job, journal)
 
 
-def check_free(address: str, group: str) -> m.Standing:
+def _safety(job: Job, address: str) -> Safety:
+    """As the job says; the usual folder of keys serves, if the cluster is one of another host."""
+    return Safety.chosen(job.launch.keys, job.launch.insecure, at=address)
+
+
+def check_free(address: str, group: str, safety: Safety | None = None) -> m.Standing:
     """How the cluster stands; raises if this group cannot begin a run there."""
-    with contextlib.closing(look_at(address)) as looking:
+    with contextlib.closing(look_at(address, safety)) as looking:
         try:
             standing, view = looking.look(), looking.view()
         except Unanswered:
@@ -76,7 +84,7 @@ class AttachedCluster(ProcessCluster):
     """The processes of one group, and the cluster that they are guests of."""
 
     def __init__(self, manager: str, group: str, job: Job, journal: Journal) -> None:
-        super().__init__(0, job.launch.transport, tuple(job.launch.modules), journal)
+        super().__init__(0, job.launch.transport, tuple(job.launch.modules), journal, safety=_safety(job, manager))
         self.group, self._manager = group, manager
         self._address = manager  # what our processes call the coordinator's
         self._taken.add(SCHEDULER)
@@ -105,9 +113,9 @@ class AttachedCluster(ProcessCluster):
         super().close()
 
     def _dissolve(self) -> None:
-        with contextlib.closing(look_at(self._manager)) as looking:
+        with contextlib.closing(look_at(self._manager, self._safety)) as looking:
             looking.look(PATIENCE)  # or there is nobody to ask, and no need to wait for that
-        with connect(self._manager, name="closing", group=self.group) as kv:
+        with self.client("closing") as kv:
             kv.dissolve(self.group)
 
     def _fork_scheduler(self, deadline: float) -> None:
@@ -152,8 +160,10 @@ class AttachedCluster(ProcessCluster):
             self._children.hand_on(SCHEDULER, saw)
 
     def _transport(self, name: str) -> Transport:
-        return transport_to(self._manager)(name)
+        transport = ZmqTransport(name, safety=self._safety)
+        transport.connect(limits.COORDINATOR, self._manager)
+        return transport
 
     def _to_scheduler(self, name: str) -> Transport:
         """For one who looks: the scheduler answers as a coordinator would."""
-        return transport_to(self.address)(name)
+        return transport_to(self.address, self._safety)(name)

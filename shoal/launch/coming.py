@@ -36,7 +36,7 @@ class Coming:
     """The comings and goings of one run's workers."""
 
     def __init__(self, hands: Hands, job: Job, over: threading.Event) -> None:
-        self._hands, self._emulate, self._wanted, self._over = hands, job.emulate, job.workers, over
+        self._hands, self._emulate, self._wanted, self._over = hands, job.emulate, 0, over
         self._news = threading.Condition()
         self._closed = self._looked = False
         self._started = 0  # of those that are to be there at the same time
@@ -46,9 +46,10 @@ class Coming:
         self._turn = 0  # whose turn it is to be taken away
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Those that are there from the start have been started when this returns."""
-        first = 1 if self._emulate.arrive else self._wanted
+    def start(self, workers: int) -> None:
+        """So many are to come, if they come from here. Those that are there from the start have been started when this returns."""
+        self._wanted = workers
+        first = min(1, workers) if self._emulate.arrive else workers
         for _ in range(first):
             self._hands.add_worker()
         self._started = first

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal import limits
-from shoal.launch.child import Orders, Running, say
+from shoal.launch.child import Orders, Running, say, transport_of
 from shoal.launch.coordination import Facts, Saw, dealing_of, hear, report, saving_of
 from shoal.nodes.loop import Loop
 from shoal.nodes.records import needed
@@ -16,7 +15,6 @@ from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.storage import Journal
 from shoal.wire.effects import Ended
 from shoal.wire.groups import dealer, member_name
-from shoal.wire.zmq import ZmqTransport
 
 
 class Scheduling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,8 +29,7 @@ class Scheduling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def schedule(orders: Orders, reports: int, inbox: int) -> None:
     """In a process of its own, until that ends."""
     work = msgspec.convert(orders.work, Scheduling)
-    transport = ZmqTransport(dealer(work.group), orders.bind)
-    transport.connect(limits.COORDINATOR, orders.coordinator)
+    transport = transport_of(orders, orders.bind, dealer(work.group))
     journal = Journal(Path(work.journal))
     journal.rewrite(needed(journal.records))
     dealing, points = dealing_of(work.run), saving_of(work.run).points

@@ -20,7 +20,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ from shoal.launch.best import Best
 from shoal.launch.coming import Coming
 from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.looking import ADDRESS, PATIENCE, Status, further
-from shoal.launch.processes import ProcessCluster
+from shoal.launch.outcome import Outcome as Outcome
+from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.dealing import Dealing, State, Whole
 from shoal.nodes.evaluator import Evaluator, Judged
 from shoal.nodes.loop import Loop
@@ -54,25 +54,6 @@ NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run leaves when it is over."""
-
-    judged: Judged | None  # the model that is kept
-    why: str  # it stopped
-    failed: bool
-    seconds: float  # from the first slot to the end
-    computing: float  # to the last slot
-    steps: int
-    examples: int
-    sent: int
-    received: int
-    staleness: list[int]  # how many pushes were counted that stale
-    counts: dict[str, int]
-    filtered: dict[str, list[int]] = field(default_factory=dict)  # bytes into and out of each filter
-    left: tuple[float, float] = (0.0, 0.0)  # by filters, for later; and what of it was lost
-
-
 class Training:
     """One run. Use as a context: leaving it ends everything that was started."""
 
@@ -87,7 +68,7 @@ class Training:
     ) -> None:
         """With ``resume``, a checkpoint of the run that lies in the folder, it goes on from there."""
         self.learner = check(job, dataset)
-        self._resume = resume
+        self._resume, self._goes_on = resume, resume is not None
         self.job, self.dataset = job, dataset
         self._listener = listener
         self._over, self._closed = threading.Event(), threading.Event()
@@ -205,6 +186,14 @@ class Training:
             self._processes.fork(name, "worker", msgspec.to_builtins(orders))
         return name
 
+    def add_server(self, n: int = 1) -> list[str]:
+        """Start so many more; they get their share of the model while it is trained."""
+        return self._cluster.add_server(n)
+
+    def remove_server(self, name: str) -> None:
+        """Others take over what it has, and it goes."""
+        self._cluster.remove_server(name)
+
     def drain(self, name: str) -> None:
         """Ask a worker to finish what it has begun, give the rest back, and go."""
         if name in self._threads:
@@ -304,14 +293,16 @@ class Training:
         job = self.job
         table = table_of(job, self.learner, self._per_pass, self._folder or self._cluster.folder)
         self._client = self._cluster.client("launcher")
-        if self._resume is None:
+        if TABLE in self._client.tables():  # the servers of a former life of this run are still there
+            self._goes_on = True
+        elif self._resume is None:
             self._client.create(TABLE, table)
         else:
             path, manifest = self._resume
             (was,) = (one for one in manifest.tables if one.name == TABLE)
             self._client.create(TABLE, table, starts=was.starts, origin=str(path))
         self._start_evaluator()
-        self._coming.start()
+        self._coming.start(self._cluster.workers_here(job.workers))
 
     def _write_address(self) -> None:
         """Whoever may read the run's folder may look at it while it runs: ``shoal status``."""
@@ -329,7 +320,7 @@ class Training:
         kept = None
         if self._folder is not None and self.job.stop.keeps_best:
             kept = Best(self._folder / "best.safetensors", self.learner, self._listener)
-        found = kept.read() if kept is not None and self._resume is not None else None
+        found = kept.read() if kept is not None and self._goes_on else None
         self._evaluator = Evaluator(
             worker, self.learner, self.dataset.test, found, None if kept is None else kept.write
         )
@@ -392,4 +383,5 @@ def _cluster_of(job: Job, journal: Journal) -> Cluster:
     modules = tuple(job.launch.modules)
     if job.launch.how == "threads":
         return ThreadCluster(job.servers, modules, journal, job.copies)
-    return ProcessCluster(job.servers, job.launch.transport, modules, journal, job.copies, restart=True)
+    how = (job.copies, True, safety_of(job), job.launch.listen, job.launch.advertise)
+    return ProcessCluster(job.servers, job.launch.transport, modules, journal, *how)

@@ -47,16 +47,17 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def orders_of(job: Job, rows: Path, group: str = "") -> Work:
     """For one of the workers of this job, on rows that lie there."""
-    return Work(job.toml(), str(rows), _cache_bytes(job), group)
+    return Work(job.toml(), str(rows), cache_bytes(job), group)
 
 
-def _cache_bytes(job: Job) -> int:
+def cache_bytes(job: Job, workers: int | None = None) -> int:
+    """What one of so many workers on this host may keep of the rows it has read."""
     if job.launch.cache_mb is not None:
         return job.launch.cache_mb * limits.MB
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    return min(limits.SLOT_CACHE, free // _CACHE_SHARE // job.workers)
+    return min(limits.SLOT_CACHE, free // _CACHE_SHARE // (workers or job.workers))
 
 
 def warm() -> None:
@@ -131,7 +132,7 @@ def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None 
 
 def work(orders: Orders, ready: Callable[[], None]) -> None:
     """In a process of its own. SIGTERM asks it to finish what it has begun, give back the rest, and go."""
-    from shoal.wire.zmq import ZmqTransport
+    from shoal.launch.child import transport_of
 
     asked: list[Callable[[], None]] = []  # to leave: who hears of it, as soon as there is somebody
     leaving = threading.Event()
@@ -145,8 +146,7 @@ def work(orders: Orders, ready: Callable[[], None]) -> None:
     ready()
     task = msgspec.convert(orders.work, Work)
     name = member_name(orders.name, task.group)
-    transport = ZmqTransport(name)
-    transport.connect("coordinator", orders.coordinator)
+    transport = transport_of(orders, name=name)
     trainer = trainer_of(name, orders.token, transport, task)
     trainer.learner.settle(alone=True)
     asked.append(trainer.leave)

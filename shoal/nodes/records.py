@@ -13,6 +13,7 @@ import msgspec
 from shoal.cluster.membership import Person, Roster
 from shoal.nodes.dealt import Line, Whole, folded
 from shoal.wire import messages as m
+from shoal.wire.groups import Group
 
 _TAG = "roster"
 
@@ -32,7 +33,8 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
     changes: list[
         tuple[str, int, int]
     ] = []  # of tables, by whom and by which request, and of which table: the last ones
-    groups: list[m.Group] = []
+    released: dict[str, int] = {}
+    groups: list[Group] = []
 
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
@@ -47,6 +49,7 @@ def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> b
         roster.retired,
         roster.lost,
         list(changes),
+        roster.released,
         list(roster.groups.values()),
     )
     return msgspec.msgpack.encode(kept)
@@ -59,7 +62,7 @@ def replay(roster: Roster, record: bytes) -> Kept:
     roster.incarnations, roster.tables_made = kept.incarnations, kept.tables_made
     roster.people = {member.name: Person(member, token, 0) for member, token in kept.people}
     roster.tables = {placed.name: placed for placed in kept.tables}
-    roster.retired, roster.lost = kept.retired, kept.lost
+    roster.retired, roster.lost, roster.released = kept.retired, kept.lost, kept.released
     roster.groups = {group.name: group for group in kept.groups}
     return kept
 
@@ -93,6 +96,12 @@ def afresh(records: Sequence[bytes]) -> list[bytes]:
     old = msgspec.msgpack.decode(last, type=Kept)
     kept = Kept(old.term, old.number, old.generation, old.incarnations, old.tables_made)
     return [msgspec.msgpack.encode(kept)]
+
+
+def members_and_tables(records: Sequence[bytes]) -> Kept | None:
+    """As they were last; None if there were none."""
+    last, _ = split(records)
+    return None if last is None else msgspec.msgpack.decode(last, type=Kept)
 
 
 def _is_roster(record: bytes) -> bool:

@@ -27,7 +27,7 @@ from shoal.store.checkpoint import folder_of
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Ended, Event, Received, Send, Stored, Tell, Wake
-from shoal.wire.groups import SCHEDULER, dealer, whole
+from shoal.wire.groups import SCHEDULER, Lost, dealer, whole
 
 _GONE = 30 * limits.SECOND  # a coordinator that was killed is back sooner
 _AGAIN = limits.SECOND // 2  # what the coordinator has not done yet is asked for again
@@ -149,7 +149,7 @@ class Scheduler:
         for number in [number for number in self._here if number not in here]:
             member = self._here[number]
             asked = self._lost.pop(member.name, None)
-            lost = asked.message.why if asked is not None and isinstance(asked.message, m.Lost) else ""
+            lost = asked.message.why if asked is not None and isinstance(asked.message, Lost) else ""
             died = bool(lost) or number not in self._going
             effects += self.dealing.gone(now, member, lost or ("it is no member any more" if died else "it left"), died)
             self._going.discard(number)
@@ -175,7 +175,7 @@ class Scheduler:
         if name not in self._came:
             return self.dealing.never_came(now, name, reason) if "/worker" in name else []
         if any(one.name == name for one in self._here.values()):
-            self._lost[name] = _Asked(m.Lost(self.member.incarnation, name, token, reason))
+            self._lost[name] = _Asked(Lost(self.member.incarnation, name, token, reason))
         return []
 
     # ------------------------------------------------------------ what is asked

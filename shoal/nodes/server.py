@@ -8,30 +8,24 @@ comes meanwhile waits its turn, so that a table is touched by one thread only.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-
-import msgspec
+from collections.abc import Callable, Mapping
 
 from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.member import Membership
-from shoal.errors import ShoalError
+from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
-from shoal.store import checkpoint, given
+from shoal.nodes.keeping import Keeping
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
-from shoal.store.holding import FromServer, Holding, Loader
-from shoal.store.image import Image
+from shoal.store.holding import FromServer, Holding
+from shoal.store.load import told as told_loads
 from shoal.store.outcome import Outcome, Work
-from shoal.store.segment import Segments
-from shoal.store.snapping import Snappings
-from shoal.tables import Given
+from shoal.store.pace import Pace
 from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
-from shoal.wire.groups import dealer, namespace, seen
+from shoal.wire.groups import Group
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
@@ -52,26 +46,36 @@ class Server:
         self.member = Membership(name, "server", token, address)
         self.member.reaches = {"server"}
         self.tables: dict[int, Holding] = {}
-        self._disk = disk or Disk()
-        self._snapping = Snappings(self._disk)
+        self._keeping = Keeping(disk or Disk(), self.member)
         self._calls = Calls()
         self.handles = Handles()
-        self._stores = 0
-        self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
-        self._later: deque[Work] = deque()  # when nothing else waits
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
+        self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
-        self._groups: dict[str, m.Group] = {}
+        self._groups: dict[str, Group] = {}
         self._backlog: deque[Received] = deque()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
         self._next_notice = 0
+        self._told_loads = 0  # when
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
+        self.leaving = False  # it goes when others have what it has
+        self.released = False  # nobody needs it any more
+        self.stays = ""  # why it may not go yet
+        self._next_leave = 0
+
+    def leave(self) -> list[Effect]:
+        """Go, once others have what this server has: asked for until it is granted (``released``). From any thread."""
+        self.leaving = True
+        if not self.member.joined:
+            self.released = True
+            return []
+        return [Send(self.member.coordinator, m.Leave(self.member.incarnation, patiently=True))]
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
@@ -79,10 +83,10 @@ class Server:
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
-            case Received(sender, m.Snap(_, table)) if self._may_snap(sender, table):
+            case Received(sender, m.Snap(_, table)) if self._keeping.may_ask(sender, self.tables.get(table)):
                 effects = self._queue(now, event)
             case Stored():
-                effects = self._snapping.stored(self.member.incarnation, event)
+                effects = self._keeping.stored(event)
             case Received(sender, message) if sender == self.member.coordinator:
                 effects = self._greeting(now, message)
             case Computed(token, _, error) if token == self._token and self._works:
@@ -94,28 +98,54 @@ class Server:
                 effects = []
         while self._backlog and not self._works:
             effects += self._request(now, self._backlog.popleft())
-        if self._later and not self._works:
-            effects += self._carry_on(Outcome(works=[self._later.popleft()]))
+        if self._keeping.later and not self._works:
+            effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
+        if self.leaving and not self.released and now >= self._next_leave:
+            self._next_leave = now + limits.HEARTBEAT
+            effects += self.leave()
         if now >= self._next_notice:
             self._next_notice = now + (limits.LEVEL_AGAIN if self._copies else limits.NOTICE // 4)
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
             effects += self._calls.notices(now)
+            self._tell_loads(now)
         effects.append(Wake(min(self.member.next, self._next_notice)))
         return effects
+
+    def _tell_loads(self, now: int) -> None:
+        """Now and then the next heartbeat says how much is asked of our segments."""
+        if now - self._told_loads < limits.LOAD_EVERY:
+            return
+        seconds = (now - self._told_loads) / limits.SECOND
+        first, self._told_loads = not self._told_loads, now
+        own = {} if first else {number: one.own.asked for number, one in self.tables.items() if one.own is not None}
+        self.member.loads, self.member.halves = told_loads(own, seconds)
 
     # ------------------------------------------------------------ views
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
+        match message:
+            case m.Release(incarnation) if incarnation == self.member.incarnation:
+                self.released = True
+                return []
+            case m.No(0, _, why) if self.member.joined and self.leaving:
+                self.stays = why
+                return []
+        if self.leaving and isinstance(message, m.Fence) and message.incarnation == self.member.incarnation:
+            self.released = True  # what we have is worth nothing any more: there is nothing to hand over
+            return []
         change, effects = self.member.handle(now, message)
+        self._pace.rate = self.member.move_rate
+        if change.for_good:
+            raise Refused(self.member.coordinator, change.refused)
         if change.fenced:  # others may hold our segments by now: what we have is worth nothing
             self.tables.clear()
             self._members.clear()
             self._backlog.clear()
             self._early.clear()
-            self._later.clear()
-            self._snapping, self.handles = Snappings(self._disk), Handles()
+            self._keeping.forget()
+            self.handles = Handles()
             self._calls.clear()
             self._works.clear()
             self._view_waits = False
@@ -151,6 +181,7 @@ class Server:
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
         self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
         self.member.shown = view.number
+        self.leaving = self.leaving or any(one.leaving and one.name == self.name for one in view.members)
         for table in view.tables:
             holding = self.tables.get(table.number)
             if holding is not None:
@@ -166,8 +197,8 @@ class Server:
         servers = _servers(view)
         for table in new:
             try:
-                holding = Holding(self.name, self.member.incarnation, table, self._inline)
-                holding.set_up(servers, self._loader(table))
+                holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace)
+                holding.set_up(servers, self._keeping.loader(table))
                 made[table.number] = holding
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
@@ -204,7 +235,7 @@ class Server:
                 return []
             return self._carry_on(holding.heard(now, event.sender, request, event.arrays))
         if isinstance(request, m.Snap):
-            return self._carry_on(self._snap(now, event.sender, request))
+            return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
             return [Send(event.sender, stopped)]
@@ -222,73 +253,6 @@ class Server:
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
-
-    # ------------------------------------------------------------ checkpoints
-
-    def _may_snap(self, sender: str, table: int) -> bool:
-        """The coordinator may; and a scheduler, what is its group's."""
-        holding = self.tables.get(table)
-        group = "" if holding is None else namespace(holding.placed.name)
-        return sender == self.member.coordinator or (group != "" and sender == dealer(group))
-
-    def _loader(self, table: m.Placed) -> Loader | None:
-        if table.origin:
-            return self._loaded
-        return partial(given.images, self._disk) if isinstance(table.spec.initial, Given) else None
-
-    def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
-        """As they were; but whoever pushed and worked then is no more, and its numbers may be another's by now."""
-        found = list(checkpoint.images(self._disk, Path(table.origin), table, segments))
-        for image in found:
-            slots = {stream: counted for stream, counted in image.books.ledger.items() if stream >= 0}
-            image.books = msgspec.structs.replace(image.books, ledger=slots, clocks={}, events=[])
-        return found
-
-    def _snap(self, now: int, sender: str, snap: m.Snap) -> Outcome:
-        """Write the segments that are ours, as they are at the step named, while everything goes on."""
-        holding = self.tables.get(snap.table)
-        if holding is None or holding.own is None or holding.opening or snap.view > self.member.shown:
-            return Outcome()  # it is asked again
-        own, incarnation = holding.own, self.member.incarnation
-        snapping = self._snapping.of(sender)
-        cut, effects = snapping.ask(sender, incarnation, snap, own.segments)
-        self._copying = {key for key in self._copying if key[0] == snap.number or key[1] != snap.table}
-        cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
-        outcome = Outcome(effects)
-        if not cut:
-            return outcome
-        found = own.cut(now, snap.clock, lambda now: self._write(sender, snap, holding, own, cut))
-        if found is None:
-            return Outcome([snapping.late(sender, incarnation, snap, int(own.version.max()))])
-        return outcome + found
-
-    def _write(self, sender: str, snap: m.Snap, holding: Holding, own: Segments, cut: list[int]) -> Outcome:
-        """Copy them, one after another, and hand each to the disk."""
-
-        snapping = self._snapping.of(sender)
-
-        def copy(segment: int) -> Work:
-            images: list[Image] = []
-
-            def hand_over(now: int) -> Outcome:
-                if holding.own is not own:
-                    return Outcome()
-                self._stores += 1
-                name = seen(holding.placed.name, namespace(sender))
-                return Outcome([snapping.write(self._stores, sender, snap, name, images)])
-
-            return Work(lambda: images.append(own.image(segment)), hand_over, None)
-
-        if holding.own is not own:
-            return Outcome()  # they have changed hands: this one is given up
-        if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
-            return Outcome([snapping.late(sender, self.member.incarnation, snap, int(own.version.max()))])
-        works = [copy(segment) for segment in cut]
-        self._copying.update((snap.number, snap.table, segment) for segment in cut)
-        if snap.clock >= 0:  # all of them at this very step
-            return Outcome(works=works)
-        self._later.extend(works)  # each at a moment of its own: between two of them others are served
-        return Outcome()
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""

@@ -17,6 +17,7 @@ _VOIDS = 100  # that are told: one answer has an end
 def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
     roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
     known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
+    loads = roster.loads.by_server(roster.tables)
     members = [
         m.Seen(
             name,
@@ -25,7 +26,10 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
             one.view,
             max(0, now - (one.heard or now)),
             one.suspected,
-            group=one.member.group,
+            one.member.leaving,
+            one.member.group,
+            loads.get(name, 0.0),
+            one.member.address,
         )
         for name, one in roster.people.items()
         if one.member.incarnation in known
@@ -42,6 +46,7 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
         None if dealing is None else course(dealing),
         coordinator.saving.newest,
         counts,
+        coordinator.elastic.standing(now, coordinator),
     )
 
 

@@ -43,11 +43,13 @@ class Worker:
         self.clock: Callable[[], int] = lambda: self.now  # a finer one, where time goes on by itself
         self.joined = Task("join the cluster")
         self.on_fenced: Callable[[], None] | None = None
+        self.on_leaving: Callable[[], None] | None = None  # somebody asked it to go
         self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # running, waiting for, its own task
         self._sleepers: list[Sleep] = []
         self._computing: dict[int, Task] = {}
         self._effects: list[Effect] = []
         self._token = 0
+        self._locked_out: Refused | None = None  # our key was revoked, or is none that the coordinator takes
         self._due = 0  # when there is something to do, whatever comes
 
     def start(self, coroutine: Coroutine[Task, None, Any]) -> Task:
@@ -91,6 +93,8 @@ class Worker:
                 sleeper.finish()
         while self._resume():
             effects += self.client.submit(now)
+        if self._locked_out is not None:
+            self.client.fail_all(self._locked_out)  # nobody will answer, whatever is asked from now on
         if self._effects:
             effects += self._effects
             self._effects = []
@@ -114,12 +118,16 @@ class Worker:
             self.client.fenced()
             if self.on_fenced is not None:
                 self.on_fenced()
+        self._locked_out = Refused(event.sender, change.refused) if change.for_good else None
         if change.refused:
             self.joined.finish(error=Refused(event.sender, change.refused))
             self.client.fail_all(Refused(event.sender, change.refused))
         if change.view:
             self.member.shown = self.member.view.number
             effects += self.client.take_view(now, self.member.view, self.member.incarnation)
+            mine = next((one for one in self.member.view.members if one.name == self.name), None)
+            if mine is not None and mine.leaving and self.on_leaving is not None:
+                self.on_leaving()
             self.joined.finish()
         return effects
 

@@ -31,7 +31,7 @@ from shoal.store.update import check_pushed
 from shoal.tables import Each, Sparse, Step, Table, checked, whole
 from shoal.wire import messages as m
 from shoal.wire.forms import shortened, too_large
-from shoal.wire.groups import dealer
+from shoal.wire.groups import Allow, Dissolve, Group, dealer
 from shoal.wire.groups import whole as in_full
 
 Slot = tuple[int, int]
@@ -162,11 +162,11 @@ class Client(Dispatch):
         delay, name = None if max_delay is None else whole("max_delay", max_delay), self._name(name)
         return self._admin(f"change max_delay of {name!r}", lambda request: m.Delay(request, name, delay))
 
-    def allow(self, group: m.Group) -> Task:
-        return self._admin(f"allow group {group.name!r} so much", lambda request: m.Allow(request, group))
+    def allow(self, group: Group) -> Task:
+        return self._admin(f"allow group {group.name!r} so much", lambda request: Allow(request, group))
 
     def dissolve(self, group: str) -> Task:
-        return self._admin(f"dissolve group {group!r}", lambda request: m.Dissolve(request, group))
+        return self._admin(f"dissolve group {group!r}", lambda request: Dissolve(request, group))
 
     def ask(self, what: str, message: Callable[[int], m.Message], kind: type[m.Message]) -> Task:
         """A question to whoever deals; ``message`` makes it from the request's number, the answer is of that kind."""

@@ -8,18 +8,19 @@ image in pieces; what is done to it meanwhile waits until the image is whole.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
 from shoal.store.part import Part
+from shoal.store.renumber import Into, renamed, those
 from shoal.store.replicate import cut, packed, unpacked
+from shoal.store.table import Ground, ground_of
 from shoal.tables import Sparse
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -44,10 +45,10 @@ class Arriving:
     seq: int
     pieces: int
     books: m.Books | None = None
-    rows: dict[int, m.Arrays] = field(default_factory=dict)
+    here: set[int] = field(default_factory=set)  # pieces whose rows lie in their places
 
     def is_whole(self) -> bool:
-        return self.books is not None and len(self.rows) == self.pieces
+        return self.books is not None and len(self.here) == self.pieces
 
 
 class Follow:
@@ -57,14 +58,18 @@ class Follow:
         self.number, self.spec, self.primary, self.incarnation = number, spec, primary, incarnation
         self.ranges, self.inline = ranges, inline
         self.part: Part | None = None
+        self._ground: Ground | None = None  # where rows lie: those of the part, and those that arrive
         self.have = -1  # all changes up to this one are here; -1: nothing was heard of the log yet
         self.kept: deque[Kept] = deque()  # not known to be on all copies
         self._after: dict[int, int] = {}  # by segment: changes up to this one are in its image
         self._early: dict[int, tuple[m.Append, m.Arrays]] = {}  # came before those that go before them
         self._arriving: dict[int, Arriving] = {}
-        self._whole: dict[int, tuple[int, Image]] = {}  # images that are here, not yet part of the part
+        self._whole: dict[int, tuple[int, m.Books]] = {}  # all of whose rows are here, not yet part of the part
         self._waiting: list[Kept] = []  # changes for segments that are not here yet
         self.awaited: set[int] = set()  # segments that we are being filled with
+        self._frozen: dict[
+            int, list[Kept]
+        ] = {}  # segments that this primary has no more, and what was kept of them then
 
     @property
     def segments(self) -> list[int]:
@@ -74,7 +79,7 @@ class Follow:
 
     def begin(self, part: Part) -> None:
         """Both sides begin with the same rows, at the start of a table or of what was restored."""
-        self.part, self.have = part, 0
+        self.part, self._ground, self.have = part, part.ground, 0
         self._after = dict.fromkeys(part.segments, 0)
 
     def append(self, sender: str, message: m.Append, arrays: m.Arrays) -> Outcome:
@@ -151,36 +156,47 @@ class Follow:
             return Outcome()  # damaged on the way: it comes again
         arriving = self._arriving.get(segment)
         if arriving is None or arriving.seq < message.seq:
+            self._give_up(segment)
             arriving = self._arriving[segment] = Arriving(message.seq, message.pieces)
         if arriving.seq != message.seq or message.piece >= arriving.pieces:
             return Outcome()
+        if message.piece not in arriving.here and not self._place(message, arrays):
+            return Outcome()  # a piece that does not fit: of somebody who does not know the table
+        arriving.here.add(message.piece)
         arriving.books = message.books or arriving.books
-        arriving.rows[message.piece] = arrays
         if arriving.is_whole():
+            assert arriving.books is not None
             del self._arriving[segment]
-            image = self._image(segment, arriving)
-            if image is None:
-                return Outcome()  # pieces that do not fit each other: of somebody who does not know the table
-            self._whole[segment] = (arriving.seq, image)
+            self._whole[segment] = (arriving.seq, arriving.books)
             if all(number in self._whole or number in self._after for number in self.awaited):
                 return self.merge() + Outcome([answer])
         return Outcome([answer])
 
-    def _image(self, segment: int, arriving: Arriving) -> Image | None:
-        assert arriving.books is not None
-        pieces = [arriving.rows[piece] for piece in range(arriving.pieces)]
-        keys, sparse = self.ranges(segment), isinstance(self.spec, Sparse)
-        rows = np.concatenate([np.empty(0, np.float32), *(piece[-1] for piece in pieces if piece)])
-        names = np.concatenate([np.empty(0, np.uint64), *(piece[0] for piece in pieces if piece)]) if sparse else None
-        count = len(keys) if names is None else len(names)
-        if count and (len(rows) < count or len(rows) % count):
-            return None
-        return Image(segment, keys, arriving.books, rows.reshape(count, -1) if count else rows.reshape(0, 1), names)
+    def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
+        """The rows of a piece go straight to where they will lie. False if they cannot."""
+        self._ground = self._ground or ground_of(self.spec)
+        keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
+        if not arrays:
+            return sparse or not len(keys)
+        names = arrays[0] if sparse else None
+        # All pieces but the last have as many rows: so it is told from its end.
+        row = len(keys) - piece.rows if piece.piece == piece.pieces - 1 else piece.piece * piece.rows
+        fits = bool(((names >= keys.start) & (names < keys.stop)).all()) if names is not None else True
+        if piece.words != self._ground.plain or not fits or not (sparse or 0 <= row <= len(keys) - piece.rows):
+            return False
+        self._ground.place(keys, row, arrays[-1].reshape(piece.rows, piece.words), names)
+        return True
+
+    def _give_up(self, segment: int) -> None:
+        """What has come of a segment is of no use."""
+        came = self._arriving.pop(segment, None), self._whole.pop(segment, None)
+        if any(came) and self._ground is not None:
+            self._ground.let_go(self.ranges(segment))
 
     def merge(self) -> Outcome:
-        """The images that are here become part of what is held, and catch up with what was done meanwhile."""
+        """The segments that are here become part of what is held, and catch up with what was done meanwhile."""
         new, self._whole = self._whole, {}
-        self.keep(self.segments, [image for _, image in new.values()])
+        self.keep(self.segments, arrived={segment: books for segment, (_, books) in new.items()})
         for segment, (seq, _) in new.items():
             self._after[segment] = seq
         waiting, outcome = self._waiting, Outcome()
@@ -205,23 +221,52 @@ class Follow:
         self.keep(self.segments, images)
         self._after.update({image.segment: seq for image in images})
 
-    def keep(self, segments: Sequence[int], more: Sequence[Image] = ()) -> None:
-        """Hold these of the segments there are, and what these images are; nothing else."""
-        if self.part is not None and not more and list(segments) == self.part.segments:
+    def keep(
+        self, segments: Sequence[int], more: Sequence[Image] = (), arrived: Mapping[int, m.Books] | None = None
+    ) -> None:
+        """Hold these of the segments there are, what these images are, and what arrived; nothing else."""
+        if self.part is not None and not more and not arrived and list(segments) == self.part.segments:
             return
-        images = [self.part.image(number, copy=False) for number in segments] if self.part is not None else []
-        images = sorted([*images, *more], key=lambda image: image.segment)
-        self._after = {image.segment: self._after.get(image.segment, 0) for image in images}
-        self.part = part_of(self.number, self.spec, images)
+        books = {number: self.part.books(number) for number in segments} if self.part is not None else {}
+        books |= {image.segment: image.books for image in more} | dict(arrived or {})
+        self._after = {number: self._after.get(number, 0) for number in sorted(books)}
+        self._frozen = {segment: kept for segment, kept in self._frozen.items() if segment in self._after}
+        if not books:
+            self.part = None
+            if self._ground is not None:
+                self._ground.hold(())
+            return
+        self._ground = self._ground or ground_of(self.spec)
+        self.part = Part(
+            self.number, self.spec, [(number, self.ranges(number)) for number in self._after], self._ground
+        )
+        self.part.place(more)
+        self.part.enter([books[number] for number in self._after])
 
     def drop(self, segments: Iterable[int]) -> None:
         """These are not ours to hold any more, nor to wait for."""
         gone = set(segments)
-        for segment in gone:
-            self._arriving.pop(segment, None)
-            self._whole.pop(segment, None)
+        for segment in sorted(gone):
+            self._give_up(segment)
         self.keep([number for number in self.segments if number not in gone])
         self._waiting = [one for one in self._waiting if self._is_awaited(one)]
+
+    def renumber(self, to: Into) -> None:
+        """The table was cut more finely: all that is held, kept or waited for has other numbers, and nothing else changes.
+
+        No segment is arriving: what was is part of what is held, or given up.
+        """
+        every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
+        for one in {id(one): one for one in every}.values():  # a change may be kept in several places: once is enough
+            one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
+        self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
+        self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}
+        self._early.clear()  # with numbers of before: they come again
+        if self.part is not None:
+            books = [self.part.books(number) for number in self.part.segments for _ in to[number]]
+            held = [(number, self.ranges(number)) for number in those(self.part.segments, to)]
+            self.part = Part(self.number, self.spec, held, self.part.ground)
+            self.part.enter(books)
 
     def _is_awaited(self, one: Kept) -> bool:
         return any(number in self.awaited and number not in self._after for number in one.covers)
@@ -233,10 +278,23 @@ class Follow:
 
     # ------------------------------------------------------------ after the primary
 
-    def freeze(self) -> None:
-        """The primary is no more: from here on each segment has its own truth about what it has."""
-        self._after = {number: max(self.have, after) for number, after in self._after.items()}
-        self._early.clear()
+    def freeze(self, segments: Iterable[int]) -> None:
+        """These have another primary by now, or none: what is here of them is what there is, until the next one says more.
+
+        The former primary may go on with others that it has, and its log with it: that must not pass for news of these.
+        """
+        new = [number for number in segments if number in self._after and number not in self._frozen]
+        if not new:
+            return
+        frozen = set(new)
+        kept = [one for one in self.kept if not frozen.isdisjoint(one.change.only or one.covers)]
+        for number in new:
+            self._after[number] = max(self.have, self._after[number])
+            self._frozen[number] = kept
+        self._early.clear()  # of what is still ours to follow it comes again
+
+    def is_frozen(self, segment: int) -> bool:
+        return segment in self._frozen
 
     def seqs(self, segments: Iterable[int]) -> list[int]:
         """Up to which change these segments are the primary's."""
@@ -244,18 +302,25 @@ class Follow:
 
     def lacks(self, segments: Sequence[int], seqs: Sequence[int]) -> tuple[list[m.Change], m.Arrays]:
         """What another survivor lacks, which has these changes of these segments: as it travels, for these only."""
-        wanted, least = set(segments), min(seqs, default=0)
+        least = min(seqs, default=0)
         found = []
-        for one in self.kept:
-            only = [number for number in (one.change.only or one.covers) if number in wanted]
-            if one.change.seq <= least or not only:
-                continue
-            given = one.given
-            if given is not None:
-                ranges = [self.ranges(number) for number in one.covers]
-                given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
-            found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), given))
+        for kept in self._snapshots(segments):
+            wanted = {number for number in segments if self._frozen.get(number) is kept}
+            for one in kept:
+                only = [number for number in (one.change.only or one.covers) if number in wanted]
+                if one.change.seq <= least or not only:
+                    continue
+                given = one.given
+                if given is not None:
+                    ranges = [self.ranges(number) for number in one.covers]
+                    given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
+                found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), given))
         return packed(found)
+
+    def _snapshots(self, segments: Iterable[int]) -> list[list[Kept]]:
+        """What was kept of these when they were frozen: once for all that were at one moment."""
+        found = [self._frozen[number] for number in segments if number in self._frozen]
+        return list({id(kept): kept for kept in found}.values())
 
     def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
         """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.
@@ -270,18 +335,11 @@ class Follow:
             one = Kept(change, given, tuple(change.only))
             new = [number for number in change.only if self._after.get(number, change.seq) < change.seq]
             if new:
-                self.kept.append(one)
+                for kept in self._snapshots(new):
+                    kept.append(one)
                 outcome += self._make(one, new, outcome)
                 self._after.update(dict.fromkeys(new, change.seq))
         return outcome
-
-
-def part_of(number: int, spec: Spec, images: Sequence[Image]) -> Part | None:
-    if not images:
-        return None
-    part = Part(number, spec, [(image.segment, image.keys) for image in images])
-    part.load(images)
-    return part
 
 
 def _came_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:

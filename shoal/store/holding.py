@@ -4,8 +4,10 @@ The view says who is primary of what, who backs it up and who is being filled. `
 
     was a backup, is primary now     level with the other survivors, then opened
     is primary, has a new backup     filled, then the coordinator is told
+    was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
+    holds a segment that was split   goes by new numbers, with the same books in both halves
 
 Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
 gets no acknowledgement, and counts nothing.
@@ -21,8 +23,11 @@ from shoal.store.filling import Filling
 from shoal.store.image import Image
 from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
+from shoal.store.pace import Pace
 from shoal.store.part import Part
+from shoal.store.renumber import into
 from shoal.store.segment import Segments
+from shoal.store.table import ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -33,8 +38,9 @@ FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.
 class Holding(Levelling):
     """What one server has of one table."""
 
-    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
+    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int, pace: Pace | None = None) -> None:
         super().__init__(me, incarnation, placed, inline)
+        self._pace = pace or Pace()
         self.own: Segments | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
         self._fillings: dict[str, Filling] = {}
@@ -80,9 +86,11 @@ class Holding(Levelling):
 
     def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
         """Put this placement into effect."""
-        old, self.placed, self._members = self.placed, placed, members
+        old, outcome = self.placed, Outcome()
         self.log.view = view
-        outcome = Outcome()
+        if old.starts != placed.starts:
+            outcome += self._cut(now, placed)
+        self.placed, self._members = placed, members
         if old.spec != placed.spec and self.own is not None:
             outcome += self.own.set_delay(placed.spec)
         if old.places == placed.places and self._linked and not self._promoted:
@@ -100,27 +108,43 @@ class Holding(Levelling):
             outcome += self._level(now)
         return outcome + self._relink(now)
 
+    def _cut(self, now: int, placed: m.Placed) -> Outcome:
+        """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
+        to = into(self.placed.starts, placed.starts)
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
+        self.placed, self._fillings = placed, {}
+        for follow in self.follows.values():
+            follow.renumber(to)
+        old = self.own
+        self.log.renumber(now, to, [] if old is None else old.segments)
+        if old is None:
+            return Outcome()
+        books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
+        same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
+        return self._renew(now, old, books, [], same)
+
     def _drop_follows(self) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary."""
         for key, follow in list(self.follows.items()):
-            gone = []
+            gone, orphans = [], []
+            lives = self._members.get(key[0], 0) == key[1]
             for segment in follow.known:
                 place = self.placed.places[segment]
-                primary = place.servers[0] if place.servers else ""
-                if (primary, self._members.get(primary, 0)) == key:
+                if lives and place.servers[:1] == [key[0]]:
                     keep = self.me in place.servers or place.filling == self.me
+                    keep = keep and not follow.is_frozen(segment)  # what it did since it has them again we never heard
                 else:
                     keep = self.me in place.servers and segment in follow.segments
+                    orphans.append(segment)
                 if not keep:
                     gone.append(segment)
-            follow.awaited = self._awaited(key[0]) if self._members.get(key[0], 0) == key[1] else set()
+            follow.awaited = self._awaited(key[0]) if lives else set()
             if gone:
                 follow.drop(gone)
-            if self._members.get(key[0], 0) != key[1] or any(
-                self.placed.places[segment].servers[:1] != [key[0]] for segment in follow.segments
-            ):
-                follow.freeze()
-            if not follow.known and self._members.get(key[0], 0) != key[1]:
+            follow.freeze(orphans)
+            if not follow.known and not lives:
                 del self.follows[key]
 
     def _relink(self, now: int) -> Outcome:
@@ -130,21 +154,30 @@ class Holding(Levelling):
             if not segments or self._members.get(name, 0) != link.incarnation:
                 del self.log.links[name]
             else:
-                link.covers = tuple(segment for segment in link.covers if segment in segments)
-        fillings: dict[str, Filling] = {}
+                self.log.narrow(now, link, segments, self.range)
+        self._fillings, self._linked = self._filled(now), True
+        for name, link in self.log.links.items():
+            filling = self._fillings.get(name)
+            is_member = bool(self._of_mine(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
+            # Who was told of as full may be a member already, though our view does not say so yet.
+            link.required = is_member or (filling is not None and bool(filling.promised))
+        return self._advance(now)
+
+    def _filled(self, now: int) -> dict[str, Filling]:
+        """Who is being filled, with those of the segments that are open here."""
+        here = set() if self.own is None else set(self.own.segments)
+        places, fillings = self.placed.places, dict[str, Filling]()
         for name, incarnation in self._members.items():
-            places = self.placed.places
-            epochs = {s: places[s].epoch for s in self._of_mine(lambda place, name=name: place.filling == name)}  # type: ignore[misc]
-            if not epochs or self._promoted:
+            named = self._of_mine(lambda place, name=name: place.filling == name)  # type: ignore[misc]
+            epochs = {segment: places[segment].epoch for segment in named if segment in here}
+            if not epochs:
                 continue
             known = self._fillings.get(name)
-            if known is not None and known.link is self.log.links.get(name) and known.epochs == epochs:
-                fillings[name] = known
-            else:
-                link = self.log.follow(now, name, incarnation, (), required=False)
-                fillings[name] = Filling(self.log, link, epochs)
-        self._fillings, self._linked = fillings, True
-        return self._advance(now)
+            if known is None or known.link is not self.log.links.get(name):
+                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
+            known.want(epochs, [segment for segment in epochs if places[segment].instead])
+            fillings[name] = known
+        return fillings
 
     def _advance(self, now: int) -> Outcome:
         """Links or acknowledgements have changed: count what may be counted, fill what may be filled."""
@@ -171,6 +204,8 @@ class Holding(Levelling):
         for follow in list(self.follows.values()):
             follow.drop([segment for segment in promoted if segment in follow.segments])
         self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)
+        opened = m.Opened(self.incarnation, self.placed.number, self.log.view, promoted)
+        outcome.effects.append(Send(limits.COORDINATOR, opened))
         for key, other in others.items():
             self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
         self._drop_follows()
@@ -183,22 +218,38 @@ class Holding(Levelling):
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
         """Another set of segments is ours: who asked for something asks again by the new view."""
         old = self.own
-        own = [] if old is None else [old.image(segment, copy=False) for segment in kept]
-        whole = sorted([*own, *images], key=lambda image: image.segment)
-        if not whole:
+        books = {} if old is None else {segment: old.books(segment) for segment in kept}
+        books |= {image.segment: image.books for image in images}
+        if not books:
             self.own = None
+            self.log.emptied()
             return Outcome()
-        held = [(image.segment, image.keys) for image in whole]
+        segments = sorted(books)
         if old is not None:
-            at = {image.segment: i for i, image in enumerate(whole)}
-            self.log.moved([at.get(segment, -1) for segment in old.segments], len(whole), old.extent.ranges)
-        new = Segments(self.placed.number, self.placed.spec, held, self.inline, self.log)
-        new.load(whole)
+            at = {segment: i for i, segment in enumerate(segments)}
+            self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
+        return self._renew(now, old, books, images, {segment: segment for segment in kept})
+
+    def _renew(
+        self,
+        now: int,
+        old: Segments | None,
+        books: dict[int, m.Books],
+        images: Sequence[Image],
+        same: dict[int, int],
+    ) -> Outcome:
+        """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
+        segments = sorted(books)
+        ground = ground_of(self.placed.spec) if old is None else old.ground
+        new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
+        new.place(images)
+        new.enter([books[segment] for segment in segments])
         if (present := self._present) is not None:  # some may have left since the copies heard of them
             new.present = present
             new.live(*present)
         if old is not None:
             new.staleness, new.counts = old.staleness, old.counts
+            new.asked.follow(old.asked, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 
@@ -256,6 +307,9 @@ class Holding(Levelling):
         effects, silent = self.log.tick(now)
         for link in silent:
             effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, link.name, link.incarnation)))
+        for name, filling in self._fillings.items():
+            if filling.is_stuck(now):
+                effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, name, filling.link.incarnation)))
         if self.own is not None:
             effects += self.own.notices(now)
         if self._promoted and not busy:

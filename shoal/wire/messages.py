@@ -11,8 +11,13 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal import limits
 from shoal.tables import Table
+from shoal.wire import groups as g
 from shoal.wire import neighbours, peers
+from shoal.wire.admission import (
+    Allowed as Allowed,
+)
 from shoal.wire.base import (
     EVERYWHERE as EVERYWHERE,
 )
@@ -97,17 +102,23 @@ from shoal.wire.elastic import (
 from shoal.wire.elastic import (
     Release as Release,
 )
-from shoal.wire.groups import (
-    Allow as Allow,
+from shoal.wire.hosts import (
+    Describe as Describe,
 )
-from shoal.wire.groups import (
-    Dissolve as Dissolve,
+from shoal.wire.hosts import (
+    Described as Described,
 )
-from shoal.wire.groups import (
-    Group as Group,
+from shoal.wire.hosts import (
+    Dismissed as Dismissed,
 )
-from shoal.wire.groups import (
-    Lost as Lost,
+from shoal.wire.hosts import (
+    Fed as Fed,
+)
+from shoal.wire.hosts import (
+    Feed as Feed,
+)
+from shoal.wire.hosts import (
+    Unfit as Unfit,
 )
 from shoal.wire.requests import (
     Ask as Ask,
@@ -217,7 +228,7 @@ class View(Message, frozen=True):
     generation: Count
     members: list[Member]
     tables: list[Placed]
-    groups: list[Group] = []  # those that the operator has named
+    groups: list[g.Group] = []  # those that the operator has named
 
 
 class Hello(Message, frozen=True):
@@ -236,6 +247,7 @@ class Welcome(Message, frozen=True):
     token: str
     incarnation: Count
     view: View
+    move_rate: Count = limits.MOVE_RATE  # bytes a second that a server sends of what changes hands
 
 
 class Over(Message, frozen=True):
@@ -251,6 +263,7 @@ class Heartbeat(Message, frozen=True):
     view: Count
     failed: dict[int, str] = {}  # tables that this server could not set up, and why
     loads: dict[int, dict[int, float]] = {}  # of a server, now and then: rows a second, by table and segment it owns
+    halves: dict[int, dict[int, int]] = {}  # and of the hottest of these the key that cuts their load in two
 
 
 class Alive(Message, frozen=True):
@@ -374,7 +387,7 @@ class Done(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Allow | Dissolve | Lost | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | g.Allow | g.Dissolve | g.Lost | Allowed | Describe | Described | Unfit | Feed | Fed | Dismissed | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
     | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Reached | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest
     | neighbours.Show | neighbours.Heard

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shoal.chaos.drill import Audience, Clean, drill
+from shoal.chaos.board import Audience
+from shoal.chaos.drill import Clean, drill
 from shoal.chaos.plan import Settings
 from shoal.chaos.report import Report
 from shoal.cli import main

@@ -11,7 +11,7 @@ from shoal.errors import Invalid
 from shoal.nodes import records
 from shoal.tables import Dense, Sparse
 from shoal.wire import messages as m
-from shoal.wire.groups import CLUSTER, is_group, namespace, seen, whole
+from shoal.wire.groups import CLUSTER, Allow, Dissolve, Group, Lost, is_group, namespace, seen, whole
 
 SMALL = Dense(rows=1_000)
 
@@ -64,7 +64,7 @@ def test_who_may_not_join_is_told_why(greeting: m.Hello, why: str) -> None:
 
 def test_a_group_that_is_full_takes_nobody_more_but_who_comes_back() -> None:
     roster = roster_of("b/one", "b/two", "a/one")
-    groups.allow(roster, m.Group("b", members=2))
+    groups.allow(roster, Group("b", members=2))
     assert "has 2 members, and may have 2" in groups.refuses(roster, hello("b/three"))
     assert groups.refuses(roster, hello("b/two")) == ""
     assert groups.refuses(roster, hello("a/two")) == ""
@@ -84,15 +84,15 @@ def test_a_member_changes_tables_of_its_own_group_only() -> None:
 def test_what_a_group_may_have_is_the_operators_to_say() -> None:
     roster = roster_of("b/ann", "operator")
     with pytest.raises(Invalid, match="operator's to say"):
-        groups.check_change(roster, "b/ann", m.Allow(1, m.Group("b", mb=1_000)))
-    groups.check_change(roster, "operator", m.Allow(1, m.Group("b", mb=1_000)))
+        groups.check_change(roster, "b/ann", Allow(1, Group("b", mb=1_000)))
+    groups.check_change(roster, "operator", Allow(1, Group("b", mb=1_000)))
     with pytest.raises(Invalid, match="names of groups"):
-        groups.check_change(roster, "operator", m.Allow(1, m.Group("b", reads=["a/b"])))
+        groups.check_change(roster, "operator", Allow(1, Group("b", reads=["a/b"])))
 
 
 def test_a_quota_counts_every_weight_a_table_may_come_to_have() -> None:
     roster = roster_of("b/ann")
-    groups.allow(roster, m.Group("b", mb=1, tables=2))
+    groups.allow(roster, Group("b", mb=1, tables=2))
     mega = limits.MB // 4  # floats
     with pytest.raises(Invalid, match=r"would have 1\.0 MB of weights, and group 'b' has 0\.0 of 1 MB"):
         groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=mega + 1)))
@@ -109,7 +109,7 @@ def test_a_quota_counts_every_weight_a_table_may_come_to_have() -> None:
 
 def test_a_member_pushes_to_its_own_and_pulls_what_its_group_may_read() -> None:
     ann, operator = m.Member("b/ann", 1, "client", "", group="b"), m.Member("op", 2, "client", "")
-    named = {"b": m.Group("b", reads=["a", CLUSTER])}
+    named = {"b": Group("b", reads=["a", CLUSTER])}
     assert groups.refused(ann, {}, "b/w", push=True) == groups.refused(operator, {}, "b/w", push=True) == ""
     assert "may not push" in groups.refused(ann, named, "a/w", push=True)
     assert "may not read" in groups.refused(ann, {}, "a/w", push=False)
@@ -121,14 +121,14 @@ def test_only_its_scheduler_says_that_a_member_of_a_group_has_ended() -> None:
     roster = roster_of("b/worker-0", "operator")
     roster.join(0, "b/scheduler", "scheduler", "s.0", "memory:s", 9, "b")
     roster.join(0, "a/scheduler", "scheduler", "t.0", "memory:t", 10, "a")
-    word = m.Lost(9, "b/worker-0", "b/worker-0", "killed")
+    word = Lost(9, "b/worker-0", "b/worker-0", "killed")
     assert groups.ended(roster, "b/scheduler", word)
-    assert not groups.ended(roster, "a/scheduler", m.Lost(10, "b/worker-0", "b/worker-0", "killed"))
+    assert not groups.ended(roster, "a/scheduler", Lost(10, "b/worker-0", "b/worker-0", "killed"))
     assert not groups.ended(roster, "operator", word)
-    assert not groups.ended(roster, "b/scheduler", m.Lost(8, "b/worker-0", "b/worker-0", "killed"))
-    assert not groups.ended(roster, "b/scheduler", m.Lost(9, "b/worker-0", "another life", "killed"))
-    assert not groups.ended(roster, "b/scheduler", m.Lost(9, "b/worker-0", "", "killed"))
-    assert not groups.ended(roster, "b/scheduler", m.Lost(9, "server-0", "server-0", "killed"))
+    assert not groups.ended(roster, "b/scheduler", Lost(8, "b/worker-0", "b/worker-0", "killed"))
+    assert not groups.ended(roster, "b/scheduler", Lost(9, "b/worker-0", "another life", "killed"))
+    assert not groups.ended(roster, "b/scheduler", Lost(9, "b/worker-0", "", "killed"))
+    assert not groups.ended(roster, "b/scheduler", Lost(9, "server-0", "server-0", "killed"))
 
 
 def test_a_group_is_dissolved_by_its_own_or_when_it_is_not_at_work() -> None:
@@ -136,18 +136,18 @@ def test_a_group_is_dissolved_by_its_own_or_when_it_is_not_at_work() -> None:
     roster.create("b/w", SMALL)
     roster.create("w", SMALL)
     with pytest.raises(Invalid, match="only the operator"):
-        groups.check_change(roster, "a/bob", m.Dissolve(1, "b"))
+        groups.check_change(roster, "a/bob", Dissolve(1, "b"))
     roster.join(0, "b/scheduler", "scheduler", "s.0", "memory:s", 9, "b")
     with pytest.raises(Invalid, match="at work"):
-        groups.check_change(roster, "operator", m.Dissolve(1, "b"))
-    groups.check_change(roster, "b/ann", m.Dissolve(1, "b"))
+        groups.check_change(roster, "operator", Dissolve(1, "b"))
+    groups.check_change(roster, "b/ann", Dissolve(1, "b"))
     assert groups.dissolve(roster, "b", "b/ann") == ["b/scheduler"]
     assert list(roster.tables) == ["w"]
 
 
 def test_what_groups_may_have_outlives_the_coordinator() -> None:
     roster = roster_of("b/ann")
-    groups.allow(roster, m.Group("b", mb=7, reads=[CLUSTER]))
+    groups.allow(roster, Group("b", mb=7, reads=[CLUSTER]))
     after = Roster()
     records.replay(after, records.record_of(roster))
     assert after.groups == roster.groups

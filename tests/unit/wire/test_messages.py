@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from shoal.errors import OtherVersion, WireError
+from shoal.events import Joined
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update, Wire
 from shoal.wire import coding, neighbours, peers
+from shoal.wire import groups as groups_page
 from shoal.wire import messages as m
 
 KINDS = typing.get_args(m.AnyMessage)
@@ -80,11 +82,12 @@ EXAMPLES: list[m.Message] = [
     m.Over("token.0"),
     m.Heartbeat(5, 9),
     m.Heartbeat(5, 9, {3: "no memory"}),
+    m.Heartbeat(5, 9, {}, {3: {0: 120.5, 7: 0.0}}, {3: {0: 4_096}}),
     m.Alive(2, 9),
     m.Leave(5),
-    m.Allow(1, m.Group("b", 100, 4, 8, ["cluster"])),
-    m.Dissolve(1, "b"),
-    m.Lost(5, "b/worker-0", "token", "killed by signal 9"),
+    groups_page.Allow(1, groups_page.Group("b", 100, 4, 8, ["cluster"])),
+    groups_page.Dissolve(1, "b"),
+    groups_page.Lost(5, "b/worker-0", "token", "killed by signal 9"),
     *(m.Create(1, "näme", spec) for spec in SPECS),
     m.Create(1, "w", SPECS[-1], [0, (1 << 63) - 1], "/checkpoints/00000001"),
     m.Drop(1, "w"),
@@ -109,6 +112,13 @@ EXAMPLES: list[m.Message] = [
     m.Drain(9, "server-2"),
     m.Release(4),
     m.Opened(4, 1, 17, [0, 3]),
+    m.Describe(3),
+    m.Described(3, 'data = "clicks"', "clicks", 900, 100, 1 << 20, "9f8e", ["mine"], True),
+    m.Unfit("worker-hal-3f", "the data differ"),
+    m.Feed(3, 17),
+    m.Fed(3, 18, [Joined(seconds=1.5, name="worker-hal-3f", role="worker")]),
+    m.Dismissed("it is over"),
+    m.Allowed([("worker", "hostb", "a" * 52), ("revoked", "old", "b" * 52)]),
     m.Want(1, 5, 8),
     m.Want(1, 5, 0, [(0, 4), (6, 7)], [(9, 12)], {8: "not finite"}, 1_024, 3.5, 1 << 40, 7, True),
     m.Deal(1, [(0, 4)]),

@@ -28,7 +28,6 @@ from shoal.store.pace import Pace
 from shoal.store.part import Part
 from shoal.store.renumber import into
 from shoal.store.segment import Segments
-from shoal.store.table import ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -58,12 +57,15 @@ class Holding(Levelling):
                 by_primary.setdefault(place.servers[0], []).append(segment)
         for primary, segments in by_primary.items():
             if primary == self.me:
-                self.own = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log)
+                ground = self._new_ground(segments)
+                self.own = Segments(
+                    self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground
+                )
                 if load is not None:
                     self.own.load(load(self.placed, segments))
             else:
                 follow = self._following(primary)
-                part = Part(self.placed.number, self.placed.spec, self._held(segments))
+                part = Part(self.placed.number, self.placed.spec, self._held(segments), self._new_ground(segments))
                 if load is not None:
                     part.load(load(self.placed, segments))
                 follow.begin(part)
@@ -103,7 +105,7 @@ class Holding(Levelling):
         mine = self._of_mine(lambda place: True)
         self._promoted = [segment for segment in mine if segment not in here]
         self._others = self._survivors()
-        if lost := [segment for segment in here if segment not in mine]:
+        if lost := [segment for segment in sorted(here) if segment not in mine]:
             outcome += self._demote(now, [segment for segment in lost if self.me in placed.places[segment].servers])
             outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
         if self._promoted:
@@ -233,6 +235,8 @@ class Holding(Levelling):
         books = {} if old is None else {segment: old.books(segment) for segment in kept}
         books |= {image.segment: image.books for image in images}
         if not books:
+            if old is not None:
+                old.ground.hold(())
             self.own = None
             self.log.emptied()
             return Outcome()
@@ -252,7 +256,7 @@ class Holding(Levelling):
     ) -> Outcome:
         """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
         segments = sorted(books)
-        ground = ground_of(self.placed.spec) if old is None else old.ground
+        ground = self._new_ground() if old is None else old.ground
         new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
         new.place(images)
         new.enter([books[segment] for segment in segments])
@@ -364,6 +368,9 @@ class Holding(Levelling):
 def _returned(old: m.Placed, new: m.Placed) -> set[int]:
     """Segments whose primary is the same, and was another one in a view that we did not see."""
     if old.starts != new.starts:
-        return set()  # of a table that was split meanwhile: nothing changes hands then
+        # By the split all of them are of a new view: what is newer than that has changed hands since.
+        to = into(old.starts, new.starts)
+        pieces = [(was, n) for i, was in enumerate(old.places) for n in to[i] if new.places[n].since > new.cut]
+        return {n for was, n in pieces if was.servers[:1] == new.places[n].servers[:1]}
     pairs = enumerate(zip(old.places, new.places, strict=True))
     return {i for i, (was, now) in pairs if was.servers[:1] == now.servers[:1] and was.since != now.since}

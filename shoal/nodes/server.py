@@ -301,7 +301,11 @@ class Server:
                 self._stores += 1
                 return Outcome([self._snapping.write(self._stores, sender, snap, holding.placed.name, images)])
 
-            return Work(lambda: images.append(own.image(segment)), hand_over, None)
+            def take() -> None:
+                if holding.own is own:  # else its rows may be another's by now
+                    images.append(own.image(segment))
+
+            return Work(take, hand_over, None)
 
         if holding.own is not own:
             return Outcome()  # they have changed hands: this one is given up

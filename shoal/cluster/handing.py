@@ -2,7 +2,7 @@
 
 A server is brought up to hold a segment while the set serves on (``Place.filling``). When it has everything, its primary
 says so (``full``), and it becomes one more of the set, or takes the place of another (``Place.instead``): so a segment
-moves, whether it is the primary's place or a backup's. Every change of a set is of a new epoch, and ends whatever was being
+moves, whether it is the primary's place or a backup's. Two members of one set may also change places: nothing is copied. Every change of a set is of a new epoch, and ends whatever was being
 filled: what is said of an older epoch counts for nothing. Only one that has shown the view by which it is no member of
 a set is named to be filled for it: so it has let go of what it had.
 
@@ -171,14 +171,6 @@ class Handing:
             return False
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
 
-    def swapped(self, one: Wanted) -> Taken | None:
-        """What was begun, if that was all: the two have swapped places, and the new primary opens."""
-        table = self.tables[one.table]
-        place = table.places[one.segment]
-        if one.source not in place.servers or place.servers[:1] != [one.target]:
-            return None
-        return Taken(table, one.segment, one.source, one.target, opens=True)
-
     def leave(self, name: str) -> None:
         """A node is to go: it is given nothing more, and what it was being filled with goes to others."""
         person = self.people[name]
@@ -229,10 +221,10 @@ class Handing:
         since = place.since if left[:1] == place.servers[:1] else self.number + 1
         return Place(self.number + 1, left, "" if left else server, since=since)
 
-    def _swapped(self, place: Place, one: str, other: str) -> Place:
-        """Two of its set in each other's places: the one that is first now is brought level with the rest, as after a failure."""
-        servers = [{one: other, other: one}.get(name, name) for name in place.servers]
-        since = place.since if servers[:1] == place.servers[:1] else self.number + 1
+    def _swapped(self, place: Place, source: str, target: str) -> Place:
+        other = {source: target, target: source}
+        servers = [other.get(one, one) for one in place.servers]
+        since = place.since if servers[0] == place.servers[0] else self.number + 1
         return Place(self.number + 1, servers, since=since)
 
     def _replace(self, change: Callable[[Place], Place]) -> bool:

@@ -21,7 +21,8 @@ class Change:
 
     view: bool = False  # there is a new one
     fenced: bool = False  # this incarnation is over; hello was said again
-    refused: str = ""  # the coordinator will not have us
+    refused: str = ""  # the coordinator will not have us,
+    for_good: bool = False  # whatever we do: our key, or our version, is the wrong one
 
 
 class Membership:
@@ -36,6 +37,7 @@ class Membership:
         self.halves: dict[int, dict[int, int]] = {}
         self.reaches: set[str] = set()  # roles that this node sends to
         self.shown = 0  # the newest view that is in effect here; a server is in no hurry to say so
+        self.move_rate = limits.MOVE_RATE  # bytes a second, of a server
         self.heard = 0  # when the coordinator last said anything
         self._token, self._life = token, 0
         self._next = 0  # when to say hello, or send a heartbeat, next
@@ -81,8 +83,10 @@ class Membership:
     def handle(self, now: int, message: m.Message) -> tuple[Change, list[Effect]]:
         self.heard = now
         match message:
-            case m.Welcome(token, incarnation, view) if token == f"{self._token}.{self._life}" and not self.joined:
-                self.incarnation = incarnation
+            case m.Welcome(token, incarnation, view, rate) if (
+                token == f"{self._token}.{self._life}" and not self.joined
+            ):
+                self.incarnation, self.move_rate = incarnation, rate
                 self._asked_since, self._wait = 0, limits.RESEND_FIRST
                 self._next = now + limits.HEARTBEAT
                 self.view = NO_VIEW
@@ -93,8 +97,10 @@ class Membership:
                 return Change(fenced=True), self.rejoin(now)
             case m.Over(token) if token == f"{self._token}.{self._life}" and not self.joined:
                 return Change(), self.rejoin(now)
-            case m.No(0, _, reason) if not self.joined:
-                return Change(refused=reason), []
+            case m.No(0, "key", reason):  # also of one who was in: its key was revoked
+                return Change(refused=reason, for_good=True), []
+            case m.No(0, kind, reason) if not self.joined:
+                return Change(refused=reason, for_good=kind == "version"), []
         return Change(), []
 
     def rejoin(self, now: int) -> list[Effect]:

@@ -15,6 +15,7 @@ import importlib
 import os
 import select
 import shutil
+import signal
 import sys
 import threading
 import traceback
@@ -25,6 +26,7 @@ import msgspec
 
 from shoal.errors import Invalid, ShoalError
 from shoal.events import RunEvent
+from shoal.wire.descriptors import raise_descriptors
 
 if TYPE_CHECKING:
     from shoal.wire import Transport
@@ -48,6 +50,8 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: str
     folder: str  # of sockets; empty if there is none
     work: dict[str, Any] = {}  # plain data, handed on as it is
+    safety: str = "local"  # Safety.plain: where its keys are, if it has any; never a key
+    advertise: str = ""  # the host that others know this one by
 
 
 class Running(Line, frozen=True):
@@ -62,6 +66,12 @@ class Failed(Line, frozen=True):
 
     name: str
     error: str
+
+
+class Retired(Line, frozen=True):
+    """Server to top process: "they let me go: I am not needed any more"; that it has ended is told afterwards."""
+
+    name: str
 
 
 class Happened(Line, frozen=True):
@@ -120,6 +130,7 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
 
     ``hangup`` is watched, ``reports`` written to; by ``inbox`` a coordinator or a peer hears from the top process.
     """
+    raise_descriptors()
     watch = threading.Thread(target=end_with, args=(nursery, hangup, orders.folder), name="shoal-watch", daemon=True)
     watch.start()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as title:  # what `top` shows
@@ -152,18 +163,27 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
     return 0
 
 
-def _serve(orders: Orders, reports: int) -> None:
-    from shoal.nodes.loop import Loop
-    from shoal.nodes.server import Server
+def transport_of(orders: Orders, bind: str | None = None) -> Transport:
+    """Of a node that was ordered; it calls the coordinator, if there is one yet."""
+    from shoal.wire.security import Safety
     from shoal.wire.zmq import ZmqTransport
 
-    transport = ZmqTransport(orders.name, orders.bind)
-    transport.connect("coordinator", orders.coordinator)
-    server = Server(orders.name, orders.token, transport.address)
-    server.also = moved_by(transport)
-    loop = Loop(server, transport)
-    say(reports, Running(orders.name, transport.address))
-    loop.run()
+    transport = ZmqTransport(orders.name, bind, Safety.of_plain(orders.safety), orders.advertise)
+    if orders.coordinator and orders.name != "coordinator":
+        transport.connect("coordinator", orders.coordinator)
+    return transport
+
+
+def _serve(orders: Orders, reports: int) -> None:
+    from shoal.launch.serving import Serving, heard
+
+    transport = transport_of(orders, orders.bind)
+    serving = Serving(orders.name, orders.token, transport)
+    with heard([signal.SIGTERM], serving.leave):
+        say(reports, Running(orders.name, transport.address))
+        serving.run()
+    if not serving.guest.asks:  # somebody let it go: nobody is to start it again
+        say(reports, Retired(orders.name))
 
 
 def _work(orders: Orders, reports: int) -> None:

@@ -24,7 +24,8 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.events import RunEvent
-from shoal.launch.child import Failed, Happened, Line, Orders, Running, event_of
+from shoal.launch.child import Failed, Happened, Line, Orders, Retired, Running, event_of
+from shoal.launch.endings import Endings
 from shoal.launch.nursery import Ended, Fork, Forked, HandOn, Refused, Report, Settled, Setup, Signal
 
 DONE = "it ended"  # as it should
@@ -65,6 +66,7 @@ class Child:
     error: str = ""
     said: str = ""  # of an event, so far
     ended: str = ""  # how
+    retired: bool = False  # it was let go, and is not to be started again
 
     def is_decided(self) -> bool:
         """Whether it came up, or never will."""
@@ -90,6 +92,7 @@ class Children:
         self._happened, self._told_gone = happened, gone
         self.gone = ""  # why there is no nursery any more
         self._lost, self._ended = lost, ended
+        self._endings = Endings()
         self._settled = False
         self._refused = ""
         self._error = ""  # of the nursery itself
@@ -142,6 +145,13 @@ class Children:
                 raise
             if not child.running:
                 raise StartFailed(f"{name} did not start: {child.error or child.ended}; what it printed is above")
+
+    def wait_until_ended(self, name: str, deadline: float) -> None:
+        """Until its process is no more; one that does not end by itself is killed."""
+        with self._news:
+            if self._news.wait_for(lambda: self.known[name].ended or self.gone, max(0.0, deadline - time.monotonic())):
+                return
+        self.signal(name, signal.SIGKILL)
 
     def signal(self, name: str, number: int) -> None:
         self._order(Signal(name, number))
@@ -214,12 +224,12 @@ class Children:
                     self._end(name, DONE, lost=False)
                 case Ended(name, code):
                     error = self.known[name].error
-                    self._end(name, f"its process ended ({error or _how(code)})")
+                    self._end(name, f"its process ended ({error or self._endings.how(code)})")
                 case report:
                     with self._news:
                         self._note(report)
                         self._news.notify_all()
-        how = _how(nursery.wait())
+        how = self._endings.how(nursery.wait())
         if not self._closing:
             self._told_gone(f"the nursery ended ({how})")
         with self._news:
@@ -244,6 +254,8 @@ class Children:
                 self.known[name].pid = pid
             case Running(name, address):
                 self.known[name].running, self.known[name].address = True, address
+            case Retired(name):
+                self.known[name].retired = True
             case Happened(name, piece, more):
                 child = self.known[name]
                 whole, child.said = child.said + piece, child.said + piece if more else ""
@@ -289,7 +301,3 @@ def _environment() -> dict[str, str]:
     """The very shoal that runs here comes first; and numpy's library would start threads when it is imported."""
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
-
-
-def _how(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -52,11 +52,13 @@ def local(
     transport: Literal["ipc", "tcp"] = "ipc",
     modules: Sequence[str] = (),
     folder: str | Path | None = None,
+    keys: str | Path | None = None,
 ) -> Cluster:
     """Start a cluster here. ``modules`` are imported by every server: name those with updates and questions of your own.
 
     Every segment is held by so many servers as there are ``copies``. A process that is killed is started again: the
     coordinator always, a server where there are copies to fill it from. With ``folder`` the coordinator keeps its journal there.
+    With ``keys``, a folder of them, all that goes over tcp is encrypted, and others need keys to come in.
     """
     modules = (modules,) if isinstance(modules, str) else tuple(modules)
     if not all(isinstance(module, str) for module in modules):
@@ -67,12 +69,19 @@ def local(
         raise Invalid(f"copies={copies}: needs 1 to {limits.COPIES}, and no more than there are servers ({servers})")
     if transport not in ("ipc", "tcp"):
         raise Invalid(f"transport={transport!r}: needs 'ipc' or 'tcp'")
+    if keys is not None and not (processes and transport == "tcp"):
+        raise Invalid("keys are for what goes over tcp: start it with processes=True and transport='tcp'")
+    safety = None
+    if keys is not None:
+        from shoal.wire.security import Safety
+
+        safety = Safety.with_keys(keys)
     journal = Journal(Path(folder) / "coordinator.journal" if folder is not None else None)
     cluster: Cluster
     if processes:
         from shoal.launch.processes import ProcessCluster
 
-        cluster = ProcessCluster(servers, transport, modules, journal, copies, restart=copies > 1)
+        cluster = ProcessCluster(servers, transport, modules, journal, copies, copies > 1, safety)
     else:
         cluster = ThreadCluster(servers, modules, journal, copies)
     try:
@@ -83,12 +92,25 @@ def local(
     return cluster
 
 
-def connect(address: str, role: Literal["client", "worker", "evaluator"] = "client", name: str | None = None) -> KV:
-    """A client of a cluster that runs elsewhere on this machine, by the address of its coordinator."""
+def connect(
+    address: str,
+    role: Literal["client", "worker", "evaluator"] = "client",
+    name: str | None = None,
+    *,
+    keys: str | Path | None = None,
+    insecure: bool = False,
+) -> KV:
+    """A client of a cluster that runs elsewhere, by the address of its coordinator.
+
+    Off this machine, and wherever there is a key in the address, this side needs one, too: in the folder ``keys``, that of SHOAL_KEYS,
+    or the usual one. ``insecure`` does without.
+    """
+    from shoal.wire.security import Safety
     from shoal.wire.zmq import ZmqTransport
 
-    name = name or f"{role}-{secrets.token_hex(4)}"
-    transport = ZmqTransport(name)
+    safety = Safety.chosen(keys, insecure, at=address)
+    name = name or safety.named(f"{role}-{secrets.token_hex(4)}", role)
+    transport = ZmqTransport(name, safety=safety)
     try:
         transport.connect("coordinator", address)
     except BaseException:
@@ -103,7 +125,7 @@ class Cluster:
     def __init__(self, journal: Journal, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
         self._journal, self._copies = journal, copies
-        journal.rewrite(afresh(journal.records))  # of a cluster that was here before, nobody lives
+        self._begin(journal)
         self._clients: weakref.WeakSet[KV] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []
         self._loops: list[Loop] = []
@@ -115,6 +137,9 @@ class Cluster:
         self._telling: Telling | None = None
         self._looking = Looking(self._transport)
         atexit.register(_close_quietly, weakref.ref(self))
+
+    def _begin(self, journal: Journal) -> None:
+        journal.rewrite(afresh(journal.records))  # of a cluster that was here before, nobody lives
 
     def begin_with(self, record: bytes) -> None:
         """This stands in the journal before the coordinator is there to read it."""
@@ -139,6 +164,37 @@ class Cluster:
     def worker(self, name: str | None = None) -> KV:
         """A worker: it has a clock, and others may wait for it."""
         return self._join("worker", name)
+
+    def add_server(self, n: int = 1) -> list[str]:
+        """Start so many more; returns their names when all have joined. They get their share while everything goes on."""
+        if not isinstance(n, int) or n is True or not 1 <= n <= limits.MEMBERS // 2:
+            raise Invalid(f"n={n!r}: needs 1 to {limits.MEMBERS // 2} servers")
+        numbers = itertools.count(len([name for name in self._taken if name.startswith("server-")]))
+        free = (name for number in numbers if (name := f"server-{number}") not in self._taken)
+        names = list(itertools.islice(free, n))
+        self._taken.update(names)
+        for name in names:
+            self._start_server(name)
+        self._wait_for_servers(names)
+        return names
+
+    def remove_server(self, name: str) -> None:
+        """Others take over what it has, and it goes; returns when it is gone. Raises if it cannot be, or does not get on."""
+        from shoal.launch.leaving import let_go
+
+        let_go(self._looking, name)
+        self._forget_server(name)
+
+    def workers_here(self, workers: int) -> int:
+        """Of those that a run is to have, how many are started here: all, unless they come from elsewhere."""
+        return workers
+
+    def _start_server(self, name: str) -> None:
+        raise AssertionError  # each kind has its own
+
+    def _forget_server(self, name: str) -> None:
+        """It is gone: see that it has ended."""
+        raise AssertionError
 
     def look(self, seconds: float = _LOOK_WITHIN) -> m.Standing:
         """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
@@ -273,28 +329,37 @@ class ThreadCluster(Cluster):
             self._place.cleanup()
 
     def start(self) -> None:
-        from shoal.launch.child import moved_by, prepare
-        from shoal.nodes.server import Server
+        from shoal.launch.child import prepare
 
         prepare(self._modules)
         self._coordinate()
         for name in self._servers:
-            transport = self._hub.open(name)
-            server = Server(name, secrets.token_hex(8), transport.address)
-            server.also = moved_by(transport)
-            loop = Loop(server, transport)
-            transport.answer_with(loop.take)
-            self._run(loop)
+            self._start_server(name)
         self._wait_for_servers(self._servers)
 
-    def _coordinate(self) -> None:
-        node = Coordinator(copies=self._copies, journal=self._journal.records)
-        if self._run_facts is not None:
-            from shoal.launch.coordination import dealing_of, moves_of, saving_of
+    def _start_server(self, name: str) -> None:
+        from shoal.launch.serving import Serving
 
-            dealing, saving = dealing_of(self._run_facts), saving_of(self._run_facts)
-            moves = moves_of(self._run_facts)
-            node = Coordinator("coordinator", self._copies, self._journal.records, dealing, saving, moves)
+        transport = self._hub.open(name)
+        serving = Serving(name, secrets.token_hex(8), transport)
+        serving.guest.on_end = serving.loop.stop  # it was let go
+        transport.answer_with(serving.loop.take)
+        self._run(serving.loop)
+
+    def _forget_server(self, name: str) -> None:
+        for loop, thread in zip(list(self._loops), list(self._threads), strict=True):
+            if loop.node.name == name:
+                loop.stop()
+                thread.join(limits.DRAIN / limits.SECOND)
+                self._loops.remove(loop)
+                self._threads.remove(thread)
+
+    def _coordinate(self) -> None:
+        from shoal.launch.coordination import dealing_of, moves_of, saving_of
+
+        facts, records = self._run_facts, self._journal.records
+        dealing, saving = (None, None) if facts is None else (dealing_of(facts), saving_of(facts))
+        node = Coordinator(copies=self._copies, journal=records, dealing=dealing, saving=saving, moves=moves_of(facts))
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
         if self._telling is not None:
             self._coordinator.listener = self._telling

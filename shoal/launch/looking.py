@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from shoal.errors import ClusterError, Invalid, Unanswered
+from shoal.errors import ClusterError, Invalid, Refused, Unanswered
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
 from shoal.strategies.parameter_server import OnServers
@@ -24,6 +24,9 @@ from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
+
+if TYPE_CHECKING:
+    from shoal.wire.security import Safety
 
 ADDRESS = "address"  # the file of a run's folder that says where its coordinator is reached
 PATIENCE = 2.0  # seconds: who does not answer by then is said not to
@@ -121,6 +124,26 @@ class Looking:
     def view(self, seconds: float = PATIENCE) -> m.View:
         return self._ask("refresh the view", "coordinator", m.Refresh, m.View, seconds)
 
+    def describe(self, seconds: float = PATIENCE) -> m.Described:
+        """What is going on there, for whoever would take part."""
+        return self._ask("ask what the run is about", "coordinator", m.Describe, m.Described, seconds)
+
+    def feed(self, after: int, seconds: float = PATIENCE) -> m.Fed:
+        """What has happened since then."""
+        return self._ask("ask what happened", "coordinator", lambda request: m.Feed(request, after), m.Fed, seconds)
+
+    def drain(self, name: str, seconds: float = PATIENCE) -> m.Message:
+        """Ask that a node may go: Done if it may, No if not."""
+        return self._ask(f"let {name} go", "coordinator", lambda request: m.Drain(request, name), m.Message, seconds)
+
+    def tell(self, message: m.Message) -> None:
+        """Something that is not answered."""
+        with self._lock:
+            if self._transport is None:
+                self._transport = self._open(self.name)
+            self._transport.send("coordinator", message, ())
+            self._transport.flush()
+
     def status(self, seconds: float = PATIENCE) -> Status:
         """All that can be seen; servers that do not answer are named."""
         standing, view = self.look(seconds), self.view(seconds)
@@ -176,6 +199,8 @@ class Looking:
             for event in transport.receive(max(0.0, min(again, deadline) - now)):
                 answer = event.message
                 known = getattr(answer, "request", question.request) == question.request  # a view has none
+                if event.sender == to and isinstance(answer, m.No) and answer.kind in ("key", "version"):
+                    raise Refused(to, answer.reason)
                 if event.sender == to and known and isinstance(answer, kind):
                     return answer
             now = time.monotonic()
@@ -246,7 +271,7 @@ def _has_owner(folder: Path) -> bool:
         return False
 
 
-def is_of_peers(where: str) -> bool:
+def is_of_peers(where: str, safety: Safety | None = None) -> bool:
     """A run that has no coordinator because everybody in it is a peer: by its job, or by who answers at the address."""
     if "://" not in where:
         try:
@@ -255,10 +280,12 @@ def is_of_peers(where: str) -> bool:
             return False
     from shoal.launch.peer_watch import Watching
     from shoal.wire.peers import Peer
+    from shoal.wire.security import Safety
     from shoal.wire.zmq import ZmqTransport
 
-    check_address(where)
-    watching = Watching(ZmqTransport(f"look-{secrets.token_hex(4)}"))
+    safety = safety or Safety.chosen(at=where)
+    check_address(where, safety)
+    watching = Watching(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))
     try:
         watching.meet([Peer("door", "door", 0, where)])
         watching.greet("door", _AGAIN)
@@ -278,19 +305,21 @@ def _alone(folder: Path) -> str | None:
     return None if isinstance(job.strategy, OnServers | PeerToPeer) else job.strategy.name
 
 
-def look_at(address: str) -> Looking:
-    """At a cluster of other processes of this machine, by the address of its coordinator."""
-    return Looking(transport_to(address))
+def look_at(address: str, safety: Safety | None = None) -> Looking:
+    """At a cluster of other processes, by the address of its coordinator."""
+    return Looking(transport_to(address, safety))
 
 
-def transport_to(address: str) -> Callable[[str], Transport]:
-    """How somebody of whatever name reaches the coordinator at this address."""
+def transport_to(address: str, safety: Safety | None = None) -> Callable[[str], Transport]:
+    """How somebody of whatever name reaches the coordinator at this address; with the usual keys, if it needs some."""
+    from shoal.wire.security import Safety
     from shoal.wire.zmq import ZmqTransport
 
-    check_address(address)
+    safety = safety or Safety.chosen(at=address)
+    check_address(address, safety)
 
     def transport(name: str) -> Transport:
-        made = ZmqTransport(name)
+        made = ZmqTransport(safety.named(name), safety=safety)
         try:
             made.connect("coordinator", address)
         except BaseException:

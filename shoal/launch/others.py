@@ -14,7 +14,6 @@ import tomllib
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,16 +22,13 @@ from shoal.data.arrays import open_rows
 from shoal.data.datasets import Dataset
 from shoal.errors import ShoalError
 from shoal.job import Job
+from shoal.launch.child import Orders, transport_of
 from shoal.launch.group import Group, Others, name_of
 from shoal.launch.group_store import StoreGroup, client
 from shoal.launch.local import Cluster, ThreadCluster
-from shoal.launch.processes import ProcessCluster
+from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.launch.work import number_of
 from shoal.nodes.storage import Journal
-from shoal.wire.zmq import ZmqTransport
-
-if TYPE_CHECKING:
-    from shoal.launch.child import Orders
 
 _REMIND = 10.0  # seconds after which a wait is told, then twice that, ...
 _LOOK = 1.0  # seconds between two looks at who is silent
@@ -229,9 +225,7 @@ def be_rank(orders: Orders, ready: Callable[[], None]) -> None:
 
         group = GlooGroup(Path(orders.folder), rank, work.size)
     else:
-        transport = ZmqTransport(orders.name)
-        transport.connect("coordinator", orders.coordinator)
-        group = StoreGroup(client(orders.name, orders.token, transport), rank, work.size)
+        group = StoreGroup(client(orders.name, orders.token, transport_of(orders)), rank, work.size)
     follow(work, group)
 
 
@@ -239,4 +233,6 @@ def _cluster_of(job: Job) -> Cluster:
     modules, journal = tuple(job.launch.modules), Journal(None)
     if job.launch.how == "threads":
         return ThreadCluster(job.servers, modules, journal, job.copies)
-    return ProcessCluster(job.servers, job.launch.transport, modules, journal, job.copies, restart=job.copies > 1)
+    return ProcessCluster(
+        job.servers, job.launch.transport, modules, journal, job.copies, job.copies > 1, safety_of(job)
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shoal import limits
 from shoal.data.arrays import open_rows
 from shoal.filters import described
 from shoal.filters.chain import Chain
@@ -31,12 +32,25 @@ if TYPE_CHECKING:
     from shoal.launch.child import Orders
 
 
+_CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
+
+
 class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker needs to know, as plain data."""
 
     job: str  # as TOML, which knows infinity: JSON does not
     rows: str  # the folder of the packed set
     cache_bytes: int
+
+
+def cache_bytes(job: Job, workers: int | None = None) -> int:
+    """What one of so many workers on this host may keep of the rows it has read."""
+    if job.launch.cache_mb is not None:
+        return job.launch.cache_mb * limits.MB
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    return min(limits.SLOT_CACHE, free // _CACHE_SHARE // (workers or job.workers))
 
 
 def warm() -> None:
@@ -110,7 +124,7 @@ def run(trainer: Trainer, transport: Transport, stopped: threading.Event | None 
 
 def work(orders: Orders, ready: Callable[[], None]) -> None:
     """In a process of its own. SIGTERM asks it to finish what it has begun, give back the rest, and go."""
-    from shoal.wire.zmq import ZmqTransport
+    from shoal.launch.child import transport_of
 
     asked: list[Callable[[], None]] = []  # to leave: who hears of it, as soon as there is somebody
     leaving = threading.Event()
@@ -122,8 +136,7 @@ def work(orders: Orders, ready: Callable[[], None]) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     ready()
-    transport = ZmqTransport(orders.name)
-    transport.connect("coordinator", orders.coordinator)
+    transport = transport_of(orders)
     trainer = trainer_of(orders.name, orders.token, transport, msgspec.convert(orders.work, Work))
     trainer.learner.settle(alone=True)
     asked.append(trainer.leave)

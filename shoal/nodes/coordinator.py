@@ -21,12 +21,13 @@ from shoal.errors import Invalid
 from shoal.nodes import records
 from shoal.nodes.changing import Changing
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.doorway import Doorway
 from shoal.nodes.elastic import Elastic
 from shoal.nodes.saving import Saving
 from shoal.nodes.standing import standing
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
-from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
+from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
@@ -44,9 +45,10 @@ class Coordinator:
         moves: Moves | None = None,
     ) -> None:
         self.name, self.dealing, self.saving = name, dealing, saving or Saving()
-        self.roster = Roster(copies=copies)
+        self.roster, self.doorway = Roster(copies=copies), Doorway()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
+        self.check_address: Callable[[str], None] = check_address  # may a member be there? With keys, anywhere
         self._welcomes: dict[str, m.Hello] = {}  # members from the next record on: told when it is on disk
         self.changing = Changing()
         self.elastic = Elastic(moves)
@@ -92,6 +94,8 @@ class Coordinator:
                     del self._welcomes[name]  # everybody had to go, back to a checkpoint: it says hello again
             case Ended(name, reason, token):
                 effects += self._ended(now, name, reason, token)
+            case Dismiss(why):
+                effects += [Send(member.name, m.Dismissed(why)) for member in self.view.members]
             case _:
                 pass
         for name in self.roster.silent(now):
@@ -106,6 +110,7 @@ class Coordinator:
         effects += self._write(now)
         effects += self.changing.settle(self)
         effects.append(Wake(now + limits.HEARTBEAT))
+        self.doorway.heard(effects)
         return effects
 
     def _wake_up(self, now: int) -> None:
@@ -162,7 +167,7 @@ class Coordinator:
                 del self._welcomes[name]
                 if self.dealing is not None:
                     effects += self.dealing.joined(now, name, hello.role)
-                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view)))
+                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view, self.elastic.move_rate)))
         return effects
 
     def _received(self, now: int, sender: str, message: m.Message) -> list[Effect]:
@@ -181,6 +186,8 @@ class Coordinator:
                 return [Send(sender, self.view), Send(sender, m.Done(request))]
             case m.Look(request):
                 return [Send(sender, standing(self, now, request))]
+            case m.Describe() | m.Feed() | m.Unfit():
+                return self.doorway.take(sender, message, self.dealing)
             case m.Create() | m.Drop() | m.Delay():
                 return self.changing.change(sender, message, self)
             case m.Want() | m.Ready():
@@ -233,13 +240,13 @@ class Coordinator:
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
             return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name!r}"))]
-        if (reason := self.roster.may_join(hello.name, hello.role, hello.token) or _unreachable(hello)) != "":
+        if (reason := self.roster.may_join(hello.name, hello.role, hello.token) or self._unreachable(hello)) != "":
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
             known.heard = now
             if hello.name in self._welcomes:
                 return []  # a repeat: the first is still on its way to the disk
-            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view))]
+            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view, self.elastic.move_rate))]
         if self.roster.is_over(hello.name, hello.token):
             # A repeat from a former life, or one that was removed before it ever heard that it had joined.
             self.counts["late hello"] += 1
@@ -317,13 +324,12 @@ class Coordinator:
         self.counts["filled"] += bool(taken)
         return self.elastic.full(now, taken, self)
 
-
-def _unreachable(hello: m.Hello) -> str:
-    """Why others could not call this node; empty if they can, or need not."""
-    if hello.role != "server" and not hello.address:
+    def _unreachable(self, hello: m.Hello) -> str:
+        """Why others could not call this node; empty if they can, or need not."""
+        if hello.role != "server" and not hello.address:
+            return ""
+        try:
+            self.check_address(hello.address)
+        except Invalid as error:
+            return str(error)
         return ""
-    try:
-        check_address(hello.address)
-    except Invalid as error:
-        return str(error)
-    return ""

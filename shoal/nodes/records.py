@@ -94,6 +94,12 @@ def afresh(records: Sequence[bytes]) -> list[bytes]:
     return [msgspec.msgpack.encode(kept)]
 
 
+def members_and_tables(records: Sequence[bytes]) -> Kept | None:
+    """As they were last; None if there were none."""
+    last, _ = split(records)
+    return None if last is None else msgspec.msgpack.decode(last, type=Kept)
+
+
 def _is_roster(record: bytes) -> bool:
     """By its first element, which is its tag."""
     found = msgspec.msgpack.decode(record, type=list[msgspec.Raw])

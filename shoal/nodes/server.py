@@ -16,7 +16,7 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster.member import Membership
-from shoal.errors import ShoalError
+from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
 from shoal.store import checkpoint, given
 from shoal.store.calling import Calls
@@ -25,6 +25,7 @@ from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
 from shoal.store.load import told as told_loads
 from shoal.store.outcome import Outcome, Work
+from shoal.store.pace import Pace
 from shoal.store.segment import Segments
 from shoal.store.snapping import Snapping
 from shoal.tables import Given
@@ -61,6 +62,7 @@ class Server:
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
+        self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
         self._backlog: deque[Received] = deque()
         self._works: deque[Work] = deque()  # the first one is being computed
@@ -143,6 +145,9 @@ class Server:
             self.released = True  # what we have is worth nothing any more: there is nothing to hand over
             return []
         change, effects = self.member.handle(now, message)
+        self._pace.rate = self.member.move_rate
+        if change.for_good:
+            raise Refused(self.member.coordinator, change.refused)
         if change.fenced:  # others may hold our segments by now: what we have is worth nothing
             self.tables.clear()
             self._members.clear()
@@ -200,7 +205,7 @@ class Server:
         servers = _servers(view)
         for table in new:
             try:
-                holding = Holding(self.name, self.member.incarnation, table, self._inline)
+                holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace)
                 holding.set_up(servers, self._loader(table))
                 made[table.number] = holding
             except MemoryError:

@@ -46,6 +46,7 @@ class Worker:
         self._computing: dict[int, Task] = {}
         self._effects: list[Effect] = []
         self._token = 0
+        self._locked_out: Refused | None = None  # our key was revoked, or is none that the coordinator takes
         self._due = 0  # when there is something to do, whatever comes
 
     def start(self, coroutine: Coroutine[Task, None, Any]) -> Task:
@@ -89,6 +90,8 @@ class Worker:
                 sleeper.finish()
         while self._resume():
             effects += self.client.submit(now)
+        if self._locked_out is not None:
+            self.client.fail_all(self._locked_out)  # nobody will answer, whatever is asked from now on
         if self._effects:
             effects += self._effects
             self._effects = []
@@ -112,6 +115,7 @@ class Worker:
             self.client.fenced()
             if self.on_fenced is not None:
                 self.on_fenced()
+        self._locked_out = Refused(event.sender, change.refused) if change.for_good else None
         if change.refused:
             self.joined.finish(error=Refused(event.sender, change.refused))
             self.client.fail_all(Refused(event.sender, change.refused))

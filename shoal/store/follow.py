@@ -29,7 +29,7 @@ from shoal.wire.effects import Send
 Ranges = Callable[[int], KeyRange]  # of a segment
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A change, the rows that came with it, and the segments that they are for."""
 
@@ -54,9 +54,19 @@ class Arriving:
 class Follow:
     """What one server holds of one table because another one is, or was, its primary."""
 
-    def __init__(self, number: int, spec: Spec, primary: str, incarnation: int, ranges: Ranges, inline: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        primary: str,
+        incarnation: int,
+        ranges: Ranges,
+        inline: int,
+        new_ground: Callable[[], Ground] | None = None,
+    ) -> None:
         self.number, self.spec, self.primary, self.incarnation = number, spec, primary, incarnation
         self.ranges, self.inline = ranges, inline
+        self._new_ground = new_ground or (lambda: ground_of(spec))
         self.part: Part | None = None
         self._ground: Ground | None = None  # where rows lie: those of the part, and those that arrive
         self.have = -1  # all changes up to this one are here; -1: nothing was heard of the log yet
@@ -74,6 +84,11 @@ class Follow:
     @property
     def segments(self) -> list[int]:
         return [] if self.part is None else self.part.segments
+
+    @property
+    def live(self) -> list[int]:
+        """Those of them that follow the primary's log."""
+        return [segment for segment in self.segments if segment not in self._frozen]
 
     # ------------------------------------------------------------ changes
 
@@ -174,7 +189,7 @@ class Follow:
 
     def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
         """The rows of a piece go straight to where they will lie. False if they cannot."""
-        self._ground = self._ground or ground_of(self.spec)
+        self._ground = self._ground or self._new_ground()
         keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
         if not arrays:
             return sparse or not len(keys)
@@ -236,7 +251,7 @@ class Follow:
             if self._ground is not None:
                 self._ground.hold(())
             return
-        self._ground = self._ground or ground_of(self.spec)
+        self._ground = self._ground or self._new_ground()
         self.part = Part(
             self.number, self.spec, [(number, self.ranges(number)) for number in self._after], self._ground
         )
@@ -257,7 +272,7 @@ class Follow:
         No segment is arriving: what was is part of what is held, or given up.
         """
         every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
-        for one in {id(one): one for one in every}.values():  # a change may be kept in several places: once is enough
+        for one in dict.fromkeys(every):  # a change may be kept in several places: once is enough
             one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
         self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
         self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}
@@ -292,6 +307,12 @@ class Follow:
             self._after[number] = max(self.have, self._after[number])
             self._frozen[number] = kept
         self._early.clear()  # of what is still ours to follow it comes again
+
+    def thaw(self, segments: Iterable[int], seq: int) -> None:
+        """Their primary is the same again, and brought us level: from this change of its log on they follow it as before."""
+        for number in segments:
+            del self._frozen[number]
+            self._after[number] = seq
 
     def is_frozen(self, segment: int) -> bool:
         return segment in self._frozen

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal import limits
 from shoal.tables import Table
 from shoal.wire import neighbours, peers
+from shoal.wire.admission import (
+    Allowed as Allowed,
+)
 from shoal.wire.base import (
     EVERYWHERE as EVERYWHERE,
 )
@@ -96,6 +100,24 @@ from shoal.wire.elastic import (
 )
 from shoal.wire.elastic import (
     Release as Release,
+)
+from shoal.wire.hosts import (
+    Describe as Describe,
+)
+from shoal.wire.hosts import (
+    Described as Described,
+)
+from shoal.wire.hosts import (
+    Dismissed as Dismissed,
+)
+from shoal.wire.hosts import (
+    Fed as Fed,
+)
+from shoal.wire.hosts import (
+    Feed as Feed,
+)
+from shoal.wire.hosts import (
+    Unfit as Unfit,
 )
 from shoal.wire.requests import (
     Ask as Ask,
@@ -195,6 +217,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     starts: list[int]
     places: list[Place]
     origin: str = ""  # the folder of the checkpoint that its rows come from; empty: they begin at their initial values
+    cut: int = 0  # the view in which a segment of it was last made two; 0: never
 
 
 class View(Message, frozen=True):
@@ -223,6 +246,7 @@ class Welcome(Message, frozen=True):
     token: str
     incarnation: Count
     view: View
+    move_rate: Count = limits.MOVE_RATE  # bytes a second that a server sends of what changes hands
 
 
 class Over(Message, frozen=True):
@@ -362,7 +386,7 @@ class Done(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Allowed | Describe | Described | Unfit | Feed | Fed | Dismissed | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
     | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Reached | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest
     | neighbours.Show | neighbours.Heard

@@ -4,6 +4,9 @@ A node that others call binds one ROUTER socket; a node that calls others holds 
 its name when it connects. So every message is known by its sender's name, answers go back the way the question came, and
 a peer that is gone costs nothing but what was sent to it. What does not decode is dropped and counted, and its sender is
 told if it can be.
+
+With keys (``Safety``) tcp is encrypted (CURVE), and a message is taken only if its sender's name and what it says are what its
+key is for. Nothing of a stranger's reaches the decoder.
 """
 
 from __future__ import annotations
@@ -13,16 +16,24 @@ import math
 import os
 import weakref
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
 
 from shoal import limits
 from shoal.errors import Invalid, OtherVersion, WireError
-from shoal.wire.address import check_address
+from shoal.wire.address import check_address, parsed, with_key
+from shoal.wire.calling import EVENTS, Line, monitor
 from shoal.wire.coding import decode, encode
+from shoal.wire.door import Door, Guests, Log, revoked
 from shoal.wire.effects import Received
-from shoal.wire.messages import Arrays, Message, No
+from shoal.wire.keyring import Key, bytes_of
+from shoal.wire.listening import Listening
+from shoal.wire.messages import Allowed, Arrays, Message, No
+from shoal.wire.roles import objection
+from shoal.wire.security import Safety
 
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
@@ -30,19 +41,30 @@ _FRAMES = limits.FRAMES + 2  # a name, a header, and arrays
 _SKIPPED = 4_096  # frames of a message that is too long, thrown away in one turn
 _LINGER = 200  # milliseconds for the last words
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
+# Those find a peer that vanished while nothing was on its way to it. With bytes on their way the kernel would go on sending
+# them for a quarter of an hour, and a greeting that nobody hears is repeated ever more rarely, for two minutes.
+_GIVEN_UP = {zmq.TCP_MAXRT: 10_000, zmq.CONNECT_TIMEOUT: 3_000}  # milliseconds
 
 
 class ZmqTransport:
-    """One node's sockets. Only one thread at a time may use them; ``wake`` may be called from any."""
+    """One node's sockets. Only one thread at a time may use them; ``wake`` may be called from any.
 
-    def __init__(self, name: str, bind: str | None = None) -> None:
+    ``advertise`` is the host by which others know this one, if it listens at an address that is not to be called (0.0.0.0).
+    """
+
+    def __init__(self, name: str, bind: str | None = None, safety: Safety | None = None, advertise: str = "") -> None:
         self._name = name.encode()
+        self._safety = safety or Safety.local()
         self._context = zmq.Context()  # its own: a full queue or a slow close of one node is no matter of the others
         self._counts: Counter[str] = Counter()
         self._sent = self._received = 0  # bytes
         self._poller = zmq.Poller()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
+        self._lines: dict[str, Line] = {}  # calls over tcp
+        self._sides: dict[Any, Callable[[list[Received]], None]] = {}  # sockets that bring news, not messages
+        self._log = Log(name)
+        self._door: Door | None = None  # where we listen with keys
         self._names: dict[zmq.Socket[bytes], str] = {}
         self._mutual: set[str] = set()  # nodes that we call and that call us
         self._too_long: dict[zmq.Socket[bytes], list[zmq.Frame]] = {}  # messages that have more frames than any may
@@ -56,19 +78,36 @@ class ZmqTransport:
         self._shut.atexit = False  # by then it is closed, or nobody cares
         self._poller.register(self._alarm, zmq.POLLIN)
         if bind is not None:
-            self._bind(bind)
+            self._bind(bind, advertise)
 
-    def _bind(self, address: str) -> None:
-        check_address(address)
+    def _bind(self, address: str, advertise: str) -> None:
+        try:
+            check_address(address := parsed(address).plain, self._safety)
+            own = self._safety.own(self._name.decode()) if self._safety.has_keys and address.startswith("tcp") else None
+        except Invalid:
+            self.close()
+            raise
         self._router = self._socket(zmq.ROUTER)
+        listening = Listening(self._context, self._router, self._counts, self._log, own is not None)
+        self._watch(listening.watch, lambda found: listening.look())
+        if own is not None:
+            guests = Guests(self._safety.folder, own)
+            self._door = Door(self._context, self._name.decode(), guests, self._counts, self._log)
+            self._watch(self._door.socket, self._answer_door)
+            self._router.setsockopt(zmq.CURVE_SERVER, 1)
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+            self._router.setsockopt(zmq.ZAP_DOMAIN, b"shoal")
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is an error we count, not silence
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back has its name again at once
         try:
-            self._router.bind(address)
+            self._address = listening.bind(address)
         except zmq.ZMQError as error:
             self.close()
             raise Invalid(f"cannot listen at {address}: {error.strerror}: take another address") from None
-        self._address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        if advertise:
+            self._address = f"tcp://{advertise}:{self._address.rpartition(':')[2]}"
+        if own is not None:
+            self._address = with_key(self._address, own.public)
         self._poller.register(self._router, zmq.POLLIN)
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -85,7 +124,7 @@ class ZmqTransport:
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
             socket.setsockopt(zmq.HEARTBEAT_TTL, 10_000)
             socket.setsockopt(zmq.RCVHWM, 0)
-        for option, value in _KEEPALIVE.items():
+        for option, value in (_KEEPALIVE | _GIVEN_UP).items():
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HELLO_WITHIN // limits.MILLISECOND)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
@@ -102,20 +141,54 @@ class ZmqTransport:
         (self._mutual.add if mutual else self._mutual.discard)(name)
         if self._addresses.get(name) == address:
             return
+        if not isinstance(address, str):
+            check_address(address)
+        where = parsed(address)
+        key = self._safety.key_at(name, where)
         self.disconnect(name)
-        check_address(address)
         dealer = self._socket(zmq.DEALER)
         dealer.setsockopt(zmq.IDENTITY, self._name)
         try:
-            dealer.connect(address)
-        except zmq.ZMQError as error:
+            if key:
+                own = self._safety.own(self._name.decode())
+                dealer.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+                dealer.setsockopt(zmq.CURVE_PUBLICKEY, bytes_of(own.public))
+                dealer.setsockopt(zmq.CURVE_SERVERKEY, bytes_of(key))
+            if where.plain.startswith("tcp"):
+                self._lines[name] = line = Line(name, where.plain, key, monitor(self._context, dealer, EVENTS))
+                self._watch(line.watch, partial(self._look, line))
+            dealer.connect(where.plain)
+        except (zmq.ZMQError, Invalid) as error:
+            self._unwatch(name)
             self._open.remove(dealer)
             dealer.close(0)
+            if isinstance(error, Invalid):
+                raise
             raise Invalid(
                 f"cannot connect to {address!r}: {error.strerror}: give tcp://127.0.0.1:PORT or ipc://PATH"
             ) from None
+        if key and name == limits.COORDINATOR and self._door is not None:
+            self._door.guests.trust(key)
         self._dealers[name], self._names[dealer], self._addresses[name] = dealer, name, address
         self._poller.register(dealer, zmq.POLLIN)
+
+    def _watch(self, socket: zmq.Socket[bytes], look: Callable[[list[Received]], None]) -> None:
+        self._sides[socket] = look
+        self._open.append(socket)
+        self._poller.register(socket, zmq.POLLIN)
+
+    def _unwatch(self, name: str) -> None:
+        if (line := self._lines.pop(name, None)) is not None:
+            del self._sides[line.watch]
+            self._poller.unregister(line.watch)
+            self._open.remove(line.watch)
+            line.watch.close(0)
+
+    def _redial(self, name: str) -> None:
+        """libzmq has given that call up."""
+        address, mutual = self._addresses[name], name in self._mutual
+        self.disconnect(name)
+        self.connect(name, address, mutual)
 
     def disconnect(self, name: str) -> None:
         dealer = self._dealers.pop(name, None)
@@ -124,14 +197,21 @@ class ZmqTransport:
             self._too_long.pop(dealer, None)
             del self._names[dealer], self._addresses[name]
             self._open.remove(dealer)
+            dealer.disable_monitor()
             dealer.close()
+            self._unwatch(name)
 
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
         header = encode(message)
         frames: list[Any] = [header, *arrays]
+        if (line := self._lines.get(to)) is not None and line.may_dial():
+            self._redial(to)
         socket = self._dealers.get(to)
         if socket is None:
             if self._router is None:
+                self._counts["nobody there"] += 1
+                return
+            if self._door is not None and not self._door.may_hear(to):
                 self._counts["nobody there"] += 1
                 return
             socket = self._router
@@ -148,10 +228,17 @@ class ZmqTransport:
 
     def receive(self, seconds: float) -> list[Received]:
         found: list[Received] = []
+        if self._door is not None and self._door.look():
+            self._tell_list()
         for socket, _ in self._poller.poll(max(0, math.ceil(seconds * 1_000))):
             if socket == self._alarm:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._alarm, 65_536)
+                continue
+            if (side := self._sides.get(socket)) is not None:
+                side(found)
+                continue
+            if socket.closed:  # it was dialled anew just now
                 continue
             for _ in range(_BATCH):
                 frames = self._frames(socket)
@@ -179,6 +266,7 @@ class ZmqTransport:
         return []
 
     def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
+        key: Key | None = None
         if socket is self._router:
             sender = frames.pop(0).bytes.decode(errors="replace")
             if (
@@ -186,6 +274,12 @@ class ZmqTransport:
             ):  # that node we call ourselves: whoever comes in under its name is another
                 self._counts["impostor"] += 1
                 return
+            if self._door is not None and frames:
+                key, why = self._door.sender(sender, frames[0])
+                if key is None:
+                    if why:
+                        self._say_no(sender, why)
+                    return
         else:
             sender = self._names[socket]
         self._received += sum(map(len, frames))
@@ -194,11 +288,68 @@ class ZmqTransport:
                 raise WireError("a message without a header")
             message, arrays = decode(frames[0].buffer, [frame.buffer for frame in frames[1:]])
         except WireError as error:
-            self._counts["other version" if isinstance(error, OtherVersion) else "not a message"] += 1
-            if socket is self._router:
-                self.send(sender, No(0, "version" if isinstance(error, OtherVersion) else "wire", str(error)), ())
+            self._not_understood(socket, sender, error, found)
+            return
+        if key is not None and not self._is_welcome(sender, key, message):
+            return
+        if isinstance(message, Allowed):
+            if self._door is not None and sender == limits.COORDINATOR and self._lines[sender].key:
+                self._door.take_list(message)
+                self._tell_list()
             return
         found.append(Received(sender, message, arrays))
+
+    def _not_understood(self, socket: Any, sender: str, error: WireError, found: list[Received]) -> None:
+        """Whoever called is told; and if we did, and they speak another version, so are we."""
+        other = isinstance(error, OtherVersion)
+        self._counts["other version" if other else "not a message"] += 1
+        no = No(0, "version" if other else "wire", str(error))
+        if socket is self._router:
+            if other:
+                self._log(f"{sender[: limits.NAME_CHARS]!r} was refused: {error}")
+            self.send(sender, no, ())
+        elif other:
+            found.append(Received(sender, no, ()))
+
+    # ------------------------------------------------------------ keys
+
+    def _answer_door(self, found: list[Received]) -> None:
+        assert self._door is not None
+        self._door.answer()
+
+    def _look(self, line: Line, found: list[Received]) -> None:
+        """Something has happened to a call of ours."""
+        if why := line.look():
+            self._counts["refused"] += 1
+            found.append(Received(line.name, No(0, "key", why), ()))
+
+    def _is_welcome(self, sender: str, key: Key, message: Message) -> bool:
+        """May it say that? Whoever may listen, too, hears who else may call."""
+        assert self._door is not None
+        if why := objection(key, message):
+            self._counts["not theirs to say"] += 1
+            self._door.log(f"what {sender!r} says is not taken: {why}")
+            self.send(sender, No(getattr(message, "request", 0), "key", why), ())
+            return False
+        if self._door.lacks_list(sender, key):
+            self.send(sender, self._door.list(), ())
+        return True
+
+    def _tell_list(self) -> None:
+        """Who may call has changed: those who listen hear it, and those who may no more hear that."""
+        assert self._door is not None
+        for name, public in list(self._door.names.items()):
+            if not self._door.may_hear(name):
+                del self._door.names[name]
+                self._say_no(name, revoked(public))
+            elif (key := self._door.guests.find(public)) is not None and self._door.lacks_list(name, key):
+                self.send(name, self._door.list(), ())
+
+    def _say_no(self, to: str, why: str) -> None:
+        """The last that it hears from here."""
+        assert self._router is not None
+        with contextlib.suppress(zmq.ZMQError):  # gone already
+            self._router.send_multipart([to.encode(), encode(No(0, "key", why))], zmq.DONTWAIT)
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):  # full of calls already

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shoal import limits
+from shoal.cluster.rebalance import Wanted
 from shoal.data.datasets import Dataset, load
 from shoal.events import Gone, Handed, Joined, Leaving, Warned
 from shoal.job import Job
@@ -21,6 +22,7 @@ from shoal.store.holding import Holding
 from shoal.strategies import TABLE
 from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
+from shoal.wire.effects import Received
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
 COPIES = pytest.mark.parametrize("copies", [1, 2])
@@ -68,13 +70,7 @@ def join(ship: Ship, name: str) -> Server:
 
 
 def drain(ship: Ship, name: str) -> None:
-    ship.feed("coordinator", m_received("launcher", m.Drain(77, name)))
-
-
-def m_received(sender: str, message: m.Message) -> object:
-    from shoal.wire.effects import Received
-
-    return Received(sender, message)
+    ship.feed("coordinator", Received("launcher", m.Drain(77, name)))
 
 
 # ---------------------------------------------------------------- joining
@@ -89,7 +85,6 @@ def test_a_server_that_joins_gets_its_share_while_the_run_goes_on(rows: Dataset,
     assert max(held(ship).values()) - min(held(ship).values()) <= 1
     if copies == 2:
         assert sum(held(ship, 1).values()) == sum(held(ship).values())
-    assert not ship.dealing.workload.finished
     ship.home()
     assert ship.slots_done() == ship.dealing.workload.limit
     handed = ship.all(Handed)
@@ -113,6 +108,28 @@ def test_who_joins_gets_nothing_where_nothing_is_to_be_balanced(rows: Dataset) -
     join(ship, "server-2")
     ship.home()
     assert held(ship)["server-2"] == 0 and not ship.all(Handed)
+
+
+@STRATEGIES
+def test_members_of_a_set_change_places_while_the_run_goes_on(
+    rows: Dataset, weights: np.ndarray, strategy: str
+) -> None:
+    for seed in range(3):
+        ship = sail(rows, strategy, seed, copies=2, balance="none")
+        before = held(ship)
+        swaps = [
+            Wanted(TABLE, segment, *place.servers, "count")
+            for segment, place in enumerate(coordinator(ship).roster.tables[TABLE].places)
+            if place.servers[0] == "server-0"
+        ]
+        node = coordinator(ship)
+        node.elastic._note(ship.now, node.roster.begin(ship.now, swaps), node)
+        ship.until(lambda ship=ship: not is_moving(ship))
+        assert before["server-0"] == 8 and held(ship) == {"server-1": 16} and held(ship, 1) == {"server-0": 16}
+        ship.home()
+        assert len(ship.all(Handed)) == 8
+        if strategy == "sync":
+            assert np.array_equal(np.array(ship.weights), weights)
 
 
 # ---------------------------------------------------------------- leaving
@@ -197,6 +214,7 @@ def test_a_worker_that_is_drained_finishes_what_it_has_and_goes(rows: Dataset, w
     drain(ship, "worker-1")
     ship.until(lambda: ship.ends["worker-1"].done)
     assert not ship.dealing.workload.finished
+    ship.feed("coordinator", Received("worker-1", m.Leave(ship.trainers["worker-1"].worker.member.incarnation)))
     ship.home()
     assert np.array_equal(np.array(ship.weights), weights)
     assert not any("dealt again" in one.what for one in ship.all(Warned))

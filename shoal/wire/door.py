@@ -1,0 +1,247 @@
+"""The door of a node that listens with keys: who is let in, and whose messages are taken.
+
+Every handshake is answered here, in the node's own loop (libzmq asks by a socket of its own; there is no thread for it): a key that is on
+the list comes in, any other is refused. The list is this host's file, read again whenever it changes, and what the coordinator tells;
+every single message is checked against it, so a key that is revoked is cut off at once, though its connection stands. What is
+refused is counted, and said on standard error, so many times a second at most.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from shoal import limits
+from shoal.wire import keyring
+from shoal.wire.admission import Allowed
+from shoal.wire.keyring import KEY_BYTES, REVOKED, ROLES, Key, text_of
+
+LISTEN = ("coordinator", "server", "client")  # roles of those who may be called
+_KNOWN = (*ROLES, REVOKED)
+Envelope = list[bytes]
+
+_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks
+_LOOK = 0.1  # seconds between two looks at the list, while messages come
+_HOLD = (
+    limits.HELLO_WITHIN / limits.SECOND / 2
+)  # seconds that a stranger waits: the coordinator's word may be on its way
+
+
+class Guests:
+    """The keys that may call."""
+
+    def __init__(self, folder: Path | None, own: Key) -> None:
+        self.version = 0
+        self.wrong: list[str] = []
+        self._folder = folder
+        self._always = [own]
+        self._told: list[Key] = []
+        self._file: list[Key] = []
+        self._seen: tuple[int, ...] = ()
+        self._by_key: dict[str, Key] = {}
+        self.look()
+
+    def look(self) -> bool:
+        """At the file; has anything changed?"""
+        seen: tuple[int, ...] = (0,)
+        if self._folder is not None:
+            try:
+                found = (self._folder / keyring.ALLOWED).stat()
+                seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            except OSError:
+                seen = (0,)
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        self._file, self.wrong = ([], []) if self._folder is None else keyring.read_list(self._folder)
+        self._merge()
+        return True
+
+    def tell(self, keys: Sequence[Key]) -> None:
+        """The coordinator's list."""
+        self._told = list(keys)
+        self._merge()
+
+    def trust(self, coordinator: str) -> None:
+        """Whoever has the key that the coordinator must have may be anyone."""
+        if all(key.public != coordinator for key in self._always):
+            self._always.append(Key("coordinator", "coordinator", coordinator))
+            self._merge()
+
+    @property
+    def wait_for_word(self) -> bool:
+        """A coordinator elsewhere has a say in who may come: it may not have said so yet."""
+        return len(self._always) > 1
+
+    def find(self, public: str) -> Key | None:
+        return self._by_key.get(public)
+
+    def all(self) -> list[Key]:
+        """The revoked ones among them."""
+        return [key for key in self._by_key.values() if key not in self._always]
+
+    def _merge(self) -> None:
+        # Later ones win: whom the coordinator or this host has revoked the other does not bring back.
+        found = [*self._told, *self._file]
+        found += [key for key in found if key.role == REVOKED]
+        self._by_key = {key.public: key for key in [*found, *self._always]}
+        self.version += 1
+
+
+class Log:
+    """Lines on standard error, so many a second at most; the others are counted."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._second, self._lines, self._left = name, 0, 0, 0
+
+    def __call__(self, line: str) -> None:
+        if (now := int(time.monotonic())) != self._second:
+            self._second, self._lines = now, 0
+        if self._lines >= limits.LOG_LINES:
+            self._left += 1
+            return
+        self._lines += 1
+        more, self._left = f" (and {self._left:,} such lines before)" if self._left else "", 0
+        print(f"shoal: {self._name}: {line}{more}", file=sys.stderr, flush=True)
+
+
+class Door:
+    """Answers handshakes, and knows whose messages are taken, and to whom answers may go."""
+
+    def __init__(self, context: zmq.Context[Any], name: str, guests: Guests, counts: Counter[str], log: Log) -> None:
+        self.guests, self.log = guests, log
+        self.is_authority = name == limits.COORDINATOR  # its list is everybody's
+        self.names: dict[str, str] = {}  # who has called, and by which key
+        self._counts = counts
+        self._looked = time.monotonic()
+        self._waiting: list[
+            tuple[float, list[bytes], str, str]
+        ] = []  # since when, whom to answer, its key, its address
+        self._told: set[str] = set()  # who heard why it is not taken
+        self._has_list: dict[str, int] = {}  # who has heard which list
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(_ZAP)
+        self._say_wrong()
+
+    # ------------------------------------------------------------ the list
+
+    def look(self) -> bool:
+        """Has the list changed? Looks now and then, however often it is asked."""
+        if (now := time.monotonic()) - self._looked < _LOOK:
+            return False
+        self._looked = now
+        changed = self._fresh()
+        if self._waiting:
+            self._decide()
+        return changed
+
+    def _fresh(self) -> bool:
+        if changed := self.guests.look():
+            self._told.clear()
+            self._say_wrong()
+        return changed
+
+    def _say_wrong(self) -> None:
+        for line in self.guests.wrong:
+            self.log(line)
+
+    def list(self) -> Allowed:
+        return Allowed([(key.role, key.name, key.public) for key in self.guests.all()])
+
+    def take_list(self, message: Allowed) -> None:
+        """The coordinator's word."""
+        self.guests.tell([Key(role, name, public) for role, name, public in message.keys if role in _KNOWN])
+        self._told.clear()
+        self._decide()
+
+    def lacks_list(self, name: str, key: Key) -> bool:
+        """Is it one that listens, too, and has not heard who may call? It is taken for told from now on."""
+        if not self.is_authority or key.role not in LISTEN or self._has_list.get(name) == self.guests.version:
+            return False
+        self._has_list[name] = self.guests.version
+        return True
+
+    # ------------------------------------------------------------ who comes in
+
+    def answer(self) -> None:
+        """Whoever is at the door."""
+        self._fresh()
+        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            caller, _, version, request, _, address, _, mechanism, *rest = self.socket.recv_multipart(zmq.DONTWAIT)
+            key = text_of(rest[0]) if mechanism == b"CURVE" and rest and len(rest[0]) == KEY_BYTES else ""
+            envelope = [caller, b"", version, request]
+            self._waiting.append((time.monotonic(), envelope, key, address.decode(errors="replace")))
+        self._decide()
+
+    def _decide(self) -> None:
+        """About all who wait. A stranger waits a while where the coordinator's word may still be on its way."""
+        now, waiting, self._waiting = time.monotonic(), self._waiting, []
+        for one in waiting:
+            since, envelope, key, address = one
+            guest = self.guests.find(key)
+            if guest is not None and guest.role != REVOKED:
+                self._let_in(envelope, key)
+            elif guest is None and self.guests.wait_for_word and now - since < _HOLD:
+                self._waiting.append(one)
+            else:
+                self._refuse(envelope, key, address, guest)
+
+    def _let_in(self, envelope: Envelope, key: str) -> None:
+        self._counts["let in"] += 1
+        for name in [name for name, its in self.names.items() if its == key]:
+            self._has_list.pop(name, None)  # what was sent to it while it was away is lost
+        self.socket.send_multipart([*envelope, b"200", b"", key.encode(), b""])
+
+    def _refuse(self, envelope: Envelope, key: str, address: str, guest: Key | None) -> None:
+        why = "is not on the list" if guest is None else f"was {guest.name}'s, and was revoked"
+        self._counts["strange key" if guest is None else "revoked key"] += 1
+        self.log(
+            f"a caller at {address} was refused: its key {key} {why}: shoal key list shows who may call, shoal key add adds"
+        )
+        self.socket.send_multipart([*envelope, b"400", b"", b"", b""])
+
+    # ------------------------------------------------------------ who is heard
+
+    def sender(self, name: str, frame: zmq.Frame) -> tuple[Key | None, str]:
+        """The key that this message came by; or none, and why it is not taken: said once for each name, else empty."""
+        public = str(frame.get("User-Id"))
+        key = self.guests.find(public)
+        if key is None or key.role == REVOKED:
+            self._counts["revoked key"] += 1
+            return None, self._once(name, revoked(public))
+        if not key.is_of(name):
+            self._counts["impostor"] += 1
+            return None, self._once(
+                name, f"the key is {key.name}'s: a node that has it is called {key.name} or {key.name}.SOMETHING"
+            )
+        if self.names.get(name) != public:
+            self.names.pop(name, None)
+            self.names[name] = public
+            while len(self.names) > 2 * limits.MEMBERS:  # of those who came first, no answer goes out any more
+                del self.names[first := next(iter(self.names))]
+                self._has_list.pop(first, None)
+        return key, ""
+
+    def may_hear(self, name: str) -> bool:
+        """May anything be sent to it? Who was answered before its key was revoked is not any more."""
+        key = self.guests.find(self.names.get(name, ""))
+        return key is not None and key.role != REVOKED
+
+    def _once(self, name: str, why: str) -> str:
+        if name in self._told:
+            return ""
+        if len(self._told) < limits.MEMBERS:
+            self._told.add(name)
+        self.log(f"what {name[: limits.NAME_CHARS]!r} says is not taken: {why}")
+        return why
+
+
+def revoked(public: str) -> str:
+    return f"the key {public} was revoked: shoal key new makes another, which the coordinator's host must add (shoal key add)"

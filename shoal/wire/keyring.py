@@ -1,0 +1,263 @@
+"""A host's keys, as files. A key belongs to one name and has one role.
+
+    FOLDER/NAME.secret      this host's own: whoever can read it can be that node; 0600, in a folder of 0700
+    FOLDER/NAME.public      the half that others are given: one line, ROLE:NAME:KEY
+    FOLDER/allowed          who may call here: such lines; those that were revoked stay, as revoked:NAME:KEY
+
+A node that has the key NAME is called NAME, NAME.SOMETHING or, in a group of workers of that name, NAME/SOMETHING (so key names have
+neither dots nor slashes). The coordinator's key stands for its whole host: whoever has it may be anyone. Secrets are read from here and nowhere else, and are never printed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from shoal import limits
+from shoal.errors import Invalid
+from shoal.files import replace_file
+
+ROLES = ("coordinator", "server", "worker", "client")
+REVOKED = "revoked"
+ALLOWED = "allowed"
+_NAME = re.compile(r"\w[\w-]{0,63}")
+KEY_BYTES = 32
+_LIST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The public half: who it is, and what it may be."""
+
+    role: str
+    name: str
+    public: str  # 52 letters and digits
+
+    @property
+    def line(self) -> str:
+        return f"{self.role}:{self.name}:{self.public}"
+
+    def is_of(self, node: str) -> bool:
+        """May a node of this name have this key?"""
+        return self.role == "coordinator" or node == self.name or node.startswith((f"{self.name}.", f"{self.name}/"))
+
+
+@dataclass(frozen=True, slots=True)
+class Own(Key):
+    """A key of this host."""
+
+    secret: bytes = field(repr=False)
+
+
+def text_of(key: bytes) -> str:
+    return base64.b32encode(key).decode().rstrip("=").lower()
+
+
+def bytes_of(text: str) -> bytes:
+    try:
+        key = base64.b32decode(text.upper() + "====")
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise Invalid(f"{text[:80]!r} is no key: it has 52 letters and digits")
+    return key
+
+
+def default_folder() -> Path:
+    """Where this user's keys are, unless told otherwise."""
+    if (given := os.environ.get("SHOAL_KEYS")) is not None and given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shoal" / "keys"
+
+
+def parse(line: str) -> Key:
+    """ROLE:NAME:KEY."""
+    parts = line.strip().split(":")
+    if len(parts) != 3 or parts[0] not in (*ROLES, REVOKED):
+        raise Invalid(f"{line.strip()[:120]!r} is no line of a key: it has ROLE:NAME:KEY, as shoal key new prints it")
+    role, name, public = parts
+    check_name(name)
+    bytes_of(public)
+    if name == limits.COORDINATOR and role not in ("coordinator", REVOKED):
+        raise Invalid(f"{line.strip()[:120]!r}: that name is the coordinator's own")
+    return Key(role, name, public.lower())
+
+
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise Invalid(f"name {name[:80]!r}: a key's name has 1 to 64 letters, digits and dashes, and no dots")
+
+
+def make(folder: Path, name: str, role: str) -> Own:
+    """A new pair."""
+    check_name(name)
+    if role not in ROLES:
+        raise Invalid(f"role {role!r} is none of {', '.join(ROLES)}")
+    if name == limits.COORDINATOR and role != "coordinator":
+        raise Invalid(f"that name is the coordinator's own: give --role coordinator, or take another name for a {role}")
+    _private_folder(folder)
+    secret_file = folder / f"{name}.secret"
+    if os.path.lexists(secret_file):
+        raise Invalid(f"{secret_file} is there already: take another name, or remove it first if it is lost anyway")
+    public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+    own = Own(role, name, text_of(public), secret)
+    handle = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+        file.write(f"{role}:{name}:{text_of(secret)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    replace_file(folder / f"{name}.public", f"{own.line}\n".encode())
+    return own
+
+
+def own_keys(folder: Path) -> list[Own]:
+    """All of this host, by name."""
+    try:
+        files = sorted(folder.glob("*.secret"))
+    except OSError as error:
+        raise Invalid(f"cannot read {folder}: {error.strerror}") from None
+    return [_read_own(file) for file in files]
+
+
+def _read_own(file: Path) -> Own:
+    try:
+        with open(file, encoding="ascii") as opened:
+            if (mode := stat.S_IMODE(os.fstat(opened.fileno()).st_mode)) & 0o077:
+                raise Invalid(f"{file} can be read by others (mode {mode:04o}): chmod 600 {file}")
+            role, name, text = opened.read(4_096).strip().split(":")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    except ValueError as error:
+        if isinstance(error, Invalid):
+            raise
+        raise Invalid(f"{file} is no secret key: shoal key new makes one") from None
+    if role not in ROLES or name != file.name.removesuffix(".secret"):
+        raise Invalid(f"{file} is no secret key of that name: shoal key new makes one")
+    try:
+        secret = bytes_of(text)
+    except Invalid:
+        raise Invalid(f"{file} is damaged: shoal key new makes another") from None  # and not a letter of what is in it
+    return Own(role, name, text_of(z85.decode(zmq.curve_public(z85.encode(secret)))), secret)
+
+
+def read_list(folder: Path) -> tuple[list[Key], list[str]]:
+    """Who may call, the revoked ones among them, and what is wrong with lines that are not understood."""
+    path = folder / ALLOWED
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(_LIST_BYTES)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [f"cannot read {path}: {error.strerror}: nobody is let in"]
+    keys, wrong = list[Key](), list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            keys.append(parse(line))
+        except Invalid as error:
+            wrong.append(f"{path}, line {number}: {error}")
+    return keys, wrong
+
+
+def allow(folder: Path, key: Key) -> Key | None:
+    """Put it on the list; returns the key that the name had before, which may call no more."""
+    if key.role == REVOKED:
+        raise Invalid(f"the key of {key.name} was revoked: make a new one (shoal key new {key.name})")
+    _private_folder(folder)
+    with _alone(folder):
+        return _allow(folder, key)
+
+
+def _allow(folder: Path, key: Key) -> Key | None:
+    keys = _readable(folder)
+    if any(one.public == key.public and one.role == REVOKED for one in keys):
+        raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
+    if (other := next((one for one in keys if one.public == key.public and one.name != key.name), None)) is not None:
+        raise Invalid(
+            f"this key is {other.name}'s already: a key has one name; revoke that first (shoal key revoke {other.name})"
+        )
+    before = next((one for one in keys if one.name == key.name and one.role != REVOKED), None)
+    if before is not None and before.public != key.public:
+        keys = [_revoked(one) if one == before else one for one in keys]
+    else:
+        keys = [one for one in keys if one != before]
+    _write(folder, [*keys, key])
+    return None if before is None or before.public == key.public else before
+
+
+def revoke(folder: Path, name: str) -> list[Key]:
+    """The keys of that name may call no more."""
+    with _alone(folder):
+        return _revoke(folder, name)
+
+
+def _revoke(folder: Path, name: str) -> list[Key]:
+    keys = _readable(folder)
+    gone = [one for one in keys if one.name == name and one.role != REVOKED]
+    if not gone:
+        known = ", ".join(sorted({one.name for one in keys if one.role != REVOKED})) or "nobody"
+        raise Invalid(f"no key of {name[:80]!r} is on the list in {folder} (there is: {known})")
+    _write(folder, [_revoked(one) if one in gone else one for one in keys])
+    return gone
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else changes the list meanwhile: two at once would each write without the other's line."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise Invalid(f"cannot read {folder}: {error.strerror}: shoal key new makes it") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # held for one small file: whoever waits does not wait long
+        yield
+    finally:
+        os.close(handle)
+
+
+def _revoked(key: Key) -> Key:
+    return Key(REVOKED, key.name, key.public)
+
+
+def _readable(folder: Path) -> list[Key]:
+    """Before it is written anew: nothing that is not understood is thrown away."""
+    keys, wrong = read_list(folder)
+    if wrong:
+        raise Invalid(f"{wrong[0]}; mend it first")
+    return keys
+
+
+def _write(folder: Path, keys: list[Key]) -> None:
+    try:
+        replace_file(folder / ALLOWED, "".join(f"{key.line}\n" for key in keys).encode())
+    except OSError as error:
+        raise Invalid(f"cannot write {folder / ALLOWED}: {error.strerror}") from None
+
+
+def _private_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError as error:
+        raise Invalid(f"cannot make {folder}: {error.strerror}") from None
+    if mode & 0o022:  # somebody else could put a key on the list
+        raise Invalid(f"{folder} can be written to by others (mode {mode:04o}): chmod 700 {folder}")
+    if mode & 0o077:
+        try:
+            folder.chmod(0o700)
+        except OSError as error:
+            raise Invalid(f"{folder} is open to others (mode {mode:04o}): {error.strerror}") from None

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PATTERN = 1_024  # different values, so that a range in another's place is seen
 PAUSE = 0.02  # seconds between two rounds of pulls: they are to measure the servers, not to keep them busy
 _COPIES = 8  # ranges that are copied in turn
+_PARTS = 16  # of a range that is pushed while a server joins
 _WITHIN = 300.0  # seconds for anything that is waited for
 _GB = 1e9
 
@@ -110,6 +111,13 @@ class Scene:
     def push(self, number: int, keys: KeyRange) -> Any:
         self.pushes[number] += 1
         return self.kv.push("w", keys, self.pattern[: len(keys)])
+
+    def push_in_parts(self, number: int, keys: KeyRange) -> Iterator[Any]:
+        """The same in small messages, one after another: who pulls meanwhile does not wait for a large one."""
+        self.pushes[number] += 1
+        for start in range(0, len(keys), -(-len(keys) // _PARTS)):
+            part = KeyRange(keys.start + start, min(keys.start + start + -(-len(keys) // _PARTS), keys.stop))
+            yield self.kv.push("w", part, self.pattern[start : start + len(part)])
 
     def check(self, number: int, keys: KeyRange, found: Any) -> None:
         if not np.array_equal(found.reshape(-1), self.pushes[number] * self.pattern[: len(keys)]):
@@ -227,7 +235,8 @@ def _join(scene: Scene) -> Joining:
         while not _has_its_share(scene, name):
             if time.perf_counter() - began > _WITHIN:
                 raise ShoalError(f"{name} has not got its share in {_WITHIN:g} s: report this")
-            scene.push(*pieces[pushed[0] % len(pieces)]).result(_WITHIN)
+            for task in scene.push_in_parts(*pieces[pushed[0] % len(pieces)]):
+                task.result(_WITHIN)
             pushed[0] += 1
         took[0] = time.perf_counter() - began
 

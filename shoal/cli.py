@@ -20,6 +20,7 @@ from shoal.frontends.hosts_command import launch
 from shoal.frontends.join_command import join, leave, show_peers
 from shoal.frontends.key_command import key
 from shoal.frontends.showing import show_run
+from shoal.frontends.watch import watch as looks_on
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
@@ -221,9 +222,12 @@ def _run(job: Job, folder: Folder, quiet: bool, head: Head | None) -> Run:
 @click.argument("where", metavar="RUN|ADDRESS")
 @click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
+@click.option("--watch", is_flag=True, help="Look on until it is over, or Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @asks_for_keys
-def status(where: str, ring: bool, segments: bool, as_json: bool, keys: str | None, insecure: bool) -> None:
+def status(
+    where: str, ring: bool, segments: bool, watch: bool, as_json: bool, keys: str | None, insecure: bool
+) -> None:
     """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
 
     Exit code 1 if nobody is there.
@@ -237,10 +241,16 @@ def status(where: str, ring: bool, segments: bool, as_json: bool, keys: str | No
         address = address_of(where)
         safety = Safety.chosen(keys, insecure, at=address)
         if is_of_peers(where, safety):
+            if watch:
+                raise Invalid("a run of peers is watched where it was begun: leave --watch away to look once")
             show_peers(where, as_json)
             return
         with contextlib.closing(look_at(address, safety)) as looking:
             found = looking.status()
+            if watch:
+                if as_json:
+                    raise Invalid("--watch is for people, --json for programs: leave one of them away")
+                sys.exit(looks_on(looking, where))
     except Invalid as error:
         raise Wrong(str(error)) from None
     except Unanswered:

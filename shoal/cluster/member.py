@@ -33,6 +33,8 @@ class Membership:
         self.incarnation = 0  # none yet
         self.view = NO_VIEW
         self.failed: dict[int, str] = {}
+        self.loads: dict[int, dict[int, float]] = {}  # of a server: what the next heartbeat tells, once
+        self.halves: dict[int, dict[int, int]] = {}
         self.reaches: set[str] = set()  # roles that this node sends to
         self.shown = 0  # the newest view that is in effect here; a server is in no hurry to say so
         self.move_rate = limits.MOVE_RATE  # bytes a second, of a server
@@ -75,7 +77,8 @@ class Membership:
         return [self.heartbeat()]
 
     def heartbeat(self) -> Effect:
-        return Send(self.coordinator, m.Heartbeat(self.incarnation, self.shown, dict(self.failed)))
+        loads, self.loads, halves, self.halves = self.loads, {}, self.halves, {}
+        return Send(self.coordinator, m.Heartbeat(self.incarnation, self.shown, dict(self.failed), loads, halves))
 
     def handle(self, now: int, message: m.Message) -> tuple[Change, list[Effect]]:
         self.heard = now

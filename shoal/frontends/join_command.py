@@ -43,7 +43,7 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
     Again: at once. A peer whose others are all gone goes on alone to the end of the run. Exit code 1 if the run failed or nobody is
     there.
     """
-    from shoal.errors import Invalid
+    from shoal.errors import Invalid, ShoalError
     from shoal.launch.looking import address_of, is_of_peers
     from shoal.wire.security import Safety
 
@@ -51,6 +51,8 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
         peers = is_of_peers(where, Safety.chosen(options["keys"], options["insecure"], at=address_of(where)))
     except Invalid as error:
         raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
     if peers:
         _join_peers(where, role, out, options)
         return
@@ -114,6 +116,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
             joining.leave(where, name, say)
         else:
             with contextlib.closing(look_at(address, safety)) as looking:
+                looking.name = looking.name.replace("look", "operator")  # it is told who asked for it
                 let_go(looking, name, say)
     except Invalid as error:
         raise Wrong(str(error)) from None

@@ -97,8 +97,7 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
-    moves = None if work.run is None else moves_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves)
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves_of(work.run))
     node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()
@@ -170,9 +169,9 @@ def dealing_of(facts: Facts) -> Dealing:
     return found
 
 
-def moves_of(facts: Facts) -> Moves:
-    """How segments may change hands."""
-    return _job(facts.job).moves
+def moves_of(facts: Facts | None) -> Moves | None:
+    """How segments may change hands; None: as usual."""
+    return None if facts is None else _job(facts.job).moves
 
 
 def saving_of(facts: Facts) -> Saving:

@@ -10,7 +10,6 @@ they wait for it for a minute. If no server is left by then, the run goes back t
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +18,9 @@ import msgspec
 
 from shoal import limits
 from shoal.errors import ClusterError, StartFailed, Unanswered
-from shoal.events import RunEvent, Stopped, counted
+from shoal.events import counted
 from shoal.job import Job
-from shoal.launch.coordination import Ends, Facts
+from shoal.launch.coordination import Facts
 from shoal.launch.local import _START_WITHIN
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.launch.telling import Listener
@@ -30,7 +29,6 @@ from shoal.nodes.storage import Journal
 from shoal.wire.security import Safety
 
 _TELL = 10.0  # seconds between two lines about whom it waits for
-_SEEN_OFF = 2.0  # seconds for everybody to hear that it is over
 _LOOK = 0.1  # seconds between two looks: nobody tells us who came
 
 Say = Callable[[str], None]
@@ -63,12 +61,7 @@ class HostCluster(ProcessCluster):
             super()._begin(journal)
 
     def train(self, run: Facts, listener: Listener) -> None:
-        def hear(event: RunEvent) -> None:
-            if isinstance(event, Stopped):
-                self.parting = f"the run is over: {event.why}"
-            listener(event)
-
-        super().train(msgspec.structs.replace(run, elsewhere=True), hear)
+        super().train(msgspec.structs.replace(run, elsewhere=True), listener)
 
     def workers_here(self, workers: int) -> int:
         return 0
@@ -79,11 +72,6 @@ class HostCluster(ProcessCluster):
         self._fork_coordinator(deadline)
         self._say(f"the coordinator listens at {self.address}")
         self._wait_for_some()
-
-    def close(self) -> None:
-        if not self._closed and self.parting and self._address:
-            self._see_off()
-        super().close()
 
     def _wait_for_some(self) -> None:
         """Until there are servers enough: who comes is not known by name."""
@@ -109,16 +97,6 @@ class HostCluster(ProcessCluster):
             return [one.name for one in self.look(1.0).members if one.role == "server"]
         except Unanswered:
             return []
-
-    def _see_off(self) -> None:
-        """All who are here hear that it is over, and have a moment to go."""
-        deadline = time.monotonic() + _SEEN_OFF
-        with contextlib.suppress(Unanswered):
-            while time.monotonic() < deadline and not self._ended:
-                self._children.hand_on("coordinator", Ends(self.parting))
-                if not any(one.role in ("server", "worker") for one in self.look(1.0).members):
-                    return
-                time.sleep(_LOOK)
 
 
 def stands(journal: Journal) -> bool:

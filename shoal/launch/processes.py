@@ -23,13 +23,13 @@ from typing import Any
 import msgspec
 
 from shoal import limits
-from shoal.errors import ClusterError, Invalid, StartFailed
-from shoal.events import RunEvent
+from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
+from shoal.events import RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, host_of
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import Children
-from shoal.launch.coordination import Coordination, Saw
+from shoal.launch.coordination import Coordination, Ends, Saw
 from shoal.launch.local import _START_WITHIN, Cluster
 from shoal.launch.nursery import Setup
 from shoal.launch.supervising import Supervisor
@@ -38,6 +38,7 @@ from shoal.wire import Transport
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
+_SEEN_OFF = 2.0  # seconds for nodes of others to hear that it is over
 _REASON = 500  # characters: the line is shorter than PIPE_BUF, even if every one of them is escaped
 
 
@@ -70,6 +71,8 @@ class ProcessCluster(Cluster):
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = modules, restart, transport == "tcp"
         self._children = Children(self._lost, self._child_ended, self._happened, self._gone)
+        self.parting = "whoever began it has ended it"
+        """Told to nodes that others started when it is closed; empty: nothing, so that they wait for the next life of it."""
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of whoever has the name now
         self._servers: set[str] = set()
@@ -129,10 +132,24 @@ class ProcessCluster(Cluster):
         self._of(name).signal(name, signal)
 
     def close(self) -> None:
+        if os.getpid() == self._pid and not self._closed and self.parting and "coordinator" in self.pids:
+            self._see_off()
         super().close()
         if os.getpid() == self._pid:
             self._stop_others()  # also if it was closed before, but not to the end
             sweep(self._folder)
+
+    def _see_off(self) -> None:
+        """Nodes that others started hear that it is over, and have a moment to go; our own end with us."""
+        deadline = time.monotonic() + _SEEN_OFF
+        with contextlib.suppress(Unanswered, Invalid):
+            while time.monotonic() < deadline and not self._ended:
+                ours = self._taken.union(client.name for client in self._clients)
+                members = [one for one in self.look(_SEEN_OFF / 4).members if one.name not in ours]
+                if not any(one.role in ("server", "worker") for one in members):
+                    return
+                self._children.hand_on("coordinator", Ends(self.parting))
+                time.sleep(_SEEN_OFF / 20)  # nobody tells us who has gone
 
     # ------------------------------------------------------------ starting
 
@@ -233,6 +250,8 @@ class ProcessCluster(Cluster):
         self._ended = self._ended or why
 
     def _happened(self, event: RunEvent) -> None:
+        if isinstance(event, Stopped) and self.parting:
+            self.parting = f"the run is over: {event.why}"
         if self._telling is not None:
             self._telling(event)
 

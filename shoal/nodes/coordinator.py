@@ -305,6 +305,7 @@ class Coordinator:
             return self._fence(sender, beat.incarnation)
         person = self.roster.people[sender]
         person.heard, person.view = now, max(person.view, beat.view)
+        self.roster.loads.heard(sender, beat, self.roster.tables)
         effects: list[Effect] = []
         for number, reason in beat.failed.items():
             effects += self.changing.undo(number, reason, self)

@@ -3,6 +3,7 @@
     a server joins       it gets its share of what there is, a few segments at a time
     a server leaves      all that it holds goes to others; when it holds nothing it is told to go
     a worker leaves      it is dealt nothing more, and goes when it has told what became of what it had
+    one is asked most    it trades a hot segment for a cold one; a segment that is too hot alone is made two
 
 Copies come before balance: as long as some segment has too few, nothing else moves. From one primary to one server goes a batch at a time, and
 the next when the last is served again (``Opened``). Nothing new begins while a checkpoint is being written, which a change of
@@ -20,7 +21,8 @@ from shoal import limits
 from shoal.cluster import rebalance
 from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
-from shoal.events import Handed, Leaving
+from shoal.events import Handed, Leaving, Split
+from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
@@ -189,10 +191,15 @@ class Elastic:
             return effects
         self._again = now + limits.LOAD_EVERY
         servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]
+        staying = [name for name in servers if not of.roster.people[name].member.leaving]
+        of.roster.loads.keep(of.roster.tables)
+        if self.moves.balance == "load" and (split := self._split(staying, of)) is not None:
+            return [*effects, *split]
         wanted = rebalance.plan(
             list(of.roster.tables.values()),
-            [name for name in servers if not of.roster.people[name].member.leaving],
+            staying,
             leaving=[name for name in of.roster.servers() if of.roster.people[name].member.leaving],
+            loads=of.roster.loads.rates,
             under_way=self._under_way(),
             balance=self.moves.balance,
         )
@@ -224,6 +231,22 @@ class Elastic:
                 self._openings.append(
                     Opening(one.table, table.number, [one.segment], one.source, one.target, life, one.why, now, view)
                 )
+
+    def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
+        """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
+        roster = of.roster
+        tables = list(roster.tables.values())
+        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
+        if found is None or not roster.may_split(roster.tables[found.table]):
+            return None
+        if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
+            return None  # all tables together have as many segments as one message can tell
+        roster.split(found.table, found.segment, found.at)
+        of.counts["segments split"] += 1
+        if of.dealing is None:
+            return []
+        seconds = of.dealing.seconds
+        return [Tell(Split(seconds=seconds, table=found.table, segment=found.segment, at=found.at, why=found.why))]
 
     def _under_way(self) -> list[_Key]:
         return [(one.number, segment) for one in self._openings for segment in one.segments]

@@ -23,6 +23,7 @@ from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
+from shoal.store.load import told as told_loads
 from shoal.store.outcome import Outcome, Work
 from shoal.store.pace import Pace
 from shoal.store.segment import Segments
@@ -68,6 +69,7 @@ class Server:
         self._token = 0
         self._view_waits = False
         self._next_notice = 0
+        self._told_loads = 0  # when
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
@@ -116,8 +118,18 @@ class Server:
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
             effects += self._calls.notices(now)
+            self._tell_loads(now)
         effects.append(Wake(min(self.member.next, self._next_notice)))
         return effects
+
+    def _tell_loads(self, now: int) -> None:
+        """Now and then the next heartbeat says how much is asked of our segments."""
+        if now - self._told_loads < limits.LOAD_EVERY:
+            return
+        seconds = (now - self._told_loads) / limits.SECOND
+        first, self._told_loads = not self._told_loads, now
+        own = {} if first else {number: one.own.asked for number, one in self.tables.items() if one.own is not None}
+        self.member.loads, self.member.halves = told_loads(own, seconds)
 
     # ------------------------------------------------------------ views
 

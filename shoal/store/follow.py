@@ -18,6 +18,7 @@ from shoal.keys import KeyRange, KeyValues
 from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
 from shoal.store.part import Part
+from shoal.store.renumber import Into, renamed, those
 from shoal.store.replicate import cut, packed, unpacked
 from shoal.store.table import Ground, ground_of
 from shoal.tables import Sparse
@@ -28,7 +29,7 @@ from shoal.wire.effects import Send
 Ranges = Callable[[int], KeyRange]  # of a segment
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A change, the rows that came with it, and the segments that they are for."""
 
@@ -264,6 +265,23 @@ class Follow:
             self._give_up(segment)
         self.keep([number for number in self.segments if number not in gone])
         self._waiting = [one for one in self._waiting if self._is_awaited(one)]
+
+    def renumber(self, to: Into) -> None:
+        """The table was cut more finely: all that is held, kept or waited for has other numbers, and nothing else changes.
+
+        No segment is arriving: what was is part of what is held, or given up.
+        """
+        every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
+        for one in dict.fromkeys(every):  # a change may be kept in several places: once is enough
+            one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
+        self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
+        self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}
+        self._early.clear()  # with numbers of before: they come again
+        if self.part is not None:
+            books = [self.part.books(number) for number in self.part.segments for _ in to[number]]
+            held = [(number, self.ranges(number)) for number in those(self.part.segments, to)]
+            self.part = Part(self.number, self.spec, held, self.part.ground)
+            self.part.enter(books)
 
     def _is_awaited(self, one: Kept) -> bool:
         return any(number in self.awaited and number not in self._after for number in one.covers)

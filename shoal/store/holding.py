@@ -8,6 +8,7 @@ The view says who is primary of what, who backs it up and who is being filled. `
     was primary, backs up now        kept as it is, like what one has of any former primary, until it is brought level
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
+    holds a segment that was split   goes by new numbers, with the same books in both halves
 
 Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
 gets no acknowledgement, and counts nothing.
@@ -25,6 +26,7 @@ from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
 from shoal.store.pace import Pace
 from shoal.store.part import Part
+from shoal.store.renumber import into
 from shoal.store.segment import Segments
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
@@ -87,9 +89,11 @@ class Holding(Levelling):
 
     def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
         """Put this placement into effect."""
-        old, self.placed, self._members = self.placed, placed, members
+        old, outcome = self.placed, Outcome()
         self.log.view = view
-        outcome = Outcome()
+        if old.starts != placed.starts:
+            outcome += self._cut(now, placed)
+        self.placed, self._members = placed, members
         if old.spec != placed.spec and self.own is not None:
             outcome += self.own.set_delay(placed.spec)
         if old.places == placed.places and self._linked and not self._promoted:
@@ -101,7 +105,7 @@ class Holding(Levelling):
         mine = self._of_mine(lambda place: True)
         self._promoted = [segment for segment in mine if segment not in here]
         self._others = self._survivors()
-        if lost := [segment for segment in here if segment not in mine]:
+        if lost := [segment for segment in sorted(here) if segment not in mine]:
             outcome += self._demote(now, [segment for segment in lost if self.me in placed.places[segment].servers])
             outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
         if self._promoted:
@@ -118,6 +122,23 @@ class Holding(Levelling):
         follow.have = self.log.applied
         follow.freeze(segments)
         return outcome
+
+    def _cut(self, now: int, placed: m.Placed) -> Outcome:
+        """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
+        to = into(self.placed.starts, placed.starts)
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
+        self.placed, self._fillings = placed, {}
+        for follow in self.follows.values():
+            follow.renumber(to)
+        old = self.own
+        self.log.renumber(now, to, [] if old is None else old.segments)
+        if old is None:
+            return Outcome()
+        books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
+        same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
+        return self._renew(now, old, books, [], same)
 
     def _drop_follows(self, returned: Collection[int] = ()) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
@@ -223,6 +244,18 @@ class Holding(Levelling):
         if old is not None:
             at = {segment: i for i, segment in enumerate(segments)}
             self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
+        return self._renew(now, old, books, images, {segment: segment for segment in kept})
+
+    def _renew(
+        self,
+        now: int,
+        old: Segments | None,
+        books: dict[int, m.Books],
+        images: Sequence[Image],
+        same: dict[int, int],
+    ) -> Outcome:
+        """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
+        segments = sorted(books)
         ground = self._new_ground() if old is None else old.ground
         new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
         new.place(images)
@@ -232,6 +265,7 @@ class Holding(Levelling):
             new.live(*present)
         if old is not None:
             new.staleness, new.counts = old.staleness, old.counts
+            new.asked.follow(old.asked, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 
@@ -334,6 +368,9 @@ class Holding(Levelling):
 def _returned(old: m.Placed, new: m.Placed) -> set[int]:
     """Segments whose primary is the same, and was another one in a view that we did not see."""
     if old.starts != new.starts:
-        return set()  # of a table that was split meanwhile: nothing changes hands then
+        # By the split all of them are of a new view: what is newer than that has changed hands since.
+        to = into(old.starts, new.starts)
+        pieces = [(was, n) for i, was in enumerate(old.places) for n in to[i] if new.places[n].since > new.cut]
+        return {n for was, n in pieces if was.servers[:1] == new.places[n].servers[:1]}
     pairs = enumerate(zip(old.places, new.places, strict=True))
     return {i for i, (was, now) in pairs if was.servers[:1] == now.servers[:1] and was.since != now.since}

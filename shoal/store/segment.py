@@ -84,6 +84,10 @@ class Segments(Tending):
         except Invalid as error:
             return self._refuse(sender, push.request, error)
         self.counts["bytes in"] += sum(array.nbytes for array in sent)
+        if given is not None:
+            self.asked.note(given.keys)
+        if push.pull:
+            self.asked.note(asked)
         asker = Asker(sender, push, asked, now, covered)
         if self._promised and asker.id in self._promised:
             return self._told_promised(now, asker)
@@ -376,6 +380,7 @@ class Segments(Tending):
             keys = self.extent.keys(pull, arrays[0] if arrays else None, covered)
         except Invalid as error:
             return self._refuse(sender, pull.request, error)
+        self.asked.note(keys)
         asker = Asker(sender, pull, keys, now, covered)
         if self._promised and asker.id in self._promised:
             return self._told_promised(now, asker)

@@ -17,6 +17,7 @@ from shoal.keys import KeyRange, KeyValues
 from shoal.store.aggregate import OpenStep
 from shoal.store.handles import Handles
 from shoal.store.ledger import Mask, Numbers
+from shoal.store.load import Asked
 from shoal.store.outcome import Asker, Outcome, Work
 from shoal.store.part import Part
 from shoal.store.replicate import Log
@@ -47,6 +48,7 @@ class Waiting(Part):
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()
         self.handles = Handles(0)  # the server's own, by which it knows lists of keys
+        self.asked = Asked(spec, held)
         self._open: dict[int, OpenStep] = {}  # by step
         self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
         self._waiting: dict[tuple[str, int], Asker] = {}  # pulls

@@ -217,6 +217,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     starts: list[int]
     places: list[Place]
     origin: str = ""  # the folder of the checkpoint that its rows come from; empty: they begin at their initial values
+    cut: int = 0  # the view in which a segment of it was last made two; 0: never
 
 
 class View(Message, frozen=True):
@@ -261,6 +262,7 @@ class Heartbeat(Message, frozen=True):
     view: Count
     failed: dict[int, str] = {}  # tables that this server could not set up, and why
     loads: dict[int, dict[int, float]] = {}  # of a server, now and then: rows a second, by table and segment it owns
+    halves: dict[int, dict[int, int]] = {}  # and of the hottest of these the key that cuts their load in two
 
 
 class Alive(Message, frozen=True):

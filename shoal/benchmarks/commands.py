@@ -358,6 +358,15 @@ def bench_elastic(quick: bool, seconds: float | None, picture: Path | None, json
         importlib.import_module("shoal.benchmarks.elastic").draw(results, picture)
 
 
+@bench.command("billion")
+@click.option("--quick", is_flag=True, help="20 million, over two servers.")
+@click.option("--floats", type=click.IntRange(1_000_000), help="How many.  [default: 1,000,000,000, which take 4 GB]")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_billion(quick: bool, floats: int | None, json_file: Path | None) -> None:
+    """A billion floats over four servers: pushed and pulled by range, and one more server joins."""
+    _bench("billion", quick, json_file, floats=floats)
+
+
 def _counts(given: str | None) -> tuple[int, ...] | None:
     try:
         return None if given is None else tuple(sorted({int(one) for one in given.split(",")}))

@@ -14,10 +14,13 @@ import click
 from shoal.benchmarks.commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
-from shoal.doors import Wrong, end_when_told
+from shoal.doors import Wrong, asks_for_keys, end_when_told
 from shoal.frontends.export_command import export
+from shoal.frontends.hosts_command import launch
 from shoal.frontends.join_command import join, leave, show_peers
-from shoal.frontends.launch_command import launch
+from shoal.frontends.key_command import key
+from shoal.frontends.showing import show_run
+from shoal.frontends.watch import watch as looks_on
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
@@ -158,7 +161,7 @@ def train(
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     try:
-        _show_run(run, as_json)
+        show_run(run, as_json)
     except BrokenPipeError:
         raise  # whoever read has read enough
     except OSError as error:
@@ -215,65 +218,16 @@ def _run(job: Job, folder: Folder, quiet: bool, head: Head | None) -> Run:
         raise
 
 
-def _show_run(run: Run, as_json: bool) -> None:
-    import msgspec
-
-    from shoal.events import Evaluated
-    from shoal.views import figures, words
-    from shoal.views.told import NEVER_LATE
-
-    if as_json:
-        facts = {**run.summary, "folder": click.format_filename(run.folder or "")}
-        click.echo(msgspec.json.format(msgspec.json.encode(facts)))  # unlike json it has a word for a loss of infinity
-        return
-    if not run.job.verbosity:
-        return
-    facts = run.summary
-    metrics = ", ".join(
-        f"{name} {words.metric(name, value)}" for name, value in facts["metrics"].items() if value is not None
-    )
-    stale, seconds, moved = facts["staleness"], facts["seconds"], facts["bytes_sent"] + facts["bytes_received"]
-    late = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
-    lost = words.lost(facts.get("lost_updates"))
-    click.echo(f"test loss {facts['test_loss']:.4f}{', ' if metrics else ''}{metrics} ({facts['stopped_because']})")
-    click.echo(
-        f"{facts['examples']:,} examples in {facts['computing_seconds']:.1f} s ({facts['examples_per_second']:,.0f} a second)"
-        f"{'' if seconds < 1.1 * facts['computing_seconds'] else f', judged after {seconds:.1f} s'}, "
-        f"{facts['steps']:,} steps"
-        + (f"; {facts['cpu_seconds']:,.1f} CPU seconds" if facts.get("cpu_seconds") is not None else "")
-        + (f"; {moved / 1e6:,.0f} MB moved{figures.saved(facts)}" if moved else "")
-        + (f"; staleness {stale['mean']:g} on average, {stale['max']} at most" if late else "")
-        + (f"; {lost}" if lost else "")
-        + (f"; {facts['emulated']}" if facts.get("emulated") else "")
-    )
-    if said := figures.line(facts):
-        click.echo(said)
-    best = min((event for event in run.events if isinstance(event, Evaluated)), key=lambda event: event.test_loss)
-    if (
-        facts["metrics"].get("objective") is not None
-    ):  # it was asked for the solution, not for the best of the way there
-        if run.job.stop.is_solved_by_rule and facts["stopped_because"].endswith("done"):
-            click.echo(
-                "not solved by stop.objective and stop.violation yet: more passes go on with it (--resume, --epochs)"
-            )
-    elif best.test_loss < facts["test_loss"] - 1e-4:
-        click.echo(
-            f"these are the last weights; the best were at pass {best.passes:.3g} (test loss {best.test_loss:.4f}): "
-            f"--set stop.patience=3 stops there and keeps them"
-        )
-    if said := words.models(facts.get("spread")):
-        click.echo(said)
-    folder = run.folder or Path()
-    picture = folder / "loss.png"
-    click.echo(f"look at it: {click.format_filename(picture if picture.exists() else folder)}")
-
-
 @main.command()
 @click.argument("where", metavar="RUN|ADDRESS")
 @click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
+@click.option("--watch", is_flag=True, help="Look on until it is over, or Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
+@asks_for_keys
+def status(
+    where: str, ring: bool, segments: bool, watch: bool, as_json: bool, keys: str | None, insecure: bool
+) -> None:
     """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
 
     Exit code 1 if nobody is there.
@@ -281,14 +235,22 @@ def status(where: str, ring: bool, segments: bool, as_json: bool) -> None:
     from shoal.errors import Invalid, ShoalError, Unanswered
     from shoal.launch.looking import address_of, is_of_peers, look_at
     from shoal.views.status import facts, page
+    from shoal.wire.security import Safety
 
     try:
         address = address_of(where)
-        if is_of_peers(where):
+        safety = Safety.chosen(keys, insecure, at=address)
+        if is_of_peers(where, safety):
+            if watch:
+                raise Invalid("a run of peers is watched where it was begun: leave --watch away to look once")
             show_peers(where, as_json)
             return
-        with contextlib.closing(look_at(address)) as looking:
+        with contextlib.closing(look_at(address, safety)) as looking:
             found = looking.status()
+            if watch:
+                if as_json:
+                    raise Invalid("--watch is for people, --json for programs: leave one of them away")
+                sys.exit(looks_on(looking, where))
     except Invalid as error:
         raise Wrong(str(error)) from None
     except Unanswered:
@@ -329,6 +291,7 @@ main.add_command(chaos)
 main.add_command(data)
 main.add_command(join)
 main.add_command(export)
+main.add_command(key)
 main.add_command(launch)
 main.add_command(leave)
 main.add_command(query)

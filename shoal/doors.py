@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -21,3 +23,16 @@ def end_when_told() -> None:
 
 def _interrupt(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+def asks_for_keys(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that calls, or is called by, other machines: --keys and --insecure, for ``Safety.chosen``."""
+    keys = click.option(
+        "--keys",
+        metavar="FOLDER",
+        help="Of this host's keys (shoal key).  [default: that of SHOAL_KEYS, or ~/.config/shoal/keys, off this machine]",
+    )
+    insecure = click.option(
+        "--insecure", is_flag=True, help="Off this machine without keys: anybody could do anything."
+    )
+    return keys(insecure(command))

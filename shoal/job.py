@@ -111,6 +111,7 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modules: list[str] = []  # with updates and questions of your own, imported by every server
     cache_mb: int | None = None  # rows that one worker keeps for the next pass; by default a share of free memory
     listen: str = ""  # the address or interface at which nodes of other hosts reach this one; empty: none can
+    advertise: str = ""  # what they call it by, if not that: tcp://HOST, or tcp://HOST:PORT
     keys: str = ""  # the folder of this host's keys: without one nobody listens off this machine,
     insecure: bool = False  # unless this is said
 

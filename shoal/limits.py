@@ -109,7 +109,22 @@ LEVEL_AGAIN = 50 * MILLISECOND
 # How segments change hands while everything goes on.
 MOVE_BYTES = 64 * MB  # of a table that go from one server to another before they change hands: then the next ones do
 MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
+MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
+MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
+LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
+LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it
+LOAD_LEAST = 1_000.0  # rows a second of all servers: for fewer nothing is moved
+LOAD_ABOVE = 0.25  # a server that is asked for so much more than the mean gives something away,
+LOAD_GAIN = 0.05  # if that spares it this much of the mean
+
+# Nodes of other hosts.
+HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
+HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
+LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same
+FEED = 64  # events that a coordinator remembers for who looks on
+UNFIT = 100  # nodes that could not take part, told one by one
+UNFIT_CHARS = 500
 
 # When a kernel leaves the loop's thread.
 SPANS = 2_000  # of what a node did, told one by one, in a second

@@ -39,10 +39,11 @@ class Taken:
     before: list[RunEvent] = field(repr=False)  # what happened in its former lives
     checkpoint: tuple[Path, Manifest] | Kept | None = None  # None: from the beginning
     news: list[RunEvent] = field(default_factory=list)  # to be told first
+    stands: bool = False  # its servers may be there still: nothing is gone back to
 
     @property
     def anew(self) -> bool:
-        return self.checkpoint is None
+        return self.checkpoint is None and not self.stands
 
 
 def open_folder(out: Path, job: Job) -> Folder:
@@ -199,6 +200,13 @@ def _state(
         what = f"the journal is damaged at byte {journal.damaged:,}: what was counted since the checkpoint is not known in full"
         news.insert(0, Warned(seconds=seconds, what=what))
     return msgspec.Raw(msgspec.json.encode(state)), news
+
+
+def go_on(folder: Folder, dataset: Dataset) -> Taken:
+    """A run whose nodes are elsewhere, and may be there still: its journal has all that it takes."""
+    before, _ = folder.events()
+    _check_data(folder.path, before, dataset)
+    return Taken(folder, before, stands=True)
 
 
 def _check_data(path: Path, before: list[RunEvent], dataset: Dataset) -> None:

@@ -22,7 +22,7 @@ from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Sta
 from shoal.folder import EventCall, Folder, Log
 from shoal.job import Job
 from shoal.limits import MB
-from shoal.resuming import Taken, finished, open_folder, reopen, take_up
+from shoal.resuming import Taken, finished, go_on, open_folder, reopen, take_up
 from shoal.settings import changed
 
 if TYPE_CHECKING:
@@ -159,9 +159,10 @@ def execute(
     progress: Callable[[str], None] | None = None,
     started: Callable[[Any], None] | None = None,
     launcher: Launcher | None = None,
+    stands: bool = False,
 ) -> Run:
     """Run a job to its end. ``started`` is handed the running training, to add or drain workers; ``launcher`` says where the
-    nodes are, if not where the job says.
+    nodes are, if not where the job says; ``stands``: they may be there still, from a former life of this run.
 
     A run that cannot end well raises RunFailed, and what was judged last is saved; one that is interrupted (Ctrl-C) raises
     that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
@@ -180,7 +181,8 @@ def execute(
         learner = check(job, dataset)
         _check_room(learner, dataset)
         if folder is not None and not folder.is_new:
-            taken = take_up(folder, Job.load(folder.path / "job.toml"), job, dataset)
+            was = Job.load(folder.path / "job.toml")
+            taken = go_on(folder, dataset) if stands else take_up(folder, was, job, dataset)
             if taken.checkpoint is not None:
                 check_same(learner, taken.checkpoint)
         log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)

@@ -8,7 +8,7 @@ silence: nobody could take its place, and it may come back with everything it ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,53 +16,34 @@ from msgspec.structs import replace
 
 from shoal import limits
 from shoal.cluster import placement
-from shoal.cluster.placement import backup_for, segments_of
+from shoal.cluster.handing import Handing
+from shoal.cluster.handing import Person as Person
+from shoal.cluster.placement import segments_of
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
-from shoal.wire.messages import Full, Member, Place, Placed, View
+from shoal.wire.messages import Member, Place, Placed, View
 
 ROLES = ("server", "worker", "client", "evaluator")
 
 
 @dataclass(slots=True)
-class Person:
-    """One member, as the coordinator knows it."""
-
-    member: Member
-    token: str
-    heard: int  # when
-    view: int = 0  # the newest view it said it has
-    since: int = 0  # the view in which it came
-    suspected: bool = False
-
-
-@dataclass(slots=True)
-class Roster:
+class Roster(Handing):
     """Members and tables, and the number of the view that shows them."""
 
     term: int = 1
-    number: int = 0
     generation: int = 0
-    copies: int = 1
     incarnations: int = 0  # the last one handed out
     tables_made: int = 0
-    people: dict[str, Person] = field(default_factory=dict)  # by name
-    tables: dict[str, Placed] = field(default_factory=dict)  # by name
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
     replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
-    _view: View | None = None
-    _short: tuple[int, bool, bool] | None = None  # of that view: is a segment lost, have all their copies
+    released: dict[str, int] = field(default_factory=dict)  # incarnations that were let go, by name
 
     def view(self) -> View:
         if self._view is None:
             members = [person.member for person in self.people.values()]
             self._view = View(self.term, self.number, self.generation, members, list(self.tables.values()))
         return self._view
-
-    def changed(self) -> None:
-        self.number += 1
-        self._view = None
 
     # ------------------------------------------------------------ members
 
@@ -105,6 +86,7 @@ class Roster:
             self.displace(name, token)
             self.remove(name, "another process took its name")
         self.lost.pop(name, None)
+        self.released.pop(name, None)
         person = self.people[name] = Person(Member(name, incarnation, role, address), token, now)
         self.changed()
         person.since = self.number
@@ -136,9 +118,6 @@ class Roster:
             if silence >= limits.DEAD_AFTER and not self._is_last_holder(name):
                 yield name
 
-    def servers(self) -> list[str]:
-        return [name for name, person in self.people.items() if person.member.role == "server"]
-
     # ------------------------------------------------------------ tables
 
     def check_create(self, name: str, spec: Table) -> None:
@@ -169,7 +148,7 @@ class Roster:
     ) -> Placed:
         """Place a table's segments on the servers there are, or where those of another one are."""
         self.check_create(name, spec)
-        servers = self.servers()
+        servers = self.staying()
         model = self._like(name, spec, starts, like) if like else None
         starts = list(starts) if model is None else model.starts
         starts = starts or [keys.start for keys in segments_of(spec, len(servers))]
@@ -226,117 +205,6 @@ class Roster:
         spec = checked(_with_delay(table.spec, max_delay))
         self.tables[name] = replace(table, spec=spec)
         self.changed()
-
-    def _is_last_holder(self, name: str) -> bool:
-        return any(place.servers == [name] for table in self.tables.values() for place in table.places)
-
-    # ------------------------------------------------------------ copies
-
-    def shrink(self, primary: str, server: str, theirs: int) -> bool:
-        """A primary cannot reach a backup: it may go on without it. False if that is not how things are."""
-        person = self.people.get(server)
-        if person is not None and person.member.incarnation != theirs:
-            return False
-        changed = self._replace(
-            lambda place: (
-                replace(place, servers=[one for one in place.servers if one != server])
-                if place.servers[:1] == [primary] and server in place.servers[1:]
-                else place
-            )
-        )
-        return self._if(changed)
-
-    def full(self, primary: str, full: Full) -> bool:
-        """A server has been filled with these segments: it is a member of their sets. False if that came too late."""
-        person = self.people.get(full.server)
-        table = next((one for one in self.tables.values() if one.number == full.table), None)
-        if person is None or person.member.incarnation != full.theirs or table is None:
-            return False
-        epochs = dict(zip(full.segments, full.epochs, strict=False))
-        places = list(table.places)
-        for segment, place in enumerate(places):
-            if epochs.get(segment) == place.epoch and place.filling == full.server and place.servers[:1] == [primary]:
-                places[segment] = Place(self.number + 1, [*place.servers, full.server], since=place.since)
-        return self._if(self._put(table, places))
-
-    def refill(self) -> bool:
-        """Name a server to be filled for every segment that has too few copies. True if any was named.
-
-        Only one that has shown the view by which it is no member: so it has let go of what it had.
-        """
-        if self._shortage()[1]:
-            return False
-        servers = [name for name in self.servers() if not self.people[name].suspected]
-        changed = False
-        for table in list(self.tables.values()):
-            loads = dict.fromkeys(servers, 0)
-            for place in table.places:
-                for name in (*place.servers[1:], place.filling):
-                    if name in loads:
-                        loads[name] += 1
-            places = list(table.places)
-            for segment, place in enumerate(places):
-                if place.filling or not place.servers or len(place.servers) >= min(self.copies, len(self.servers())):
-                    continue
-                ready = [
-                    name
-                    for name in servers
-                    if name not in place.servers and self.people[name].view >= max(place.epoch, self.people[name].since)
-                ]
-                if ready:
-                    name = backup_for(table.number, segment, ready, place.servers, loads)
-                    loads[name] += 1
-                    places[segment] = replace(place, filling=name)
-            changed |= self._put(table, places)
-        return self._if(changed)
-
-    def _if(self, changed: bool) -> bool:
-        if changed:
-            self.changed()
-        return changed
-
-    def has_lost(self) -> bool:
-        """Whether some segment is held by nobody."""
-        return self._shortage()[0]
-
-    def _shortage(self) -> tuple[bool, bool]:
-        """Both, looked at once for each view."""
-        if self._short is None or self._short[0] != self.number:
-            most = min(self.copies, len(self.servers()))
-            sets = [len(place.servers) for table in self.tables.values() for place in table.places]
-            self._short = (self.number, 0 in sets, all(size >= most for size in sets))
-        return self._short[1:]
-
-    def _without(self, server: str) -> None:
-        """A server is gone: the survivors of its sets go on, the first of them as primary."""
-
-        def without(place: Place) -> Place:
-            if server in place.servers:
-                left = [one for one in place.servers if one != server]
-                since = place.since if left[:1] == place.servers[:1] else self.number + 1
-                return Place(self.number + 1, left, "" if left else server, since=since)
-            return replace(place, filling="") if place.filling == server else place
-
-        self._replace(without)
-
-    def _replace(self, change: Callable[[Place], Place]) -> bool:
-        """Change places; the set of a segment that changes is of a new epoch, and whoever was being filled begins anew."""
-        changed = False
-        for table in list(self.tables.values()):
-            places = []
-            for place in table.places:
-                new = change(place)
-                if new is not place:
-                    new = replace(new, epoch=self.number + 1, filling="")
-                places.append(new)
-            changed |= self._put(table, places)
-        return changed
-
-    def _put(self, table: Placed, places: list[Place]) -> bool:
-        if places == table.places:
-            return False
-        self.tables[table.name] = replace(table, places=places)
-        return True
 
 
 def _process(token: str) -> str:

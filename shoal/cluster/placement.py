@@ -145,13 +145,13 @@ class _Ring:
     """The servers' points in order; each server has many, so that its neighbours are all the others."""
 
     def __init__(self, servers: Sequence[str]) -> None:
-        points = sorted((_point(f"server {name} {i}"), name) for name in servers for i in range(POINTS_PER_SERVER))
+        points = sorted((point(f"server {name} {i}"), name) for name in servers for i in range(POINTS_PER_SERVER))
         self._at = [at for at, _ in points]
         self._names = [name for _, name in points]
 
     def walk(self, table: int, segment: int) -> Iterator[str]:
         """Once round the ring from the segment's point; a server comes by once for each of its points."""
-        start = bisect_left(self._at, _point(f"segment {table} {segment}"))
+        start = bisect_left(self._at, point(f"segment {table} {segment}"))
         for i in range(len(self._names)):
             yield self._names[(start + i) % len(self._names)]
 
@@ -161,5 +161,5 @@ def _ring(servers: tuple[str, ...]) -> _Ring:
     return _Ring(servers)
 
 
-def _point(text: str) -> int:
+def point(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

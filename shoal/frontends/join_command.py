@@ -1,7 +1,8 @@
-"""``shoal join`` and ``shoal leave``: one peer more, one less, while a run of peers goes on."""
+"""``shoal join`` and ``shoal leave``: one node more, one less, while a run goes on: a server, a worker, or a peer."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.doors import Wrong
+from shoal.doors import Wrong, asks_for_keys
+from shoal.frontends.hosts_command import take_part, taking_part
 
 if TYPE_CHECKING:
     from shoal.launch.joining import Joined
@@ -19,28 +21,57 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
+@click.option("--as", "role", type=click.Choice(["server", "worker"]), help="What it is to be; a peer is a peer.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the model, the figures and what was heard of the run there, as a run's folder.",
+    help="Of a peer: keep the model, the figures and what was heard of the run there, as a run's folder.",
 )
-@click.option("--quiet", is_flag=True, help="Say nothing but how it ended.")
-def join(where: str, out: Path | None, quiet: bool) -> None:
-    """Take part in a run of peers that is under way: its folder, or the address of any of its peers.
+@taking_part
+def join(where: str, role: str | None, out: Path | None, **options: Any) -> None:
+    """Take part in a run that is under way: its folder, or the address of its coordinator; of a run of peers, that of any.
 
     \b
+    shoal train clicks --servers 2 --out runs/one
+    shoal join runs/one --as server                       in another terminal: it gets its share of the model
+    shoal join tcp://10.0.0.1:7000 --as worker --count 4  on another host, where the same rows are
+    \b
     shoal train rcv1 --strategy peer-to-peer --workers 2 --out runs/p2p
-    shoal join runs/p2p                 in another terminal
-    shoal join tcp://127.0.0.1:40213    the same, by an address
+    shoal join runs/p2p
 
-    Ctrl-C leaves in order: what was learned is told first. If all others are gone it goes on alone to the end of the run. Exit code
-    1 if the run failed or nobody is there.
+    Ctrl-C leaves in order: others take over what a server has, a worker finishes what it has begun, a peer tells what it learned.
+    Again: at once. A peer whose others are all gone goes on alone to the end of the run. Exit code 1 if the run failed or nobody is
+    there.
     """
+    from shoal.errors import Invalid, ShoalError
+    from shoal.launch.looking import address_of, is_of_peers
+    from shoal.wire.security import Safety
+
+    try:
+        peers = is_of_peers(where, Safety.chosen(options["keys"], options["insecure"], at=address_of(where)))
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    if peers:
+        _join_peers(where, role, out, options)
+        return
+    if role is None:
+        raise Wrong(f"{where} has servers and workers: say what it is to be (--as server, or --as worker)")
+    if out is not None:
+        raise Wrong("--out is for a peer, which has the whole model: leave it away")
+    take_part(where, role, **options)
+
+
+def _join_peers(where: str, role: str | None, out: Path | None, options: dict[str, Any]) -> None:
     from shoal.errors import Invalid, ShoalError
     from shoal.launch import joining
 
+    if role is not None:
+        raise Wrong(f"{where} is a run of peers, which all do the same: leave --as away")
     if out is not None and out.exists() and any(out.iterdir()):
         raise Wrong(f"{out} is not empty: choose another folder")
+    quiet = options["quiet"]
     closing, asked = threading.Event(), threading.Event()
     try:
         with _leaving(closing, asked):
@@ -59,18 +90,40 @@ def join(where: str, out: Path | None, quiet: bool) -> None:
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
 @click.argument("name")
-def leave(where: str, name: str) -> None:
-    """Ask a peer, such as worker-2, to finish what it is at and leave a run that goes on.
+@asks_for_keys
+def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
+    """Let a node go while the run goes on: others take over what a server has; a worker or peer finishes what it is at.
 
-    Exit code 1 if it has not gone in a minute, or nobody is there.
+    \b
+    shoal leave runs/one server-2
+    shoal leave tcp://10.0.0.1:7000 worker-hostb-3f2a
+
+    Exit code 1 if it cannot go (and why), if nothing changes for a minute, or nobody is there.
     """
-    from shoal.errors import Invalid, ShoalError
+    from shoal.errors import Invalid, ShoalError, Unanswered
     from shoal.launch import joining
+    from shoal.launch.leaving import let_go
+    from shoal.launch.looking import address_of, is_of_peers, look_at
+    from shoal.wire.security import Safety
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
 
     try:
-        joining.leave(where, name, lambda text: click.echo(text, err=True))
+        address = address_of(where)
+        safety = Safety.chosen(keys, insecure, at=address)
+        if is_of_peers(where, safety):
+            joining.leave(where, name, say)
+        else:
+            with contextlib.closing(look_at(address, safety)) as looking:
+                looking.name = looking.name.replace("look", "operator")  # it is told who asked for it
+                let_go(looking, name, say)
     except Invalid as error:
         raise Wrong(str(error)) from None
+    except Unanswered as error:
+        raise click.ClickException(
+            f"nobody answers at {where} ({error}): it has ended, or is being started again"
+        ) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{name} has left")

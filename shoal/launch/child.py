@@ -15,6 +15,7 @@ import importlib
 import os
 import select
 import shutil
+import signal
 import sys
 import threading
 import traceback
@@ -64,6 +65,12 @@ class Failed(Line, frozen=True):
 
     name: str
     error: str
+
+
+class Retired(Line, frozen=True):
+    """Server to top process: "they let me go: I am not needed any more"; that it has ended is told afterwards."""
+
+    name: str
 
 
 class Happened(Line, frozen=True):
@@ -166,15 +173,15 @@ def transport_of(orders: Orders, bind: str | None = None) -> Transport:
 
 
 def _serve(orders: Orders, reports: int) -> None:
-    from shoal.nodes.loop import Loop
-    from shoal.nodes.server import Server
+    from shoal.launch.serving import Serving, heard
 
     transport = transport_of(orders, orders.bind)
-    server = Server(orders.name, orders.token, transport.address)
-    server.also = moved_by(transport)
-    loop = Loop(server, transport)
-    say(reports, Running(orders.name, transport.address))
-    loop.run()
+    serving = Serving(orders.name, orders.token, transport)
+    with heard([signal.SIGTERM], serving.leave):
+        say(reports, Running(orders.name, transport.address))
+        serving.run()
+    if not serving.guest.asks:  # somebody let it go: nobody is to start it again
+        say(reports, Retired(orders.name))
 
 
 def _work(orders: Orders, reports: int) -> None:

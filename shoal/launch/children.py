@@ -24,7 +24,7 @@ import msgspec
 from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.events import RunEvent
-from shoal.launch.child import Failed, Happened, Line, Orders, Running, event_of
+from shoal.launch.child import Failed, Happened, Line, Orders, Retired, Running, event_of
 from shoal.launch.endings import Endings
 from shoal.launch.nursery import Ended, Fork, Forked, HandOn, Refused, Report, Settled, Setup, Signal
 
@@ -66,6 +66,7 @@ class Child:
     error: str = ""
     said: str = ""  # of an event, so far
     ended: str = ""  # how
+    retired: bool = False  # it was let go, and is not to be started again
 
     def is_decided(self) -> bool:
         """Whether it came up, or never will."""
@@ -144,6 +145,13 @@ class Children:
                 raise
             if not child.running:
                 raise StartFailed(f"{name} did not start: {child.error or child.ended}; what it printed is above")
+
+    def wait_until_ended(self, name: str, deadline: float) -> None:
+        """Until its process is no more; one that does not end by itself is killed."""
+        with self._news:
+            if self._news.wait_for(lambda: self.known[name].ended or self.gone, max(0.0, deadline - time.monotonic())):
+                return
+        self.signal(name, signal.SIGKILL)
 
     def signal(self, name: str, number: int) -> None:
         self._order(Signal(name, number))
@@ -246,6 +254,8 @@ class Children:
                 self.known[name].pid = pid
             case Running(name, address):
                 self.known[name].running, self.known[name].address = True, address
+            case Retired(name):
+                self.known[name].retired = True
             case Happened(name, piece, more):
                 child = self.known[name]
                 whole, child.said = child.said + piece, child.said + piece if more else ""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal import limits
+from shoal.data.fingerprint import fingerprint
 from shoal.events import RunEvent, Started
 from shoal.launch.child import Happened, Line, Orders, Running, say
 from shoal.nodes.coordinator import Coordinator
@@ -25,7 +26,8 @@ from shoal.nodes.loop import Loop
 from shoal.nodes.records import needed
 from shoal.nodes.saving import Saving
 from shoal.nodes.storage import Journal
-from shoal.wire.effects import Ended
+from shoal.wire import messages as m
+from shoal.wire.effects import Dismiss, Ended
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
@@ -43,11 +45,23 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     test_rows: int
     features: int
     checkpoints: str = ""  # the folder they lie in; empty: none are made
+    fingerprint: str = ""  # of the rows to train on: nodes of other hosts read their own
+    elsewhere: bool = False  # workers come and go by themselves: nobody here starts any
 
     @classmethod
     def of(cls, job: Job, dataset: Dataset, folder: Path | None = None) -> Facts:
         checkpoints = "" if folder is None or math.isinf(job.checkpoint.every) else str(folder / "checkpoints")
-        return cls(job.toml(), dataset.name, dataset.train.rows, dataset.test.rows, dataset.features, checkpoints)
+        rows, test_rows = dataset.train.rows, dataset.test.rows
+        same = fingerprint(dataset.train.folder)
+        return cls(job.toml(), dataset.name, rows, test_rows, dataset.features, checkpoints, same)
+
+    def described(self) -> m.Described:
+        """For whoever would take part."""
+        from shoal.launch.code import code_of
+
+        code = code_of(_job(self.job))
+        same = self.fingerprint
+        return m.Described(0, self.job, self.data, self.rows, self.test_rows, self.features, same, code)
 
 
 class Saw(Line, frozen=True):
@@ -56,6 +70,12 @@ class Saw(Line, frozen=True):
     name: str
     reason: str
     token: str  # of the life that ended
+
+
+class Ends(Line, frozen=True):
+    """Top process to coordinator: "it is over: tell all who are here"."""
+
+    why: str
 
 
 class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,8 +96,11 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving)
+    moves = None if work.run is None else _job(work.run.job).moves
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves)
     node.also, node.check_address = transport.counters, safety.check
+    if work.run is not None:
+        node.doorway.about = work.run.described()
     loop = Loop(node, transport, journal)
     loop.listener = lambda event: _report(reports, orders.name, event)
     for one in work.ended:
@@ -91,8 +114,11 @@ def _hear(inbox: int, loop: Loop) -> None:
     """Whatever the nursery hands on."""
     with os.fdopen(inbox, "rb") as lines:
         for line in lines:
-            one = msgspec.json.decode(line, type=Saw)
-            loop.tell(Ended(one.name, one.reason, one.token))
+            match msgspec.json.decode(line, type=Saw | Ends):
+                case Saw(name, reason, token):
+                    loop.tell(Ended(name, reason, token))
+                case Ends(why):
+                    loop.tell(Dismiss(why))
 
 
 def _report(reports: int, name: str, event: RunEvent) -> None:
@@ -106,10 +132,9 @@ def dealing_of(facts: Facts) -> Dealing:
     from shoal.cluster.second_copies import SecondCopies
     from shoal.cluster.stopping import ENDLESS, Stopping
     from shoal.cluster.workload import Workload
-    from shoal.job import Job
     from shoal.tables import Step
 
-    job = Job.of(tomllib.loads(facts.job))
+    job = _job(facts.job)
     slots = job.slots(facts.rows)
     apply, _ = job.servers_strategy.consistency(slots.per_pass)
     workload = Workload(slots, ENDLESS, apply if isinstance(apply, Step) else None)
@@ -139,15 +164,21 @@ def dealing_of(facts: Facts) -> Dealing:
     )
     auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
     second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
-    return Dealing(workload, stopping, started, every, reason, auto, second)
+    found = Dealing(workload, stopping, started, every, reason, auto, second)
+    found.elsewhere = facts.elsewhere
+    return found
 
 
 def saving_of(facts: Facts) -> Saving:
     """What of it is kept on disk."""
-    from shoal.job import Job
-
     if not facts.checkpoints:
         return Saving()
-    job = Job.of(tomllib.loads(facts.job))
+    job = _job(facts.job)
     every = int(job.checkpoint.every * limits.SECOND)
     return Saving(Path(facts.checkpoints), job.identity, every, job.checkpoint.keep)
+
+
+def _job(text: str) -> Job:
+    from shoal.job import Job
+
+    return Job.of(tomllib.loads(text))

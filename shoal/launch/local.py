@@ -125,7 +125,7 @@ class Cluster:
     def __init__(self, journal: Journal, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
         self._journal, self._copies = journal, copies
-        journal.rewrite(afresh(journal.records))  # of a cluster that was here before, nobody lives
+        self._begin(journal)
         self._clients: weakref.WeakSet[KV] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []
         self._loops: list[Loop] = []
@@ -137,6 +137,9 @@ class Cluster:
         self._telling: Telling | None = None
         self._looking = Looking(self._transport)
         atexit.register(_close_quietly, weakref.ref(self))
+
+    def _begin(self, journal: Journal) -> None:
+        journal.rewrite(afresh(journal.records))  # of a cluster that was here before, nobody lives
 
     def begin_with(self, record: bytes) -> None:
         """This stands in the journal before the coordinator is there to read it."""
@@ -161,6 +164,37 @@ class Cluster:
     def worker(self, name: str | None = None) -> KV:
         """A worker: it has a clock, and others may wait for it."""
         return self._join("worker", name)
+
+    def add_server(self, n: int = 1) -> list[str]:
+        """Start so many more; returns their names when all have joined. They get their share while everything goes on."""
+        if not isinstance(n, int) or n is True or not 1 <= n <= limits.MEMBERS // 2:
+            raise Invalid(f"n={n!r}: needs 1 to {limits.MEMBERS // 2} servers")
+        numbers = itertools.count(len([name for name in self._taken if name.startswith("server-")]))
+        free = (name for number in numbers if (name := f"server-{number}") not in self._taken)
+        names = list(itertools.islice(free, n))
+        self._taken.update(names)
+        for name in names:
+            self._start_server(name)
+        self._wait_for_servers(names)
+        return names
+
+    def remove_server(self, name: str) -> None:
+        """Others take over what it has, and it goes; returns when it is gone. Raises if it cannot be, or does not get on."""
+        from shoal.launch.leaving import let_go
+
+        let_go(self._looking, name)
+        self._forget_server(name)
+
+    def workers_here(self, workers: int) -> int:
+        """Of those that a run is to have, how many are started here: all, unless they come from elsewhere."""
+        return workers
+
+    def _start_server(self, name: str) -> None:
+        raise AssertionError  # each kind has its own
+
+    def _forget_server(self, name: str) -> None:
+        """It is gone: see that it has ended."""
+        raise AssertionError
 
     def look(self, seconds: float = _LOOK_WITHIN) -> m.Standing:
         """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
@@ -295,19 +329,30 @@ class ThreadCluster(Cluster):
             self._place.cleanup()
 
     def start(self) -> None:
-        from shoal.launch.child import moved_by, prepare
-        from shoal.nodes.server import Server
+        from shoal.launch.child import prepare
 
         prepare(self._modules)
         self._coordinate()
         for name in self._servers:
-            transport = self._hub.open(name)
-            server = Server(name, secrets.token_hex(8), transport.address)
-            server.also = moved_by(transport)
-            loop = Loop(server, transport)
-            transport.answer_with(loop.take)
-            self._run(loop)
+            self._start_server(name)
         self._wait_for_servers(self._servers)
+
+    def _start_server(self, name: str) -> None:
+        from shoal.launch.serving import Serving
+
+        transport = self._hub.open(name)
+        serving = Serving(name, secrets.token_hex(8), transport)
+        serving.guest.on_end = serving.loop.stop  # it was let go
+        transport.answer_with(serving.loop.take)
+        self._run(serving.loop)
+
+    def _forget_server(self, name: str) -> None:
+        for loop, thread in zip(list(self._loops), list(self._threads), strict=True):
+            if loop.node.name == name:
+                loop.stop()
+                thread.join(limits.DRAIN / limits.SECOND)
+                self._loops.remove(loop)
+                self._threads.remove(thread)
 
     def _coordinate(self) -> None:
         dealing, saving = None, None

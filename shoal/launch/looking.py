@@ -124,6 +124,26 @@ class Looking:
     def view(self, seconds: float = PATIENCE) -> m.View:
         return self._ask("refresh the view", "coordinator", m.Refresh, m.View, seconds)
 
+    def describe(self, seconds: float = PATIENCE) -> m.Described:
+        """What is going on there, for whoever would take part."""
+        return self._ask("ask what the run is about", "coordinator", m.Describe, m.Described, seconds)
+
+    def feed(self, after: int, seconds: float = PATIENCE) -> m.Fed:
+        """What has happened since then."""
+        return self._ask("ask what happened", "coordinator", lambda request: m.Feed(request, after), m.Fed, seconds)
+
+    def drain(self, name: str, seconds: float = PATIENCE) -> m.Message:
+        """Ask that a node may go: Done if it may, No if not."""
+        return self._ask(f"let {name} go", "coordinator", lambda request: m.Drain(request, name), m.Message, seconds)
+
+    def tell(self, message: m.Message) -> None:
+        """Something that is not answered."""
+        with self._lock:
+            if self._transport is None:
+                self._transport = self._open(self.name)
+            self._transport.send("coordinator", message, ())
+            self._transport.flush()
+
     def status(self, seconds: float = PATIENCE) -> Status:
         """All that can be seen; servers that do not answer are named."""
         standing, view = self.look(seconds), self.view(seconds)

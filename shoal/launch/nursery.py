@@ -31,6 +31,7 @@ from shoal.launch.child import (
     Happened,
     Line,
     Orders,
+    Retired,
     Running,
     end_with,
     flush,
@@ -41,7 +42,7 @@ from shoal.launch.child import (
 )
 
 _GRACE = 1.0  # seconds for the children to end by themselves
-SERVERS_NEED = ("shoal.launch.coordination", "shoal.nodes.server", "shoal.store.generate", "shoal.wire.zmq")
+SERVERS_NEED = ("shoal.launch.coordination", "shoal.launch.serving", "shoal.store.generate", "shoal.wire.zmq")
 WORKERS_NEED = ("shoal.launch.work", "shoal.data.kernels", "shoal.models.kernels")
 
 
@@ -99,7 +100,7 @@ class Ended(Line, frozen=True):
 
 
 Order = Fork | Signal | HandOn
-Report = Settled | Refused | Forked | Running | Failed | Happened | Ended
+Report = Settled | Refused | Forked | Running | Failed | Happened | Retired | Ended
 
 
 class Nursery:

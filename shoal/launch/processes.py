@@ -23,12 +23,13 @@ from typing import Any
 import msgspec
 
 from shoal import limits
-from shoal.errors import ClusterError, Invalid, StartFailed
-from shoal.events import RunEvent
+from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
+from shoal.events import RunEvent, Stopped
 from shoal.job import Job
+from shoal.launch.addresses import bind_of, check_callable, host_of
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import Children
-from shoal.launch.coordination import Coordination, Saw
+from shoal.launch.coordination import Coordination, Ends, Saw
 from shoal.launch.local import _START_WITHIN, Cluster
 from shoal.launch.nursery import Setup
 from shoal.launch.supervising import Supervisor
@@ -37,6 +38,7 @@ from shoal.wire import Transport
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
+_SEEN_OFF = 2.0  # seconds for nodes of others to hear that it is over
 _REASON = 500  # characters: the line is shorter than PIPE_BUF, even if every one of them is escaped
 
 
@@ -52,7 +54,11 @@ class ProcessCluster(Cluster):
         copies: int = 1,
         restart: bool = False,
         safety: Safety | None = None,
+        listen: str = "",
+        advertise: str = "",
     ) -> None:
+        """``listen``: an address of this host at which nodes of others reach it, too; ``advertise``: what they call it by."""
+        check_callable(listen, advertise)
         super().__init__(journal, copies)
         self._safety = safety or Safety.local()
         journal.close()  # it is the coordinator's
@@ -65,7 +71,9 @@ class ProcessCluster(Cluster):
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = modules, restart, transport == "tcp"
         self._children = Children(self._lost, self._child_ended, self._happened, self._gone)
-        self._address = ""
+        self.parting = "whoever began it has ended it"
+        """Told to nodes that others started when it is closed; empty: nothing, so that they wait for the next life of it."""
+        self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of whoever has the name now
         self._servers: set[str] = set()
         self._saw: deque[Saw] = deque(maxlen=limits.MEMBERS)
@@ -124,10 +132,24 @@ class ProcessCluster(Cluster):
         self._of(name).signal(name, signal)
 
     def close(self) -> None:
+        if os.getpid() == self._pid and not self._closed and self.parting and "coordinator" in self.pids:
+            self._see_off()
         super().close()
         if os.getpid() == self._pid:
             self._stop_others()  # also if it was closed before, but not to the end
             sweep(self._folder)
+
+    def _see_off(self) -> None:
+        """Nodes that others started hear that it is over, and have a moment to go; our own end with us."""
+        deadline = time.monotonic() + _SEEN_OFF
+        with contextlib.suppress(Unanswered, Invalid):
+            while time.monotonic() < deadline and not self._ended:
+                ours = self._taken.union(client.name for client in self._clients)
+                members = [one for one in self.look(_SEEN_OFF / 4).members if one.name not in ours]
+                if not any(one.role in ("server", "worker") for one in members):
+                    return
+                self._children.hand_on("coordinator", Ends(self.parting))
+                time.sleep(_SEEN_OFF / 20)  # nobody tells us who has gone
 
     # ------------------------------------------------------------ starting
 
@@ -147,6 +169,16 @@ class ProcessCluster(Cluster):
         self._check_usable()  # still: somebody may have closed the cluster meanwhile
         return children.known[name].pid
 
+    def _start_server(self, name: str) -> None:
+        self._check_usable()
+        self._fork(name, "server", {})
+
+    def _forget_server(self, name: str) -> None:
+        children = self._of(name)
+        if name in children.known:
+            children.wait_until_ended(name, time.monotonic() + limits.DRAIN / limits.SECOND)
+            self._servers.discard(name)
+
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
         with self._telling_ends:
@@ -159,11 +191,14 @@ class ProcessCluster(Cluster):
         if kind == "server":
             self._servers.add(name)
         self._tokens[name] = token = secrets.token_hex(8)
-        return Orders(name, kind, token, self._bind(name), self._address, self._folder, work, self._safety.plain)
+        told = (self._safety.plain, self._advertise)
+        return Orders(name, kind, token, self._bind(name), self._address, self._folder, work, *told)
 
     def _bind(self, name: str) -> str:
-        if name == "coordinator" and self._address:
-            return self._address  # where everybody knows it
+        if name == "coordinator" and self._address:  # where everybody knows it
+            return bind_of(self._listen, self._address.rpartition(":")[2]) if self._listen else self._address
+        if self._listen:
+            return self._listen if name == "coordinator" else bind_of(self._listen, "*")
         return "tcp://127.0.0.1:*" if self._over_tcp else f"ipc://{self._folder}/{name}"
 
     def _check_usable(self) -> None:
@@ -193,8 +228,10 @@ class ProcessCluster(Cluster):
                 self.supervisor.ended(name, why)
 
     def restarts(self, name: str) -> bool:
-        """Is it started again when it ends?"""
-        return name == "coordinator" or (self._restart and name in self._servers)
+        """Is it started again when it ends? A server that was let go is not."""
+        child = self._of(name).known.get(name)
+        kept = self._restart and name in self._servers and not (child is not None and child.retired)
+        return name == "coordinator" or kept
 
     def _again(self, name: str) -> None:
         if name == "coordinator":
@@ -213,6 +250,8 @@ class ProcessCluster(Cluster):
         self._ended = self._ended or why
 
     def _happened(self, event: RunEvent) -> None:
+        if isinstance(event, Stopped) and self.parting:
+            self.parting = f"the run is over: {event.why}"
         if self._telling is not None:
             self._telling(event)
 

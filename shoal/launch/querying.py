@@ -26,6 +26,7 @@ from shoal.store.question import Question, question_named
 from shoal.strategies import TABLE
 from shoal.tables import Sparse
 from shoal.wire import messages as m
+from shoal.wire.security import Safety
 
 MODEL = "model.safetensors"  # the file of a run's folder that has what was learned
 
@@ -89,8 +90,13 @@ def query(
     return opened(where, table).ask(question, keys, servers=servers, **settings)
 
 
-def opened(where: str | os.PathLike[str] | Trained | TrainedModule | HasModel, table: str | None = None) -> Asked:
-    """The model there; whoever opens it closes it."""
+def opened(
+    where: str | os.PathLike[str] | Trained | TrainedModule | HasModel,
+    table: str | None = None,
+    keys: str | None = None,
+    insecure: bool = False,
+) -> Asked:
+    """The model there; whoever opens it closes it. ``keys``, ``insecure``: as for ``connect``, if it is on another machine."""
     model = getattr(where, "model", None) if not isinstance(where, Trained | TrainedModule) else where
     if isinstance(model, Trained | TrainedModule):
         return Kept(model, repr(model), table)
@@ -98,13 +104,13 @@ def opened(where: str | os.PathLike[str] | Trained | TrainedModule | HasModel, t
         raise Invalid(f"{where!r} has no model that could be asked: give a run, its folder, an address or a model")
     place = os.fspath(where)
     if "://" in place:
-        return Live(place, place, table)
+        return Live(place, place, table, keys, insecure)
     folder = Path(place)
     file = folder if folder.is_file() else folder / MODEL
     if file.is_file() and not (folder / ADDRESS).exists():
         return Kept(_trained(file), place, table)
     try:
-        return Live(address_of(place), place, table)
+        return Live(address_of(place), place, table, keys, insecure)
     except (ClusterError, Unanswered):
         if file.is_file() and not (folder / ADDRESS).exists():  # it has ended at this very moment
             return Kept(_trained(file), place, table)
@@ -124,9 +130,11 @@ class Live:
 
     live = True
 
-    def __init__(self, address: str, where: str, table: str | None) -> None:
+    def __init__(
+        self, address: str, where: str, table: str | None, keys: str | None = None, insecure: bool = False
+    ) -> None:
         self.where = where
-        self._visit = Visit(transport_to(address))
+        self._visit = Visit(transport_to(address, Safety.chosen(keys, insecure, at=address)))
         try:
             self._layout = self._visit.layout(table)
         except BaseException:

@@ -50,7 +50,6 @@ from shoal.wire import messages as m
 Launcher = Callable[[Job, Journal], Cluster]  # where the nodes of a run are
 NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
-_CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Training:
     ) -> None:
         """With ``resume``, a checkpoint of the run that lies in the folder, it goes on from there."""
         self.learner = check(job, dataset)
-        self._resume = resume
+        self._resume, self._goes_on = resume, resume is not None
         self.job, self.dataset = job, dataset
         self._listener = listener
         self._over, self._closed = threading.Event(), threading.Event()
@@ -191,7 +190,7 @@ class Training:
         """Start one more; it takes part as soon as it has joined."""
         with self._lock:
             name, self._numbers = f"worker-{self._numbers}", self._numbers + 1
-        orders = work.Work(self.job.toml(), str(self.dataset.train.folder), self._cache_bytes())
+        orders = work.Work(self.job.toml(), str(self.dataset.train.folder), work.cache_bytes(self.job))
         if isinstance(self._cluster, ThreadCluster):
             transport = self._cluster._transport(name)
             trainer = work.trainer_of(name, secrets.token_hex(8), transport, orders)
@@ -202,6 +201,14 @@ class Training:
         else:
             self._processes.fork(name, "worker", msgspec.to_builtins(orders))
         return name
+
+    def add_server(self, n: int = 1) -> list[str]:
+        """Start so many more; they get their share of the model while it is trained."""
+        return self._cluster.add_server(n)
+
+    def remove_server(self, name: str) -> None:
+        """Others take over what it has, and it goes."""
+        self._cluster.remove_server(name)
 
     def drain(self, name: str) -> None:
         """Ask a worker to finish what it has begun, give the rest back, and go."""
@@ -301,14 +308,16 @@ class Training:
         job = self.job
         table = table_of(job, self.learner, self._per_pass, self._folder or self._cluster.folder)
         self._client = self._cluster.client("launcher")
-        if self._resume is None:
+        if TABLE in self._client.tables():  # the servers of a former life of this run are still there
+            self._goes_on = True
+        elif self._resume is None:
             self._client.create(TABLE, table)
         else:
             path, manifest = self._resume
             (was,) = (one for one in manifest.tables if one.name == TABLE)
             self._client.create(TABLE, table, starts=was.starts, origin=str(path))
         self._start_evaluator()
-        for _ in range(job.workers):
+        for _ in range(self._cluster.workers_here(job.workers)):
             self.add_worker()
 
     def _write_address(self) -> None:
@@ -326,7 +335,7 @@ class Training:
         kept = None
         if self._folder is not None and self.job.stop.keeps_best:
             kept = Best(self._folder / "best.safetensors", self.learner, self._listener)
-        found = kept.read() if kept is not None and self._resume is not None else None
+        found = kept.read() if kept is not None and self._goes_on else None
         self._evaluator = Evaluator(
             worker, self.learner, self.dataset.test, found, None if kept is None else kept.write
         )
@@ -378,14 +387,6 @@ class Training:
             return []
         return found
 
-    def _cache_bytes(self) -> int:
-        if self.job.launch.cache_mb is not None:
-            return self.job.launch.cache_mb * limits.MB
-        import psutil
-
-        free = int(psutil.virtual_memory().available)
-        return min(limits.SLOT_CACHE, free // _CACHE_SHARE // self.job.workers)
-
 
 def dealing_of(job: Job, dataset: Dataset) -> Dealing:
     """What the coordinator of such a run deals."""
@@ -396,4 +397,5 @@ def _cluster_of(job: Job, journal: Journal) -> Cluster:
     modules = tuple(job.launch.modules)
     if job.launch.how == "threads":
         return ThreadCluster(job.servers, modules, journal, job.copies)
-    return ProcessCluster(job.servers, job.launch.transport, modules, journal, job.copies, True, safety_of(job))
+    how = (job.copies, True, safety_of(job), job.launch.listen, job.launch.advertise)
+    return ProcessCluster(job.servers, job.launch.transport, modules, journal, *how)

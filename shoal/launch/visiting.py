@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal import limits
-from shoal.errors import Invalid, TimedOut, Unanswered, UnknownTable
+from shoal.errors import Invalid, Refused, TimedOut, Unanswered, UnknownTable
 from shoal.launch.looking import PATIENCE
 from shoal.store.client import Client
 from shoal.store.question import Question
@@ -115,6 +115,8 @@ class Visit:
 
     def _take(self, event: Received) -> None:
         now, message = time.monotonic_ns(), event.message
+        if isinstance(message, m.No) and message.request == 0 and message.kind in ("key", "version"):
+            raise Refused(event.sender, message.reason)
         if isinstance(message, m.View) and event.sender == limits.COORDINATOR:
             known = self._client.view
             if (message.term, message.number) > (known.term, known.number):

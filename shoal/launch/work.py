@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shoal import limits
 from shoal.data.arrays import open_rows
 from shoal.filters import described
 from shoal.filters.chain import Chain
@@ -31,12 +32,25 @@ if TYPE_CHECKING:
     from shoal.launch.child import Orders
 
 
+_CACHE_SHARE = 4  # a quarter of free memory may hold rows for the next pass
+
+
 class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker needs to know, as plain data."""
 
     job: str  # as TOML, which knows infinity: JSON does not
     rows: str  # the folder of the packed set
     cache_bytes: int
+
+
+def cache_bytes(job: Job, workers: int | None = None) -> int:
+    """What one of so many workers on this host may keep of the rows it has read."""
+    if job.launch.cache_mb is not None:
+        return job.launch.cache_mb * limits.MB
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    return min(limits.SLOT_CACHE, free // _CACHE_SHARE // (workers or job.workers))
 
 
 def warm() -> None:

@@ -104,6 +104,11 @@ class Checkpointing:
         """One is under way, or was asked for and has neither been saved nor failed."""
         return self._wanted or self._try is not None
 
+    @property
+    def is_under_way(self) -> bool:
+        """One is being written, or was given up through nobody's fault, and is tried again."""
+        return self._try is not None or self._quiet > 0
+
     def soon(self) -> None:
         """Begin one as soon as may be, whatever the time: at an evaluation, at the end."""
         self._wanted, self._not_before = True, 0

@@ -11,34 +11,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
 from shoal import limits
 from shoal.cluster.membership import Roster
+from shoal.cluster.moves import Moves
 from shoal.errors import Invalid
 from shoal.nodes import records
+from shoal.nodes.changing import Changing
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.doorway import Doorway
+from shoal.nodes.elastic import Elastic
 from shoal.nodes.saving import Saving
 from shoal.nodes.standing import standing
-from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
-from shoal.wire.effects import Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
+from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
-
-
-@dataclass(slots=True)
-class Settling:
-    """A change of tables that is not yet known to every server."""
-
-    asker: str
-    request: int
-    view: int
-    table: str  # empty: nothing to undo
-    number: int = 0
 
 
 class Coordinator:
@@ -51,16 +42,16 @@ class Coordinator:
         journal: list[bytes] | None = None,
         dealing: Dealing | None = None,
         saving: Saving | None = None,
+        moves: Moves | None = None,
     ) -> None:
         self.name, self.dealing, self.saving = name, dealing, saving or Saving()
-        self.roster = Roster(copies=copies)
+        self.roster, self.doorway = Roster(copies=copies), Doorway()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
         self.check_address: Callable[[str], None] = check_address  # may a member be there? With keys, anywhere
         self._welcomes: dict[str, m.Hello] = {}  # members from the next record on: told when it is on disk
-        self._settling: list[Settling] = []
-        self._answered: dict[tuple[str, int], m.Message] = {}  # changes of tables: a resent one is not done twice
-        self._changes: dict[tuple[str, int], int] = {}  # those that are done, and the table's number
+        self.changing = Changing()
+        self.elastic = Elastic(moves)
         self._again = False  # we are the next life of a coordinator whose run goes on
         self._replay(journal or [])
         self._writing = 0  # token of the record that is on its way to the disk
@@ -73,7 +64,7 @@ class Coordinator:
         last, others = records.split(journal)
         if last is not None:
             kept = records.replay(self.roster, last)
-            self._changes = {(asker, request): number for asker, request, number in kept.changes}
+            self.changing.replay(kept.changes)
         self.view = self.roster.view()  # the newest that is on disk, and so may be told
         if last is not None:  # from here on another term; its first view is written before anything else is done
             self.roster.term += 1
@@ -103,6 +94,8 @@ class Coordinator:
                     del self._welcomes[name]  # everybody had to go, back to a checkpoint: it says hello again
             case Ended(name, reason, token):
                 effects += self._ended(now, name, reason, token)
+            case Dismiss(why):
+                effects += [Send(member.name, m.Dismissed(why)) for member in self.view.members]
             case _:
                 pass
         for name in self.roster.silent(now):
@@ -111,11 +104,13 @@ class Coordinator:
         if self.dealing is not None:
             effects += self.dealing.tick(now)
             self.dealing.set_delay(self.roster)
+        self.counts["refills"] += self.roster.refill(now)
+        effects += self.elastic.tick(now, self)
         effects += self.saving.tick(now, self)
-        self.counts["refills"] += self.roster.refill()
         effects += self._write(now)
-        effects += self._settle()
+        effects += self.changing.settle(self)
         effects.append(Wake(now + limits.HEARTBEAT))
+        self.doorway.heard(effects)
         return effects
 
     def _wake_up(self, now: int) -> None:
@@ -131,25 +126,25 @@ class Coordinator:
     # ------------------------------------------------------------ the journal
 
     @property
-    def _told(self) -> bool:
+    def told(self) -> bool:
         """Whether all there is may be told: nothing of it is still on its way to the disk."""
         return self.roster.number == self.view.number
 
     def _write(self, now: int) -> list[Effect]:
         """One record at a time; what changes meanwhile goes with the next."""
-        if self._told or self._writing or now < self._retry:
+        if self.told or self._writing or now < self._retry:
             return []
         self._token += 1
         self._writing, self._written = self._token, self.roster.view()
-        changes = [(asker, request, number) for (asker, request), number in self._changes.items()]
-        return [Persist(self._token, records.record_of(self.roster, changes))]
+        return [Persist(self._token, records.record_of(self.roster, self.changing.done))]
 
     def _durable(self, now: int, error: str) -> list[Effect]:
         self._writing = 0
         if error:
             return self._cannot_write(now, error)
         self.view = self._written
-        return [*self._welcome(now), *(Send(member.name, self.view) for member in self.view.members)]
+        views = [Send(member.name, self.view) for member in self.view.members]
+        return [*self._welcome(now), *views, *self.elastic.told(now, self.view)]
 
     def _cannot_write(self, now: int, error: str) -> list[Effect]:
         """Nobody joins, no table is made; what has happened to those who are here is told when it is on disk."""
@@ -161,13 +156,7 @@ class Coordinator:
             self.roster.lost[name] = why
             effects.append(Send(name, m.No(0, "full", why)))
         self._welcomes.clear()
-        for one in [one for one in self._settling if one.table and one.view > self.view.number]:
-            self._settling.remove(one)
-            del self._changes[one.asker, one.request]
-            if one.table in self.roster.tables:
-                self.roster.drop(one.table)
-            effects.append(Send(one.asker, m.No(one.request, "full", why)))
-        return effects
+        return [*effects, *self.changing.cannot_write(why, self)]
 
     def _welcome(self, now: int) -> list[Effect]:
         """Those who are members by the record that is now on disk."""
@@ -187,20 +176,24 @@ class Coordinator:
                 return self._hello(now, sender, message)
             case m.Heartbeat():
                 return self._heartbeat(now, sender, message)
-            case m.Leave(incarnation) if self._is(sender, incarnation):
-                return self._remove(now, sender, "it left", died=False)
             case m.Leave():
-                pass
+                return self._leave(now, sender, message)
+            case m.Drain():
+                return self.elastic.drain(now, sender, message, self)
+            case m.Opened(incarnation) if self._is(sender, incarnation):
+                return self.elastic.opened(now, sender, message, self)
             case m.Refresh(request):
                 return [Send(sender, self.view), Send(sender, m.Done(request))]
             case m.Look(request):
                 return [Send(sender, standing(self, now, request))]
+            case m.Describe() | m.Feed() | m.Unfit():
+                return self.doorway.take(sender, message, self.dealing)
             case m.Create() | m.Drop() | m.Delay():
-                return self._change(sender, message)
+                return self.changing.change(sender, message, self)
             case m.Want() | m.Ready():
                 return self._train(now, sender, message)
             case m.Shrink() | m.Full():
-                return self._copies(sender, message)
+                return self._copies(now, sender, message)
             case m.Snapped(_, incarnation) if self._is(sender, incarnation):
                 return self.saving.snapped(now, sender, message)
             case m.Save(request) if sender in self.roster.people:
@@ -214,6 +207,8 @@ class Coordinator:
             return self._fence(sender, ask.incarnation)
         person = self.roster.people[sender]
         person.heard = now
+        if person.member.leaving and isinstance(ask, m.Want):
+            ask = msgspec.structs.replace(ask, more=0)  # it finishes what it has, or gives it back, and goes
         if self.dealing is None:
             return [Send(sender, m.No(ask.request, "setting", "there is no run here to take part in"))]
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
@@ -235,8 +230,10 @@ class Coordinator:
         return person is not None and person.member.incarnation == incarnation
 
     def _fence(self, sender: str, incarnation: int) -> list[Effect]:
-        if not self._told:
+        if not self.told:
             return []  # that it was removed is not on disk yet; it asks again
+        if self.roster.released.get(sender) == incarnation:
+            return [Send(sender, m.Release(incarnation))]
         self.counts["fenced"] += 1
         return [Send(sender, m.Fence(0, incarnation))]
 
@@ -253,7 +250,7 @@ class Coordinator:
         if self.roster.is_over(hello.name, hello.token):
             # A repeat from a former life, or one that was removed before it ever heard that it had joined.
             self.counts["late hello"] += 1
-            return [Send(sender, m.Over(hello.token))] if self._told else []
+            return [Send(sender, m.Over(hello.token))] if self.told else []
         effects: list[Effect] = []
         if hello.name in self.roster.people:
             self.roster.displace(hello.name, hello.token)
@@ -284,6 +281,20 @@ class Coordinator:
             return []  # another life has the name by now
         return self._remove(now, name, reason, died=True)
 
+    def _leave(self, now: int, sender: str, leave: m.Leave) -> list[Effect]:
+        if not self._is(sender, leave.incarnation):
+            return self._fence(sender, leave.incarnation) if leave.patiently else []
+        if not leave.patiently:
+            return self._remove(now, sender, "it left", died=False)
+        self.roster.people[sender].heard = now
+        why, effects = self.elastic.leave(now, sender, "it asked to go", self)
+        return [*effects, Send(sender, m.No(0, "setting", why))] if why else effects
+
+    def let_go(self, now: int, name: str) -> list[Effect]:
+        """Nobody needs it any more."""
+        self.roster.released[name] = self.roster.people[name].member.incarnation
+        return self._remove(now, name, "it left: others have what it had", died=False)
+
     def _never_came(self, now: int, name: str, reason: str) -> list[Effect]:
         if self.dealing is None or not name.startswith("worker"):
             return []
@@ -296,97 +307,21 @@ class Coordinator:
         person.heard, person.view = now, max(person.view, beat.view)
         effects: list[Effect] = []
         for number, reason in beat.failed.items():
-            effects += self._undo(number, reason)
+            effects += self.changing.undo(number, reason, self)
         if beat.view < self.view.number:
             return [*effects, Send(sender, self.view)]
         return [*effects, Send(sender, m.Alive(self.view.term, self.view.number))]
 
-    def _copies(self, sender: str, ask: m.Shrink | m.Full) -> list[Effect]:
+    def _copies(self, now: int, sender: str, ask: m.Shrink | m.Full) -> list[Effect]:
         """A primary wants its sets changed: done if both are still who they were; the next view is the answer."""
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
         if isinstance(ask, m.Shrink):
-            self.counts["shrunk"] += self.roster.shrink(sender, ask.server, ask.theirs)
-        else:
-            self.counts["filled"] += self.roster.full(sender, ask)
-        return []
-
-    # ------------------------------------------------------------ tables
-
-    def _change(self, sender: str, change: m.Create | m.Drop | m.Delay) -> list[Effect]:
-        asked = (sender, change.request)
-        if sender not in self.roster.people:
-            return [Send(sender, m.No(change.request, "setting", "only a member may change tables: say hello first"))]
-        if asked in self._answered:
-            return [Send(sender, self._answered[asked])]
-        if any((one.asker, one.request) == asked for one in self._settling):
-            return [Send(sender, m.Held(change.request, self._waits_for()))]
-        if (number := self._changes.get(asked)) is not None:  # a former life of ours did it
-            table = next((one.name for one in self.roster.tables.values() if one.number == number), "")
-            self._settling.append(Settling(sender, change.request, self.roster.number, table, number))
+            self.counts["shrunk"] += self.roster.shrink(sender, ask.server, ask.theirs, now)
             return []
-        try:
-            table, number = self._carry_out(change)
-        except Invalid as error:
-            return self._answer(sender, change.request, m.No(change.request, "table", str(error)))
-        self._changes[asked] = number
-        while len(self._changes) > limits.TABLES:
-            del self._changes[next(iter(self._changes))]
-        self._settling.append(Settling(sender, change.request, self.roster.number, table, number))
-        return []
-
-    def _carry_out(self, change: m.Create | m.Drop | m.Delay) -> tuple[str, int]:
-        """The name and the number of a table that was made: what there would be to undo."""
-        match change:
-            case m.Create():
-                return self._create(change)
-            case m.Drop(_, name):
-                self.roster.drop(name)
-            case m.Delay(_, name, max_delay):
-                self.roster.delay(name, max_delay)
-        return "", 0
-
-    def _create(self, create: m.Create) -> tuple[str, int]:
-        placed = self.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
-        if len(coding.encode(self.roster.view())) > limits.HEADER_BYTES // 2:
-            self.roster.drop(create.name)
-            raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
-        return placed.name, placed.number
-
-    def _settle(self) -> list[Effect]:
-        """Answer the changes that are on disk, and that every server has seen."""
-        shown = [self.roster.people[name].view for name in self.roster.servers()]
-        seen = min([self.view.number, *shown])
-        effects: list[Effect] = []
-        for one in [one for one in self._settling if one.view <= seen]:
-            self._settling.remove(one)
-            effects += [Send(one.asker, self.view)]
-            effects += self._answer(one.asker, one.request, m.Done(one.request))
-        return effects
-
-    def _undo(self, number: int, reason: str) -> list[Effect]:
-        """A server could not set a table up: the table is dropped, and who asked for it is told why."""
-        made = any(one.number == number for one in self._settling)
-        if not made and self.dealing is not None and any(one.number == number for one in self.roster.tables.values()):
-            return self.dealing.fail(f"the run cannot go back to its checkpoint: {reason}")
-        for one in [one for one in self._settling if one.number == number]:
-            self._settling.remove(one)
-            if one.table in self.roster.tables and self.roster.tables[one.table].number == number:
-                self.roster.drop(one.table)
-            self._answered[one.asker, one.request] = m.No(one.request, "table", reason)
-            self._settling.append(Settling(one.asker, one.request, self.roster.number, ""))
-        return []
-
-    def _answer(self, to: str, request: int, answer: m.Message) -> list[Effect]:
-        answer = self._answered.setdefault((to, request), answer)
-        while len(self._answered) > limits.MEMBERS:
-            del self._answered[next(iter(self._answered))]
-        return [Send(to, answer)]
-
-    def _waits_for(self) -> str:
-        view = self._settling[0].view if self._settling else 0
-        late = [name for name in self.roster.servers() if self.roster.people[name].view < view]
-        return ", ".join(late) or ("the servers" if self._told else "the journal")
+        taken = self.roster.full(sender, ask)
+        self.counts["filled"] += bool(taken)
+        return self.elastic.full(now, taken, self)
 
     def _unreachable(self, hello: m.Hello) -> str:
         """Why others could not call this node; empty if they can, or need not."""

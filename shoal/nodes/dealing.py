@@ -40,6 +40,7 @@ class Dealing(Kept):
     """One run, as the coordinator sees it."""
 
     _still = (-1, 0)  # slots that were counted, and since when it is so many
+    elsewhere = False  # workers come and go by themselves: that none is here is no reason to give up
 
     # ------------------------------------------------------------ who is here
 
@@ -83,7 +84,7 @@ class Dealing(Kept):
 
     def _one_less(self, now: int, last: str) -> list[Effect]:
         """Before the beginning: who is gone is not waited for."""
-        if self._begun:
+        if self._begun or self.elsewhere:
             return []
         self._awaited -= 1
         if self._awaited < 1 and not self._seen:
@@ -124,7 +125,9 @@ class Dealing(Kept):
         else:
             self._alone_since = self._alone_since or now
             if now - self._alone_since > _NOBODY:
-                return self.fail("no worker is left to compute: start it again, with more workers")
+                if not self.elsewhere:
+                    return self.fail("no worker is left to compute: start it again, with more workers")
+                effects += self.warn("no worker is here any more: it goes on when one comes (shoal launch worker)")
         since, why = self._judge_gone
         if since and now - since > _NOBODY:
             return self.fail(f"the evaluator is gone ({why}), and did not come back")

@@ -61,9 +61,9 @@ class Loop:
         self.listener: Callable[[RunEvent], None] = lambda event: None
 
     def run(self) -> None:
-        """Turn until told to stop."""
+        """Turn until told to stop, or until the node is let go."""
         try:
-            while not self.stopped.is_set():
+            while not self.stopped.is_set() and not getattr(self.node, "released", False):
                 self.turn()
         finally:
             self.close()

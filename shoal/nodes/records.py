@@ -32,6 +32,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
     changes: list[
         tuple[str, int, int]
     ] = []  # of tables, by whom and by which request, and of which table: the last ones
+    released: dict[str, int] = {}
 
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
@@ -46,6 +47,7 @@ def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> b
         roster.retired,
         roster.lost,
         list(changes),
+        roster.released,
     )
     return msgspec.msgpack.encode(kept)
 
@@ -57,7 +59,7 @@ def replay(roster: Roster, record: bytes) -> Kept:
     roster.incarnations, roster.tables_made = kept.incarnations, kept.tables_made
     roster.people = {member.name: Person(member, token, 0) for member, token in kept.people}
     roster.tables = {placed.name: placed for placed in kept.tables}
-    roster.retired, roster.lost = kept.retired, kept.lost
+    roster.retired, roster.lost, roster.released = kept.retired, kept.lost, kept.released
     return kept
 
 
@@ -90,6 +92,12 @@ def afresh(records: Sequence[bytes]) -> list[bytes]:
     old = msgspec.msgpack.decode(last, type=Kept)
     kept = Kept(old.term, old.number, old.generation, old.incarnations, old.tables_made)
     return [msgspec.msgpack.encode(kept)]
+
+
+def members_and_tables(records: Sequence[bytes]) -> Kept | None:
+    """As they were last; None if there were none."""
+    last, _ = split(records)
+    return None if last is None else msgspec.msgpack.decode(last, type=Kept)
 
 
 def _is_roster(record: bytes) -> bool:

@@ -54,6 +54,11 @@ class Saving:
             return ""
         return str(checkpoint.folder_of(self.root, self.points.saved))
 
+    @property
+    def is_writing(self) -> bool:
+        """One is under way, or was undone and is to be made again: who changes hands now would undo it."""
+        return self.points is not None and self.points.is_under_way
+
     def lost(self, now: int, why: str) -> None:
         """A part of the model is nowhere any more."""
         self._lost = self._lost or (now, why)

@@ -69,6 +69,18 @@ class Server:
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
+        self.leaving = False  # it goes when others have what it has
+        self.released = False  # nobody needs it any more
+        self.stays = ""  # why it may not go yet
+        self._next_leave = 0
+
+    def leave(self) -> list[Effect]:
+        """Go, once others have what this server has: asked for until it is granted (``released``). From any thread."""
+        self.leaving = True
+        if not self.member.joined:
+            self.released = True
+            return []
+        return [Send(self.member.coordinator, m.Leave(self.member.incarnation, patiently=True))]
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
@@ -94,6 +106,9 @@ class Server:
         if self._later and not self._works:
             effects += self._carry_on(Outcome(works=[self._later.popleft()]))
         effects += self.member.tick(now)
+        if self.leaving and not self.released and now >= self._next_leave:
+            self._next_leave = now + limits.HEARTBEAT
+            effects += self.leave()
         if now >= self._next_notice:
             self._next_notice = now + (limits.LEVEL_AGAIN if self._copies else limits.NOTICE // 4)
             for holding in self.tables.values():
@@ -105,6 +120,16 @@ class Server:
     # ------------------------------------------------------------ views
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
+        match message:
+            case m.Release(incarnation) if incarnation == self.member.incarnation:
+                self.released = True
+                return []
+            case m.No(0, _, why) if self.member.joined and self.leaving:
+                self.stays = why
+                return []
+        if self.leaving and isinstance(message, m.Fence) and message.incarnation == self.member.incarnation:
+            self.released = True  # what we have is worth nothing any more: there is nothing to hand over
+            return []
         change, effects = self.member.handle(now, message)
         if change.for_good:
             raise Refused(self.member.coordinator, change.refused)
@@ -149,6 +174,7 @@ class Server:
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
         self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
         self.member.shown = view.number
+        self.leaving = self.leaving or any(one.leaving and one.name == self.name for one in view.members)
         for table in view.tables:
             holding = self.tables.get(table.number)
             if holding is not None:

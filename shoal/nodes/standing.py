@@ -18,7 +18,17 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
     roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
     known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
     members = [
-        m.Seen(name, one.member.role, one.member.incarnation, one.view, max(0, now - (one.heard or now)), one.suspected)
+        m.Seen(
+            name,
+            one.member.role,
+            one.member.incarnation,
+            one.view,
+            max(0, now - (one.heard or now)),
+            one.suspected,
+            one.member.leaving,
+            one.member.group,
+            address=one.member.address,
+        )
         for name, one in roster.people.items()
         if one.member.incarnation in known
     ]
@@ -34,6 +44,7 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
         None if dealing is None else course(dealing),
         coordinator.saving.newest,
         counts,
+        coordinator.elastic.standing(now, coordinator),
     )
 
 

@@ -73,7 +73,7 @@ class Trainer:
         self.newer = 0  # slots whose weights were newer than their step, in part
         self._life = 0  # the incarnation that the slots here were dealt to
         self._generation = 0  # when it began
-        worker.on_fenced = self._fenced
+        worker.on_fenced, worker.on_leaving = self._fenced, self.leave
         worker.client.patient = True  # who is silent may be back: if not, the view says so
         self._traffic, self._pace = traffic, pace
         self._closed = threading.Event()

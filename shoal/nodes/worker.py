@@ -40,6 +40,7 @@ class Worker:
         self.clock: Callable[[], int] = lambda: self.now  # a finer one, where time goes on by itself
         self.joined = Task("join the cluster")
         self.on_fenced: Callable[[], None] | None = None
+        self.on_leaving: Callable[[], None] | None = None  # somebody asked it to go
         self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # running, waiting for, its own task
         self._sleepers: list[Sleep] = []
         self._computing: dict[int, Task] = {}
@@ -121,6 +122,9 @@ class Worker:
         if change.view:
             self.member.shown = self.member.view.number
             effects += self.client.take_view(now, self.member.view, self.member.incarnation)
+            mine = next((one for one in self.member.view.members if one.name == self.name), None)
+            if mine is not None and mine.leaving and self.on_leaving is not None:
+                self.on_leaving()
             self.joined.finish()
         return effects
 

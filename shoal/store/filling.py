@@ -34,11 +34,26 @@ class Moving:
 class Filling:
     """One server that is being filled with segments of one table."""
 
-    def __init__(self, log: Log, link: Link, epochs: dict[int, int]) -> None:
-        self.log, self.link, self.epochs = log, link, epochs
-        self._left = sorted(epochs)
+    def __init__(self, log: Log, link: Link) -> None:
+        self.log, self.link = log, link
+        self.epochs: dict[int, int] = {}  # of the segments that it is filled with
+        self.promised: dict[int, int] = {}  # those that the coordinator was told of: nothing is counted without them
+        self._left: list[int] = []
         self._moving: Moving | None = None
         self._told = -limits.SECOND
+        self._heard = 0  # when the other side last said anything
+
+    def want(self, epochs: dict[int, int]) -> None:
+        """Fill it with these, by the newest view. What is there already stays so, as long as it is of the same epoch."""
+        new = [segment for segment, epoch in epochs.items() if self.epochs.get(segment) != epoch]
+        stay = {segment for segment, epoch in epochs.items() if self.epochs.get(segment) == epoch}
+        self._left = sorted([*new, *(segment for segment in self._left if segment in stay)])
+        if self._moving is not None and self._moving.segment not in stay:
+            self._moving = None
+        self.promised = {segment: epoch for segment, epoch in self.promised.items() if segment in stay}
+        if new:
+            self._told = -limits.SECOND
+        self.epochs = dict(epochs)
 
     @property
     def is_full(self) -> bool:
@@ -51,7 +66,7 @@ class Filling:
         if self._moving is None:
             segment = self._left.pop(0)
             self.log.follow(now, self.link.name, self.link.incarnation, [segment], required=False)
-            self._moving = Moving(segment, self.log.seq)
+            self._moving, self._heard = Moving(segment, self.log.seq), now
         moving = self._moving
         if moving.image is None:
             if self.log.applied < moving.after:
@@ -68,6 +83,7 @@ class Filling:
             return
         if message.epoch != self.epochs[moving.segment] or moving.image is None:
             return
+        self._heard = now
         moving.there.add(message.piece)
         moving.sent.pop(message.piece, None)
         if len(moving.there) == moving.pieces:
@@ -110,12 +126,15 @@ class Filling:
         if now - self._told < limits.SECOND or self.link.acked < self.log.applied:
             return []  # what was counted before it was required must be there, too
         self._told = now
+        self.promised = dict(self.epochs)
         segments = sorted(self.epochs)
         epochs = [self.epochs[segment] for segment in segments]
         full = m.Full(self.log.incarnation, self.log.table, segments, epochs, self.link.name, self.link.incarnation)
         return [Send(coordinator, full)]
 
-
-def same(filling: Filling, link: Link | None, epochs: dict[int, int]) -> bool:
-    """Whether a fill that is under way is the one that is wanted."""
-    return filling.link is link and filling.epochs == epochs
+    def is_stuck(self, now: int) -> bool:
+        """Nothing was heard of what was sent, for too long; said once a second."""
+        if self._moving is None or not self._moving.sent or now - self._heard < limits.SHRINK_AFTER:
+            return False
+        self._heard = now - limits.SHRINK_AFTER + limits.SECOND
+        return True

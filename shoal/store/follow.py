@@ -65,6 +65,9 @@ class Follow:
         self._whole: dict[int, tuple[int, Image]] = {}  # images that are here, not yet part of the part
         self._waiting: list[Kept] = []  # changes for segments that are not here yet
         self.awaited: set[int] = set()  # segments that we are being filled with
+        self._frozen: dict[
+            int, list[Kept]
+        ] = {}  # segments that this primary has no more, and what was kept of them then
 
     @property
     def segments(self) -> list[int]:
@@ -212,6 +215,7 @@ class Follow:
         images = [self.part.image(number, copy=False) for number in segments] if self.part is not None else []
         images = sorted([*images, *more], key=lambda image: image.segment)
         self._after = {image.segment: self._after.get(image.segment, 0) for image in images}
+        self._frozen = {segment: kept for segment, kept in self._frozen.items() if segment in self._after}
         self.part = part_of(self.number, self.spec, images)
 
     def drop(self, segments: Iterable[int]) -> None:
@@ -233,10 +237,23 @@ class Follow:
 
     # ------------------------------------------------------------ after the primary
 
-    def freeze(self) -> None:
-        """The primary is no more: from here on each segment has its own truth about what it has."""
-        self._after = {number: max(self.have, after) for number, after in self._after.items()}
-        self._early.clear()
+    def freeze(self, segments: Iterable[int]) -> None:
+        """These have another primary by now, or none: what is here of them is what there is, until the next one says more.
+
+        The former primary may go on with others that it has, and its log with it: that must not pass for news of these.
+        """
+        new = [number for number in segments if number in self._after and number not in self._frozen]
+        if not new:
+            return
+        frozen = set(new)
+        kept = [one for one in self.kept if not frozen.isdisjoint(one.change.only or one.covers)]
+        for number in new:
+            self._after[number] = max(self.have, self._after[number])
+            self._frozen[number] = kept
+        self._early.clear()  # of what is still ours to follow it comes again
+
+    def is_frozen(self, segment: int) -> bool:
+        return segment in self._frozen
 
     def seqs(self, segments: Iterable[int]) -> list[int]:
         """Up to which change these segments are the primary's."""
@@ -244,18 +261,25 @@ class Follow:
 
     def lacks(self, segments: Sequence[int], seqs: Sequence[int]) -> tuple[list[m.Change], m.Arrays]:
         """What another survivor lacks, which has these changes of these segments: as it travels, for these only."""
-        wanted, least = set(segments), min(seqs, default=0)
+        least = min(seqs, default=0)
         found = []
-        for one in self.kept:
-            only = [number for number in (one.change.only or one.covers) if number in wanted]
-            if one.change.seq <= least or not only:
-                continue
-            given = one.given
-            if given is not None:
-                ranges = [self.ranges(number) for number in one.covers]
-                given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
-            found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), given))
+        for kept in self._snapshots(segments):
+            wanted = {number for number in segments if self._frozen.get(number) is kept}
+            for one in kept:
+                only = [number for number in (one.change.only or one.covers) if number in wanted]
+                if one.change.seq <= least or not only:
+                    continue
+                given = one.given
+                if given is not None:
+                    ranges = [self.ranges(number) for number in one.covers]
+                    given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
+                found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), given))
         return packed(found)
+
+    def _snapshots(self, segments: Iterable[int]) -> list[list[Kept]]:
+        """What was kept of these when they were frozen: once for all that were at one moment."""
+        found = [self._frozen[number] for number in segments if number in self._frozen]
+        return list({id(kept): kept for kept in found}.values())
 
     def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
         """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.
@@ -270,7 +294,8 @@ class Follow:
             one = Kept(change, given, tuple(change.only))
             new = [number for number in change.only if self._after.get(number, change.seq) < change.seq]
             if new:
-                self.kept.append(one)
+                for kept in self._snapshots(new):
+                    kept.append(one)
                 outcome += self._make(one, new, outcome)
                 self._after.update(dict.fromkeys(new, change.seq))
         return outcome

@@ -4,6 +4,7 @@ The view says who is primary of what, who backs it up and who is being filled. `
 
     was a backup, is primary now     level with the other survivors, then opened
     is primary, has a new backup     filled, then the coordinator is told
+    was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
 
@@ -103,24 +104,23 @@ class Holding(Levelling):
     def _drop_follows(self) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary."""
         for key, follow in list(self.follows.items()):
-            gone = []
+            gone, orphans = [], []
+            lives = self._members.get(key[0], 0) == key[1]
             for segment in follow.known:
                 place = self.placed.places[segment]
-                primary = place.servers[0] if place.servers else ""
-                if (primary, self._members.get(primary, 0)) == key:
+                if lives and place.servers[:1] == [key[0]]:
                     keep = self.me in place.servers or place.filling == self.me
+                    keep = keep and not follow.is_frozen(segment)  # what it did since it has them again we never heard
                 else:
                     keep = self.me in place.servers and segment in follow.segments
+                    orphans.append(segment)
                 if not keep:
                     gone.append(segment)
-            follow.awaited = self._awaited(key[0]) if self._members.get(key[0], 0) == key[1] else set()
+            follow.awaited = self._awaited(key[0]) if lives else set()
             if gone:
                 follow.drop(gone)
-            if self._members.get(key[0], 0) != key[1] or any(
-                self.placed.places[segment].servers[:1] != [key[0]] for segment in follow.segments
-            ):
-                follow.freeze()
-            if not follow.known and self._members.get(key[0], 0) != key[1]:
+            follow.freeze(orphans)
+            if not follow.known and not lives:
                 del self.follows[key]
 
     def _relink(self, now: int) -> Outcome:
@@ -130,21 +130,30 @@ class Holding(Levelling):
             if not segments or self._members.get(name, 0) != link.incarnation:
                 del self.log.links[name]
             else:
-                link.covers = tuple(segment for segment in link.covers if segment in segments)
-        fillings: dict[str, Filling] = {}
+                self.log.narrow(now, link, segments, self.range)
+        self._fillings, self._linked = self._filled(now), True
+        for name, link in self.log.links.items():
+            filling = self._fillings.get(name)
+            is_member = bool(self._of_mine(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
+            # Who was told of as full may be a member already, though our view does not say so yet.
+            link.required = is_member or (filling is not None and bool(filling.promised))
+        return self._advance(now)
+
+    def _filled(self, now: int) -> dict[str, Filling]:
+        """Who is being filled, with those of the segments that are open here."""
+        here = set() if self.own is None else set(self.own.segments)
+        places, fillings = self.placed.places, dict[str, Filling]()
         for name, incarnation in self._members.items():
-            places = self.placed.places
-            epochs = {s: places[s].epoch for s in self._of_mine(lambda place, name=name: place.filling == name)}  # type: ignore[misc]
-            if not epochs or self._promoted:
+            named = self._of_mine(lambda place, name=name: place.filling == name)  # type: ignore[misc]
+            epochs = {segment: places[segment].epoch for segment in named if segment in here}
+            if not epochs:
                 continue
             known = self._fillings.get(name)
-            if known is not None and known.link is self.log.links.get(name) and known.epochs == epochs:
-                fillings[name] = known
-            else:
-                link = self.log.follow(now, name, incarnation, (), required=False)
-                fillings[name] = Filling(self.log, link, epochs)
-        self._fillings, self._linked = fillings, True
-        return self._advance(now)
+            if known is None or known.link is not self.log.links.get(name):
+                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False))
+            known.want(epochs)
+            fillings[name] = known
+        return fillings
 
     def _advance(self, now: int) -> Outcome:
         """Links or acknowledgements have changed: count what may be counted, fill what may be filled."""
@@ -171,6 +180,8 @@ class Holding(Levelling):
         for follow in list(self.follows.values()):
             follow.drop([segment for segment in promoted if segment in follow.segments])
         self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)
+        opened = m.Opened(self.incarnation, self.placed.number, self.log.view, promoted)
+        outcome.effects.append(Send(limits.COORDINATOR, opened))
         for key, other in others.items():
             self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
         self._drop_follows()
@@ -187,6 +198,7 @@ class Holding(Levelling):
         whole = sorted([*own, *images], key=lambda image: image.segment)
         if not whole:
             self.own = None
+            self.log.emptied()
             return Outcome()
         held = [(image.segment, image.keys) for image in whole]
         if old is not None:
@@ -256,6 +268,9 @@ class Holding(Levelling):
         effects, silent = self.log.tick(now)
         for link in silent:
             effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, link.name, link.incarnation)))
+        for name, filling in self._fillings.items():
+            if filling.is_stuck(now):
+                effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, name, filling.link.incarnation)))
         if self.own is not None:
             effects += self.own.notices(now)
         if self._promoted and not busy:

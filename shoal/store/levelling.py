@@ -113,7 +113,7 @@ class Levelling:
             name, table, view = key[0], self.placed.number, self.log.view
             if not other.level:
                 seqs = other.follow.seqs(other.segments)
-                message = m.Level(table, view, self.incarnation, other.incarnation, other.segments, seqs)
+                message = m.Level(table, view, self.incarnation, other.incarnation, other.segments, seqs, key[2])
                 outcome.effects.append(Send(name, message))
             elif all(one.level for one in self._others.values()):
                 changes, arrays = other.follow.lacks(other.segments, other.theirs)
@@ -165,6 +165,10 @@ class Levelling:
         former = self._holder(left[0]) if left else None
         if left and (former is None or any(segment not in former.segments for segment in left)):
             return self._ignored("nothing to level")
+        if former is not None and former.incarnation != ask.of:
+            # It has it from another log than we: numbers of one say nothing about the other. Without an answer it asks to go on
+            # without us. Nothing is lost by that: it could not open before, and what was acknowledged earlier both have.
+            return self._ignored("of another log")
         asked = dict(zip(ask.segments, ask.seqs, strict=False))
         seqs, changes, arrays = dict(asked), list[m.Change](), tuple[m.Array, ...]()
         if former is not None:

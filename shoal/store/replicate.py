@@ -12,7 +12,7 @@ never smaller than the one that the coordinator promotes from.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -134,18 +134,43 @@ class Log:
     def moved(self, places: Sequence[int], count: int, ranges: Sequence[KeyRange]) -> None:
         """The primary has other segments now: what was its n-th is the places[n]-th of ``count`` (-1: not its any more).
 
-        Who asked asks again. Rows that were given by a range meant the segments of before: from here on they are listed.
+        Who asked asks again. Rows that were given by a range meant the segments of before: from here on they are listed. What is not for
+        any of them any more stays in the log, without rows: its number is known to others.
         """
         self._pending.clear()
+        ours = [place >= 0 for place in places]
         for entry in self.entries:
             segments = np.zeros(count, np.bool_)
             kept = [place for place, on in zip(places, entry.segments, strict=True) if on and place >= 0]
             segments[kept] = True
-            if entry.given is not None and isinstance(entry.given.keys, KeyRange):
-                entry.given = cut(entry.given, ranges, [place >= 0 for place in places], listed=True)
+            if entry.given is not None and (isinstance(entry.given.keys, KeyRange) or not all(ours)):
+                entry.given = cut(entry.given, ranges, ours, listed=True)
             entry.segments, entry.asker, entry.later = segments, None, None
             if entry.change.kind == "push":
                 self._pend(entry)
+
+    def emptied(self) -> None:
+        """The primary has none of them any more: what waits here is for others to count."""
+        self.entries.clear()
+        self._pending.clear()
+        self.applied = self.seq
+
+    def narrow(self, now: int, link: Link, left: Sequence[int], ranges: Callable[[int], KeyRange]) -> None:
+        """A link covers these only, from here on: what waits in its queue for others would be refused, with all that is behind it."""
+        covers = set(left)
+        link.covers = tuple(segment for segment in link.covers if segment in covers)
+        cuts = False
+        for parcel in link.queue:
+            ours = [segment in covers for segment in parcel.covers]
+            if all(ours):
+                continue
+            cuts = True
+            if parcel.given is not None:
+                parcel.given = cut(parcel.given, [ranges(segment) for segment in parcel.covers], ours)
+            parcel.covers = tuple(segment for segment in parcel.covers if segment in covers)
+        if cuts:  # what is under way may be refused as it was: it goes again as it is
+            link.sent, link.again = link.acked, now
+            link.flying.clear()
 
     @property
     def committed(self) -> int:
@@ -214,7 +239,7 @@ class Log:
                 link.sent = link.acked
                 link.flying.clear()
                 effects += self.send(now, link)
-            if link.required and now - link.since >= limits.SHRINK_AFTER:
+            if now - link.since >= limits.SHRINK_AFTER:
                 link.since = now - limits.SHRINK_AFTER + limits.SECOND
                 silent.append(link)
         return effects, silent

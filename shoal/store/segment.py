@@ -307,6 +307,8 @@ class Segments(Tending):
     def _closed(self, now: int, entry: Entry) -> Outcome:
         """A step is taken: answer those whose slots were in it, and go on with the next."""
         self._closing = False
+        if not entry.segments.any():  # all of them have another primary by now
+            return self._close_steps(now)
         self.counts["steps"] += 1
         step = int(self.version[entry.segments].max()) - 1
         if (self.version > step).all():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.doors import Wrong, end_when_told
+from shoal.doors import Wrong, asks_for_keys, end_when_told
 from shoal.limits import COORDINATOR
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _LOOKS_LOST = 3  # in a row: then whoever was watched is gone
 @click.option("--set", "settings", metavar="A=B", multiple=True, help="A setting of that question; may be repeated.")
 @click.option("--module", "modules", multiple=True, help="Where it is.  [default: the modules of the run's job]")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON; with --watch, one line for each look.")
+@asks_for_keys
 def query(
     where: str,
     table: str | None,
@@ -42,6 +43,8 @@ def query(
     settings: tuple[str, ...],
     modules: tuple[str, ...],
     as_json: bool,
+    keys: str | None,
+    insecure: bool,
 ) -> None:
     """How a model is: non-zeros, norms, how large its weights are, the largest ones.
 
@@ -64,7 +67,7 @@ def query(
         raise click.UsageError("--ask asks once: leave --watch away")
     try:
         given = _given(settings)
-        with contextlib.closing(opened(where, table)) as asked:
+        with contextlib.closing(opened(where, table, keys, insecure)) as asked:
             if ask is not None:
                 _answer(asked, where, ask, given, modules, as_json)
             elif watch and asked.live:

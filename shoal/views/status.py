@@ -15,6 +15,7 @@ from shoal.cluster.stopping import ENDLESS
 from shoal.launch.looking import Copy, Segment, Status
 from shoal.views import words
 from shoal.views.ring import band, ring, style_of
+from shoal.wire.address import parsed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,9 +45,14 @@ def facts(status: Status) -> dict[str, Any]:
                 "silence": round(one.silence / limits.SECOND, 3),
                 "suspected": one.suspected,
                 "clock": status.clocks().get(one.name),
+                "address": one.address,
+                "leaving": one.leaving,
+                "load": one.load,
+                "parts": parts_of(status, one.name),
             }
             for one in standing.members
         ],
+        "moves": [msgspec.structs.asdict(one) for one in standing.moves],
         "lost": standing.lost,
         "silent": status.silent,
         "segments": [msgspec.to_builtins(one) for one in status.segments()],
@@ -81,6 +87,11 @@ def page(
         parts.append(Text(f"  {len(segments):,} segments: --segments shows them one by one", "dim"))
     parts += [Text(f"{name} does not answer", "red") for name in status.silent]
     return Group(*parts)
+
+
+def parts_of(status: Status, server: str) -> int:
+    """Segments that a server holds, first or as a copy."""
+    return sum(server in place.servers for table in status.view.tables for place in table.places)
 
 
 def letters_of(status: Status) -> dict[str, str]:
@@ -125,12 +136,12 @@ def _course(status: Status, width: int) -> Text:
 
 
 def _members(status: Status, letters: dict[str, str]) -> Table:
-    table = _plain_table("", "member", "role", "incarnation", "heard", "view", "clock")
+    table = _plain_table("", "member", "role", "incarnation", "heard", "view", "clock", "parts", "rows/s", "at")
     clocks = status.clocks()
     members = sorted(status.standing.members, key=lambda one: (_ROLES.index(one.role), _by_number(one.name)))
     for one in members:
         silence = one.silence / limits.SECOND
-        heard = f"{silence:.1f} s ago" + (", suspected" if one.suspected else "")
+        heard = f"{silence:.1f} s ago" + (", suspected" if one.suspected else "") + (", leaving" if one.leaving else "")
         clock = clocks.get(one.name)
         said = "" if clock is None else "parked" if clock < 0 else f"{clock:,}"
         behind = one.view < status.standing.view
@@ -139,15 +150,23 @@ def _members(status: Status, letters: dict[str, str]) -> Table:
             words.clean(one.name),
             one.role,
             f"{one.incarnation:,}",
-            _styled(heard, "red" if one.suspected else ""),
+            _styled(heard, "red" if one.suspected else "yellow" if one.leaving else ""),
             _styled(f"{one.view:,}", "yellow" if behind else ""),
             said,
+            f"{parts_of(status, one.name):,}" if one.role == "server" else "",
+            f"{one.load:,.0f}" if one.load else "",
+            _place(one.address),
         )
     here = {one.name for one in members}
     for name, why in status.standing.lost.items():
         if name not in here:
-            table.add_row("", words.clean(name), "gone", "", _styled(words.clean(why), "red"), "", "")
+            table.add_row("", words.clean(name), "gone", "", _styled(words.clean(why), "red"), "", "", "", "", "")
     return table
+
+
+def _place(address: str) -> str:
+    """Host and port; on this machine's own sockets there is nothing to tell."""
+    return words.clean(parsed(address).plain.removeprefix("tcp://")) if address.startswith("tcp://") else ""
 
 
 def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
@@ -219,6 +238,6 @@ def _plain_table(*heads: str) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for head in heads:
-        right = head in ("incarnation", "view", "clock", "segment", "epoch", "version")
+        right = head in ("incarnation", "view", "clock", "segment", "epoch", "version", "parts", "rows/s")
         table.add_column(head, justify="right" if right else "left", no_wrap=True)
     return table

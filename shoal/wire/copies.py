@@ -137,6 +137,7 @@ class Level(Message, frozen=True):
     to: Count
     segments: list[int]
     seqs: list[Count]
+    of: Count = 0  # the incarnation of the last primary: whose log they are numbers of
 
 
 class Levels(Message, frozen=True):

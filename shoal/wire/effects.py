@@ -64,7 +64,14 @@ class Ended:
     token: str = ""  # of the life that ended; empty: whoever has the name
 
 
-Event = Received | Tick | Durable | Computed | Stored | Ended
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """The launcher ends it all: nobody is needed any more. No message either."""
+
+    why: str
+
+
+Event = Received | Tick | Durable | Computed | Stored | Ended | Dismiss
 
 
 @dataclass(frozen=True, slots=True)

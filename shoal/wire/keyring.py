@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import fcntl
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -175,6 +178,11 @@ def allow(folder: Path, key: Key) -> Key | None:
     if key.role == REVOKED:
         raise Invalid(f"the key of {key.name} was revoked: make a new one (shoal key new {key.name})")
     _private_folder(folder)
+    with _alone(folder):
+        return _allow(folder, key)
+
+
+def _allow(folder: Path, key: Key) -> Key | None:
     keys = _readable(folder)
     if any(one.public == key.public and one.role == REVOKED for one in keys):
         raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
@@ -193,6 +201,11 @@ def allow(folder: Path, key: Key) -> Key | None:
 
 def revoke(folder: Path, name: str) -> list[Key]:
     """The keys of that name may call no more."""
+    with _alone(folder):
+        return _revoke(folder, name)
+
+
+def _revoke(folder: Path, name: str) -> list[Key]:
     keys = _readable(folder)
     gone = [one for one in keys if one.name == name and one.role != REVOKED]
     if not gone:
@@ -200,6 +213,20 @@ def revoke(folder: Path, name: str) -> list[Key]:
         raise Invalid(f"no key of {name[:80]!r} is on the list in {folder} (there is: {known})")
     _write(folder, [_revoked(one) if one in gone else one for one in keys])
     return gone
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else changes the list meanwhile: two at once would each write without the other's line."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise Invalid(f"cannot read {folder}: {error.strerror}: shoal key new makes it") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # held for one small file: whoever waits does not wait long
+        yield
+    finally:
+        os.close(handle)
 
 
 def _revoked(key: Key) -> Key:

@@ -100,6 +100,24 @@ from shoal.wire.elastic import (
 from shoal.wire.elastic import (
     Release as Release,
 )
+from shoal.wire.hosts import (
+    Describe as Describe,
+)
+from shoal.wire.hosts import (
+    Described as Described,
+)
+from shoal.wire.hosts import (
+    Dismissed as Dismissed,
+)
+from shoal.wire.hosts import (
+    Fed as Fed,
+)
+from shoal.wire.hosts import (
+    Feed as Feed,
+)
+from shoal.wire.hosts import (
+    Unfit as Unfit,
+)
 from shoal.wire.requests import (
     Ask as Ask,
 )
@@ -364,7 +382,7 @@ class Done(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Allowed | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Allowed | Describe | Described | Unfit | Feed | Fed | Dismissed | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
     | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Reached | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest
     | neighbours.Show | neighbours.Heard

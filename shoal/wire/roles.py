@@ -25,6 +25,7 @@ _NOBODY = frozenset[str]()  # but the coordinator's key
 
 MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Hello, m.Heartbeat, m.Leave, m.Refresh, m.Look), _ANYBODY),
+    **dict.fromkeys((m.Describe, m.Feed, m.Unfit), _ANYBODY),
     **dict.fromkeys((m.Push, m.Pull, m.Call, m.Park, m.Ask, m.Want, m.Ready), _USERS),
     **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap), _CLIENTS),
     **dict.fromkeys((m.Append, m.Appended, m.Fill, m.Filled, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),

@@ -53,7 +53,7 @@ class Safety:
             return cls.with_keys(keys)
         if insecure:
             return cls.insecure()
-        wants = bool(at) and (bool(parsed(at).key) or not is_local(at))
+        wants = isinstance(at, str) and at != "" and (bool(parsed(at).key) or not is_local(at))
         folder = keyring.default_folder()
         if wants and (parsed(at).key or any(folder.glob("*.secret"))):
             return cls.with_keys(folder)

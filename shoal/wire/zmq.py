@@ -136,6 +136,8 @@ class ZmqTransport:
         (self._mutual.add if mutual else self._mutual.discard)(name)
         if self._addresses.get(name) == address:
             return
+        if not isinstance(address, str):
+            check_address(address)
         where = parsed(address)
         key = self._safety.key_at(name, where)
         self.disconnect(name)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import OtherVersion, WireError
+from shoal.events import Joined
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update, Wire
 from shoal.wire import coding, neighbours, peers
@@ -106,6 +107,12 @@ EXAMPLES: list[m.Message] = [
     m.Drain(9, "server-2"),
     m.Release(4),
     m.Opened(4, 1, 17, [0, 3]),
+    m.Describe(3),
+    m.Described(3, 'data = "clicks"', "clicks", 900, 100, 1 << 20, "9f8e", ["mine"], True),
+    m.Unfit("worker-hal-3f", "the data differ"),
+    m.Feed(3, 17),
+    m.Fed(3, 18, [Joined(seconds=1.5, name="worker-hal-3f", role="worker")]),
+    m.Dismissed("it is over"),
     m.Allowed([("worker", "hostb", "a" * 52), ("revoked", "old", "b" * 52)]),
     m.Want(1, 5, 8),
     m.Want(1, 5, 0, [(0, 4), (6, 7)], [(9, 12)], {8: "not finite"}, 1_024, 3.5, 1 << 40, 7, True),

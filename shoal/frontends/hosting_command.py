@@ -1,0 +1,191 @@
+"""What ``shoal launch coordinator`` does: a run, or a store, whose nodes come from elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shoal import limits
+from shoal.errors import ClusterError, Invalid
+from shoal.folder import Folder, Lock
+from shoal.job import Job
+from shoal.launch.addresses import bind_of
+from shoal.launch.hosting import HostCluster, Hosting, stands_in
+from shoal.launch.looking import ADDRESS
+from shoal.nodes.storage import Journal
+from shoal.settings import changed, settings_of
+from shoal.strategies.parameter_server import OnServers
+from shoal.wire.security import Safety
+
+if TYPE_CHECKING:
+    from shoal.run import Run
+
+_LOOK = 0.5  # seconds between two looks whether the coordinator has given up
+
+
+def say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def run(options: Mapping[str, Any]) -> Run:
+    """To its end; a run that lies in the folder goes on."""
+    from shoal.resuming import finished, open_folder, reopen
+    from shoal.run import execute
+    from shoal.views.terminal import view
+
+    out, settings = options["out"], _settings(options)
+    if options["data"] is None:
+        if (ended := finished(out, settings)) is not None:
+            say(f"{click.format_filename(out)} is finished: there is nothing to go on with")
+            return ended
+        job, folder = reopen(out, settings)
+    else:
+        job = _job(options["data"], settings)
+        name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.name}-{job.strategy.name}"
+        folder = open_folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
+    try:
+        _check(job)
+    except Invalid:
+        folder.discard()
+        raise
+    with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
+        hosting = Hosting(show.note, options["within"] or limits.HOSTS_WITHIN / limits.SECOND)
+        stands = not folder.is_new and stands_in(folder.path)
+        if stands:
+            show.note("it goes on with those who are still there")
+        hears = None if options["as_json"] and not sys.stderr.isatty() else show
+        with ending(hosting.expect_another), _said_how_to_go_on(folder.path):
+            found: Run = execute(job, folder, hears, show.note, launcher=hosting, stands=stands)
+    return found
+
+
+@contextlib.contextmanager
+def _said_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Somebody ended it before its time."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if (folder / "job.toml").exists():
+            left = f"; go on with it: shoal launch coordinator --out {click.format_filename(folder)}"
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(left) from None
+            wait = limits.HOST_PATIENCE // limits.SECOND
+            say(f"interrupted{left} (who is here waits {wait} s for that)")
+        raise
+
+
+def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = {
+        "model": options["model"],
+        "strategy": options["strategy"],
+        "workers": options["workers"],
+        "servers": options["servers"],
+        "copies": options["copies"],
+        "seed": options["seed"],
+        "stop.epochs": options["epochs"],
+        "verbosity": options["verbosity"],
+        "launch.listen": options["listen"],
+        "launch.advertise": options["advertise"],
+        "launch.keys": options["keys"],
+        "launch.insecure": options["insecure"] or None,
+    }
+    return {name: value for name, value in given.items() if value is not None} | settings_of(options["changes"])
+
+
+def _job(data: str, settings: dict[str, Any]) -> Job:
+    if data.endswith(".toml"):
+        return Job.load(Path(data), settings)
+    return Job.of(changed({"data": data}, {"workers": 1, **settings}))
+
+
+def _check(job: Job) -> None:
+    if not isinstance(job.strategy, OnServers):
+        raise Invalid(
+            f"strategy {job.strategy.name!r} has no servers that could come from elsewhere: take sync, bounded, async or "
+            f"block-proximal; a run of peers is joined by shoal join"
+        )
+    if job.launch.how != "processes":
+        raise Invalid(f"launch.how={job.launch.how!r}: nodes that come from elsewhere are processes: leave it out")
+    if not job.launch.listen:
+        raise Invalid("nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT)")
+
+
+def store(options: Mapping[str, Any]) -> None:
+    """A coordinator without a run, until it is ended."""
+    ignored = ("workers", "model", "strategy", "epochs", "seed", "verbosity")
+    if wrong := [f"--{name}" for name in ignored if options[name] is not None] + ["--set"] * bool(options["changes"]):
+        raise Invalid(
+            f"a store trains nothing ({', '.join(wrong)}): give DATA or a JOB.toml to train on, or leave these away"
+        )
+    if not options["listen"]:
+        raise Invalid(
+            "nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT), or give DATA to train on"
+        )
+    with _kept(options["out"]) as folder:
+        journal = Journal(None if folder is None else folder / "coordinator.journal")
+        within = options["within"] or limits.HOSTS_WITHIN / limits.SECOND
+        safety = Safety.chosen(options["keys"], options["insecure"], at=bind_of(options["listen"]))
+        cluster = HostCluster(
+            options["servers"] or 0, journal, safety, options["listen"], options["advertise"] or "", options["copies"] or 1, (), say, within
+        )  # fmt: skip
+
+        def expect_another() -> None:
+            cluster.parting = ""
+
+        with cluster, ending(expect_another):
+            cluster.start()
+            if folder is not None:
+                _write_address(folder, cluster.address)
+            say(f"servers: shoal launch server --at {cluster.address}; programs: shoal.connect({cluster.address!r})")
+            pause = threading.Event()
+            while not cluster._ended:
+                pause.wait(_LOOK)
+            raise ClusterError(cluster._ended)
+
+
+@contextlib.contextmanager
+def _kept(out: Path | None) -> Iterator[Path | None]:
+    """The folder of a store, which nobody else uses meanwhile."""
+    if out is None:
+        yield None
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = Lock(out.absolute(), out, "store")
+    except OSError as error:
+        raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
+    try:
+        yield out.absolute()
+    finally:
+        (out / ADDRESS).unlink(missing_ok=True)
+        lock.release()
+
+
+def _write_address(folder: Path, address: str) -> None:
+    handle = os.open(folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(f"{address}\n")
+
+
+@contextlib.contextmanager
+def ending(expect_another: Any) -> Iterator[None]:
+    """While this lasts SIGTERM and SIGHUP end it, and those who are here wait for it to be started again."""
+
+    def end(number: int, frame: object) -> None:
+        expect_another()
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, what in before.items():
+            signal.signal(number, what)

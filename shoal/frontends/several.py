@@ -1,0 +1,41 @@
+"""Several nodes on this host at once: a process each, by the same command that starts one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.launch.children import _environment
+from shoal.launch.serving import heard
+
+_SAME = ("listen", "advertise", "data", "patience", "keys")  # options that are handed on as they are
+
+
+def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[str], None]) -> int:
+    """Start them, hand signals on, and wait for all; the exit code of the worst."""
+    command = [sys.executable, "-m", "shoal", "launch", role, "--at", where, *_words(options)]
+    hosted = [sys.executable, "-m", "shoal.frontends.hosted", str(os.getpid()), "/", *command[1:]]
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), hand_on):
+        for _ in range(options["count"]):
+            processes.append(subprocess.Popen(hosted, env=_environment(), start_new_session=True))
+        codes = [process.wait() for process in processes]
+    if failed := [code for code in codes if code]:
+        say(f"{len(failed)} of {len(codes)} ended with an error")
+    return max((code if code >= 0 else 128 - code for code in codes), default=0)
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    words = [word for name in _SAME if options[name] for word in (f"--{name}", str(options[name]))]
+    words += [word for one in options["modules"] for word in ("--modules", one)]
+    return words + [f"--{name}" for name in ("quiet", "insecure") if options[name]]

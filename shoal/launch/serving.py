@@ -1,0 +1,101 @@
+"""A server's process: it serves until it is let go.
+
+    SIGTERM     it asks to leave, and ends with 0 when others have all that it has
+    again       it ends at once, with 128 and the signal's number: what only it had is lost
+    nobody      takes anything over for a minute: the same, and says so
+
+SIGINT is the same where there is a terminal. Whatever reason there is to end, the exit code and one line say which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from shoal import limits
+from shoal.errors import ClusterError, Refused
+from shoal.nodes.guest import Guest
+from shoal.nodes.loop import Loop
+from shoal.nodes.server import Server
+from shoal.wire import Transport
+
+Say = Callable[[str], None]
+
+
+class Serving:
+    """One server, its loop, and how it ends."""
+
+    def __init__(
+        self,
+        name: str,
+        token: str,
+        transport: Transport,
+        patience: int | None = None,
+        say: Say = lambda text: None,
+    ) -> None:
+        from shoal.launch.child import moved_by
+
+        server = Server(name, token, transport.address)
+        server.also = moved_by(transport)
+        self.guest = Guest(server, server.member, patience)
+        self.loop = Loop(self.guest, transport)
+        self._say, self._signal = say, 0
+        self._state, self._since = (-1, ""), 0.0  # parts it has, and why it may not go; since when
+
+    def leave(self, number: int = signal.SIGTERM) -> None:
+        """Ask to go. The second time it goes at once."""
+        if self.guest.asks:
+            raise SystemExit(128 + number)
+        self._signal = number
+        self.guest.leave()
+        self.loop.poke_soon()
+
+    def run(self) -> None:
+        """Until it is let go or the cluster is over; raises if it ends otherwise."""
+        try:
+            while not self.guest.end:
+                self.loop.turn()
+                if self.guest.leaving:
+                    self._look()
+            self.loop.carry_out(self.guest.member.leave())  # said once more: nobody is to wait for its silence
+            self._conclude()
+        finally:
+            self.loop.close()
+
+    def _look(self) -> None:
+        """How far it is with leaving: told, and given up if nothing changes."""
+        guest, now = self.guest, time.monotonic()
+        if (state := (guest.left, guest.stays)) != self._state:
+            self._state, self._since = state, now
+            self._say(
+                f"{guest.name} stays for now: {guest.stays}"
+                if guest.stays
+                else f"{guest.name}: {guest.left} parts left"
+            )
+        if guest.asks and now - self._since > limits.LEAVE_STILL / limits.SECOND:
+            why = guest.stays or f"nobody took over its {guest.left} parts in {limits.LEAVE_STILL // limits.SECOND} s"
+            self._say(f"{guest.name} goes all the same: {why}; start another server to take its place")
+            raise SystemExit(128 + self._signal)
+
+    def _conclude(self) -> None:
+        guest = self.guest
+        if guest.end == "refused":
+            raise Refused(guest.member.coordinator, guest.why)
+        if guest.end == "deserted":
+            raise ClusterError(
+                f"{guest.name} ends: {guest.why}; what it held is lost unless others have copies: see to the coordinator, and start "
+                f"the server again"
+            )
+
+
+@contextlib.contextmanager
+def heard(signals: Iterable[int], call: Callable[[int], None]) -> Iterator[None]:
+    """While this lasts, these signals are a call."""
+    before = {number: signal.signal(number, lambda which, frame: call(which)) for number in signals}
+    try:
+        yield
+    finally:
+        for number, what in before.items():
+            signal.signal(number, what)

@@ -1,0 +1,121 @@
+"""A cluster as it goes on: the page of ``views.status`` again and again, with what changes hands, how fast it goes, and what happened.
+
+A fold over looks: nothing here asks anybody, reads the time or prints. Where there is no terminal it is told in lines, one for each
+thing that happened, and now and then one about how it goes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shoal import limits
+from shoal.events import Evaluated, RunEvent
+from shoal.launch.looking import Status
+from shoal.views import words
+from shoal.views.lines import Lines
+from shoal.views.status import page
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVERY = 5.0  # seconds between two lines about how it goes
+SHOWN = 8  # things that happened, on a page
+MOVES = 6  # on a page
+_TOLD = 2  # verbosity: who comes and goes, what is saved
+
+
+class Watching:
+    """What somebody who looks on has seen so far."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._lines = Lines(_TOLD)
+        self._last: deque[str] = deque(maxlen=SHOWN)
+        self._status: Status | None = None
+        self._loss: float | None = None
+        self._rate: float | None = None
+        self._looked = 0.0
+        self._told = -EVERY
+
+    def take(self, now: float, status: Status, events: Sequence[RunEvent]) -> list[str]:
+        """One look; what there is to say of it in lines."""
+        news = [line for event in events for line in self._lines.take(event)]
+        for event in events:
+            self._loss = event.test_loss if isinstance(event, Evaluated) else self._loss
+        if status.standing.course is None and self._status is not None:
+            news += self._came_and_went(self._status, status)
+        self._measure(now, status)
+        self._status, self._looked = status, now
+        self._last.extend(news)
+        if now - self._told >= EVERY:
+            self._told = now
+            return [*news, self.summary()]
+        return news
+
+    def summary(self) -> str:
+        """How it goes, in a line."""
+        assert self._status is not None
+        standing, said = self._status.standing, list[str]()
+        for role in ("server", "worker"):
+            here = [one for one in standing.members if one.role == role]
+            leaving = sum(one.leaving for one in here)
+            said.append(words.many(len(here), role) + (f" ({leaving} leaving)" if leaving else ""))
+        if (course := standing.course) is not None:
+            said.insert(0, f"pass {words.passes(course.done / course.per_pass)}")
+        if self._rate is not None:
+            said.append(f"{self._rate:,.0f} rows/s")
+        if self._loss is not None:
+            said.append(f"test loss {self._loss:.4f}")
+        if standing.moves:
+            said.append(f"{words.many(len(standing.moves), 'part')} on the way")
+        return ", ".join(said)
+
+    def page(self, width: int) -> RenderableType:
+        """The same on a terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        assert self._status is not None
+        parts: list[RenderableType] = [page(self._status, self._where, width), Text(""), Text(self.summary(), "bold")]
+        moves = self._status.standing.moves
+        for one in moves[:MOVES]:
+            since = words.duration(one.since / limits.SECOND)
+            parts.append(
+                Text(
+                    f"  part {one.segment:,} of {words.clean(one.table)}: {words.clean(one.source)} -> {words.clean(one.target)} "
+                    f"({words.clean(one.why)}), {since}",
+                    "yellow",
+                )
+            )
+        if len(moves) > MOVES:
+            parts.append(Text(f"  and {len(moves) - MOVES:,} more", "yellow"))
+        parts += [Text(line, "dim") for line in self._last]
+        return Group(*parts)
+
+    def _measure(self, now: float, status: Status) -> None:
+        """Rows a second: of the run, or of all that is asked of the servers."""
+        course, before = status.standing.course, self._status
+        if course is None:
+            load = sum(one.load for one in status.standing.members)
+            self._rate = load or None
+        elif before is not None and before.standing.course is not None and now > self._looked:
+            rows = course.examples - before.standing.course.examples
+            self._rate = max(0.0, rows / (now - self._looked))
+
+    def _came_and_went(self, before: Status, after: Status) -> list[str]:
+        """Of a store, which tells no events."""
+        was = {one.incarnation: one for one in before.standing.members}
+        now = {one.incarnation: one for one in after.standing.members}
+        news = [f"{words.clean(one.name)} joined" for life, one in now.items() if life not in was]
+        for life, one in was.items():
+            if life not in now:
+                why = words.clean(after.standing.lost.get(one.name, ""))
+                news.append(f"{words.clean(one.name)} is gone{f': {why}' if why else ''}")
+        news += [
+            f"{words.clean(one.name)} is leaving"
+            for life, one in now.items()
+            if one.leaving and life in was and not was[life].leaving
+        ]
+        return news

@@ -1,0 +1,192 @@
+"""What holds of every plan: who gets what next, by count and by load."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from shoal.cluster import placement
+from shoal.cluster.rebalance import Wanted, plan, split
+from shoal.limits import LOAD_ABOVE, MOVE_BYTES
+from shoal.tables import Dense
+from shoal.wire.messages import Place, Placed
+
+NAMES = [f"server-{i}" for i in range(7)]
+SPAN = 64_000
+
+
+def table_of(number: int, holders: list[tuple[str, ...]]) -> Placed:
+    starts = [i * SPAN // len(holders) for i in range(len(holders))]
+    return Placed(number, f"table-{number}", Dense(rows=SPAN), starts, [Place(1, list(names)) for names in holders])
+
+
+def done(tables: list[Placed], moves: list[Wanted]) -> list[Placed]:
+    """Everything that is wanted has arrived."""
+    by_name = {table.name: table for table in tables}
+    for one in moves:
+        places = list(by_name[one.table].places)
+        servers = [one.target if name == one.source else name for name in places[one.segment].servers]
+        places[one.segment] = replace(places[one.segment], servers=[name for name in servers if name])
+        by_name[one.table] = replace(by_name[one.table], places=places)
+    return list(by_name.values())
+
+
+def counts(table: Placed, servers: list[str], ranks: slice) -> list[int]:
+    return [sum(name in place.servers[ranks] for place in table.places) for name in servers]
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[list[Placed], list[str], list[str], int]:
+    """Tables that were placed on some servers; others have come since, and some are leaving."""
+    before = draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
+    copies = draw(st.integers(1, 2))
+    tables = [
+        table_of(i + 1, placement.place(i + 1, draw(st.integers(1, 40)), before, copies))
+        for i in range(draw(st.integers(1, 3)))
+    ]
+    leaving = draw(st.lists(st.sampled_from(before), unique=True, max_size=len(before) - 1))
+    more = draw(st.lists(st.sampled_from(NAMES), unique=True))
+    servers = [name for name in dict.fromkeys([*before, *more]) if name not in leaving]
+    return tables, servers, leaving, copies
+
+
+def settled(tables: list[Placed], servers: list[str], leaving: list[str], balance: str, **more: object) -> list[Placed]:
+    for _ in range(500):
+        moves = plan(tables, servers, leaving=leaving, balance=balance, **more)  # type: ignore[arg-type]
+        if not moves:
+            return tables
+        tables = done(tables, moves)
+    raise AssertionError("there is always one more move")
+
+
+@given(clusters())
+def test_a_plan_ends_with_even_counts_and_nothing_on_those_who_leave(
+    found: tuple[list[Placed], list[str], list[str], int],
+) -> None:
+    tables, servers, leaving, copies = found
+    for table in settled(tables, servers, leaving, "count"):
+        assert not any(name in leaving for place in table.places for name in place.servers)
+        assert all(len(set(place.servers)) == len(place.servers) > 0 for place in table.places)
+        if (
+            copies == 1 or len(servers) > 3
+        ):  # with few servers most sets hold both, and none of the two can take over from the other
+            primaries = counts(table, servers, slice(0, 1))
+            assert max(primaries) - min(primaries) <= 1
+
+
+@given(clusters())
+def test_by_count_no_rule_could_move_fewer(found: tuple[list[Placed], list[str], list[str], int]) -> None:
+    tables, servers, leaving, copies = found
+    if copies > 1:
+        return
+    for table in tables:
+        held = counts(table, servers, slice(0, 1))
+        floor, more = divmod(len(table.places), len(servers))
+        shares = [floor + (i < more) for i in range(len(servers))]
+        least = sum(max(0, share - has) for share, has in zip(shares, sorted(held, reverse=True), strict=True))
+        assert len(plan([table], servers, leaving=leaving, balance="count", most=1 << 60)) == least
+
+
+@given(clusters(), st.data())
+def test_what_is_under_way_is_left_alone_and_nobody_who_leaves_is_given_anything(
+    found: tuple[list[Placed], list[str], list[str], int], data: st.DataObject
+) -> None:
+    tables, servers, leaving, _ = found
+    every = [(table.number, segment) for table in tables for segment in range(len(table.places))]
+    under_way = data.draw(st.lists(st.sampled_from(every), unique=True))
+    numbers = {table.name: table.number for table in tables}
+    moves = plan(tables, servers, leaving=leaving, under_way=under_way)
+    for one in moves:
+        assert (numbers[one.table], one.segment) not in under_way
+        assert one.target in servers or not one.target
+        place = next(table for table in tables if table.name == one.table).places[one.segment]
+        assert one.source in place.servers and one.target not in place.servers
+    assert len({(one.table, one.segment) for one in moves}) == len(moves)
+
+
+@given(clusters())
+def test_moves_that_are_on_their_way_are_not_wanted_again(
+    found: tuple[list[Placed], list[str], list[str], int],
+) -> None:
+    tables, servers, leaving, _ = found
+    first = plan(tables, servers, leaving=leaving, balance="count", most=1 << 60)
+    by_name = {table.name: table for table in tables}
+    for one in first:
+        if not one.target:
+            return
+        places = list(by_name[one.table].places)
+        places[one.segment] = replace(places[one.segment], filling=one.target, instead=one.source)
+        by_name[one.table] = replace(by_name[one.table], places=places)
+    again = plan(list(by_name.values()), servers, leaving=leaving, balance="count", most=1 << 60)
+    assert not {(one.table, one.segment) for one in again} & {(one.table, one.segment) for one in first}
+
+
+@given(clusters(), st.data())
+def test_the_order_of_names_plays_no_part(
+    found: tuple[list[Placed], list[str], list[str], int], data: st.DataObject
+) -> None:
+    tables, servers, leaving, _ = found
+    other = data.draw(st.permutations(servers))
+    assert plan(tables, servers, leaving=leaving) == plan(tables, other, leaving=leaving)
+
+
+@settings(deadline=None)
+@given(clusters(), st.integers(0, 1_000_000))
+def test_by_load_a_plan_ends_and_never_makes_the_busiest_busier(
+    found: tuple[list[Placed], list[str], list[str], int], seed: int
+) -> None:
+    tables, servers, leaving, _ = found
+    loads = {
+        table.number: {i: float((seed * 31 + 7919 * i * table.number) % 9973) for i in range(len(table.places))}
+        for table in tables
+    }
+    tables = settled(tables, servers, leaving, "count")
+
+    def busiest(tables: list[Placed]) -> float:
+        return max(
+            sum(loads[t.number][i] for t in tables for i, place in enumerate(t.places) if place.servers[0] == name)
+            for name in servers
+        )
+
+    before = busiest(tables)
+    after = settled(tables, servers, leaving, "load", loads=loads)
+    assert busiest(after) <= before
+    for old, new in zip(tables, after, strict=True):
+        assert sorted(counts(old, servers, slice(0, 1))) == sorted(counts(new, servers, slice(0, 1)))
+
+
+def test_a_hot_server_trades_a_hot_segment_for_a_cold_one() -> None:
+    table = table_of(1, [("ann",), ("ann",), ("bob",), ("bob",)])
+    loads = {1: {0: 900.0, 1: 800.0, 2: 100.0, 3: 50.0}}
+    moves = plan([table], ["ann", "bob"], loads=loads)
+    assert {(one.source, one.target, one.why) for one in moves} == {("ann", "bob", "load"), ("bob", "ann", "load")}
+    after = done([table], moves)
+    assert plan(after, ["ann", "bob"], loads=loads) == []
+    assert plan([table], ["ann", "bob"], loads=loads, balance="count") == []
+
+
+def test_who_is_only_a_little_above_the_mean_keeps_what_it_has() -> None:
+    table = table_of(1, [("ann",), ("ann",), ("bob",), ("bob",)])
+    little = 1_000.0 * (1 + LOAD_ABOVE * 0.9)
+    assert plan([table], ["ann", "bob"], loads={1: {0: little, 1: 0.0, 2: 2_000.0 - little, 3: 0.0}}) == []
+
+
+def test_a_segment_that_alone_is_above_the_mean_is_split_where_its_load_is_halved() -> None:
+    table = table_of(1, [("ann",), ("ann",), ("bob",), ("bob",)])
+    loads = {1: {0: 9_000.0, 1: 10.0, 2: 100.0, 3: 50.0}}
+    middle = split([table], ["ann", "bob"], loads)
+    assert middle is not None and (middle.segment, middle.at) == (0, SPAN // 8)
+    told = split([table], ["ann", "bob"], loads, {1: {0: 17}})
+    assert told is not None and told.at == 17
+    assert split([table], ["ann", "bob"], loads, {1: {0: 0}}) is None  # one key has it all: it cannot be two
+    assert split([table], ["ann", "bob"], loads, under_way=[(1, 3)]) is None
+
+
+def test_only_so_much_is_on_its_way_between_two_servers() -> None:
+    big = Dense(rows=SPAN, width=4_096)  # 1 GB in 64 segments
+    starts = [i * SPAN // 64 for i in range(64)]
+    table = Placed(1, "w", big, starts, [Place(1, ["ann"]) for _ in starts])
+    moves = plan([table], ["ann", "bob"])
+    per_segment = SPAN // 64 * 4_096 * 4
+    assert 1 <= len(moves) == MOVE_BYTES // per_segment

@@ -11,7 +11,7 @@ from shoal.benchmarks.skew import Settings, measure, table
 def test_by_load_hot_segments_are_split_or_change_hands_and_no_push_is_lost_or_counted_twice(copies: int) -> None:
     settings = Settings(servers=3, copies=copies, rows=50_000, drawn=2_000, clients=1, seconds=12.0)
     by_count, by_load = measure(settings).cases  # raises if a row is not what it should be
-    assert by_count.happened("segments split") == by_count.happened("hand-overs") == 0
+    assert by_count.happened("segments split") == 0
     assert by_load.happened("segments split") + by_load.happened("hand-overs") > 0
     print(f"{copies} copies: busiest {by_count.busiest:.2f} by count, {by_load.busiest:.2f} by load")
 

@@ -42,6 +42,10 @@ DEAD_AFTER = 5 * SECOND
 HELLO_WITHIN = 5 * SECOND
 
 # Who may call.
+CONNECTIONS = 2_048  # to one node that listens; fewer where the process may have fewer descriptors
+CONNECTIONS_LEAST = 8
+CONNECTIONS_AGAIN = 0.9  # of them: when so few are left, more are taken
+DESCRIPTORS_KEPT = 128  # for a node's own files and calls, and those who call while the door is being closed
 LOG_LINES = 50  # about callers that were refused, in a second; more are counted
 REFUSED_AFTER = 3  # handshakes in a row that the other side broke off: it will not have us
 REDIAL = 1 * SECOND  # between two calls to a node that refused us

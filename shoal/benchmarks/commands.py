@@ -348,6 +348,18 @@ def bench_hogwild(
         click.echo(f"the picture: {picture}")
 
 
+@bench.command("elastic")
+@click.option("--quick", is_flag=True, help="A sixteenth of the model, 12 seconds.")
+@click.option("--seconds", type=click.FloatRange(1.0), help="Of training, about.  [default: 30]")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_elastic(quick: bool, seconds: float | None, picture: Path | None, json_file: Path | None) -> None:
+    """A server joins a run and leaves it again: rows a second, how long segments stand still, and what is lost."""
+    results = _bench("elastic", quick, json_file, seconds=seconds)
+    if picture is not None:
+        importlib.import_module("shoal.benchmarks.elastic").draw(results, picture)
+
+
 def _counts(given: str | None) -> tuple[int, ...] | None:
     try:
         return None if given is None else tuple(sorted({int(one) for one in given.split(",")}))

@@ -62,9 +62,24 @@ def run(options: Mapping[str, Any]) -> Run:
         if stands:
             show.note("it goes on with those who are still there")
         hears = None if options["as_json"] and not sys.stderr.isatty() else show
-        with ending(hosting.expect_another):
+        with ending(hosting.expect_another), _said_how_to_go_on(folder.path):
             found: Run = execute(job, folder, hears, show.note, launcher=hosting, stands=stands)
     return found
+
+
+@contextlib.contextmanager
+def _said_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Somebody ended it before its time."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if (folder / "job.toml").exists():
+            left = f"; go on with it: shoal launch coordinator --out {click.format_filename(folder)}"
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(left) from None
+            wait = limits.HOST_PATIENCE // limits.SECOND
+            say(f"interrupted{left} (who is here waits {wait} s for that)")
+        raise
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,11 +127,6 @@ def _report(reports: int, name: str, event: RunEvent) -> None:
         say(reports, piece)
 
 
-def moves_of(facts: Facts | None) -> Moves | None:
-    """How segments change hands, if a job says so."""
-    return None if facts is None else _job(facts.job).moves
-
-
 def dealing_of(facts: Facts) -> Dealing:
     """What the coordinator deals."""
     from shoal.cluster.delay import AutoDelay
@@ -173,6 +168,11 @@ def dealing_of(facts: Facts) -> Dealing:
     found = Dealing(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = facts.elsewhere
     return found
+
+
+def moves_of(facts: Facts | None) -> Moves | None:
+    """How segments may change hands; None: as usual."""
+    return None if facts is None else _job(facts.job).moves
 
 
 def saving_of(facts: Facts) -> Saving:

@@ -147,8 +147,9 @@ class ProcessCluster(Cluster):
         deadline = time.monotonic() + _SEEN_OFF
         with contextlib.suppress(Unanswered, Invalid):
             while time.monotonic() < deadline and not self._ended:
-                members = self.look(_SEEN_OFF / 4).members
-                if not any(one.role in ("server", "worker") and one.name not in self._taken for one in members):
+                ours = self._taken.union(client.name for client in self._clients)
+                members = [one for one in self.look(_SEEN_OFF / 4).members if one.name not in ours]
+                if not any(one.role in ("server", "worker") for one in members):
                     return
                 self._children.hand_on("coordinator", Ends(self.parting))
                 time.sleep(_SEEN_OFF / 20)  # nobody tells us who has gone

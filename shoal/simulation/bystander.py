@@ -1,6 +1,6 @@
 """One more table, and a client of its own that only adds to it: what happens to it while all else goes on.
 
-It pushes one to every segment, pulls now and then, and counts. So any value it pulls lies between what was acknowledged before and
+It pushes one to every segment (or, where segments move by load, to all keys of the first one), pulls now and then, and counts. So any value it pulls lies between what was acknowledged before and
 what was ever sent. Not in plans that go back to a checkpoint: what is lost then is for the other table to show.
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from random import Random
+from unittest import mock
 
 import numpy as np
 
+from shoal import limits
 from shoal.errors import ShoalError
 from shoal.keys import Keys
 from shoal.limits import MILLISECOND
@@ -25,6 +28,11 @@ WIDTH = 16  # keys in a segment
 NAME = "bystander"
 
 
+def little_load() -> AbstractContextManager[object]:
+    """Runs are short here, and few rows are pushed: it takes less to be moved or split by load."""
+    return mock.patch.multiple(limits, LOAD_LEAST=10.0, LOAD_EVERY=400 * MILLISECOND)
+
+
 class Bystander:
     """Adds to its table until it is told to stop."""
 
@@ -34,12 +42,13 @@ class Bystander:
         self.violations: list[Violation] = []
         self.stopped = False
         self.done = False
-        self._keys: Keys = np.arange(segments, dtype=np.uint64) * np.uint64(WIDTH)
+        self._span = WIDTH * segments
+        hot = plan.balance == "load"  # then all that it pushes is for the first segment, which is split for it
+        self._keys: Keys = np.arange(0, WIDTH if hot else self._span, 1 if hot else WIDTH, dtype=np.uint64)
 
     def spec(self) -> Table:
         """Of the other shape than the workers' table."""
-        span = WIDTH * len(self._keys)
-        return Sparse(keys=span) if self.plan.dense else Dense(rows=span)
+        return Sparse(keys=self._span) if self.plan.dense else Dense(rows=self._span)
 
     async def life(self, worker: Worker, came_to_rest: Callable[[], bool]) -> None:
         await self._create(worker)

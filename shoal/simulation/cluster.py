@@ -214,3 +214,12 @@ class Cluster:
             return None
         follows = [follow.part for follow in holding.follows.values()]
         return next((part for part in (holding.own, *follows) if part is not None and segment in part.segments), None)
+
+    def part_from(self, server: str, table: int, start: int) -> tuple[Part, int] | None:
+        """The same, of the segment that begins with this key; and its number there."""
+        holding = self.servers[server].tables.get(table) if server in self.servers else None
+        if holding is None or start not in holding.placed.starts:
+            return None
+        segment = holding.placed.starts.index(start)
+        part = self.part(server, table, segment)
+        return None if part is None else (part, segment)

@@ -54,9 +54,19 @@ class Arriving:
 class Follow:
     """What one server holds of one table because another one is, or was, its primary."""
 
-    def __init__(self, number: int, spec: Spec, primary: str, incarnation: int, ranges: Ranges, inline: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        primary: str,
+        incarnation: int,
+        ranges: Ranges,
+        inline: int,
+        new_ground: Callable[[], Ground] | None = None,
+    ) -> None:
         self.number, self.spec, self.primary, self.incarnation = number, spec, primary, incarnation
         self.ranges, self.inline = ranges, inline
+        self._new_ground = new_ground or (lambda: ground_of(spec))
         self.part: Part | None = None
         self._ground: Ground | None = None  # where rows lie: those of the part, and those that arrive
         self.have = -1  # all changes up to this one are here; -1: nothing was heard of the log yet
@@ -179,7 +189,7 @@ class Follow:
 
     def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
         """The rows of a piece go straight to where they will lie. False if they cannot."""
-        self._ground = self._ground or ground_of(self.spec)
+        self._ground = self._ground or self._new_ground()
         keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
         if not arrays:
             return sparse or not len(keys)
@@ -241,7 +251,7 @@ class Follow:
             if self._ground is not None:
                 self._ground.hold(())
             return
-        self._ground = self._ground or ground_of(self.spec)
+        self._ground = self._ground or self._new_ground()
         self.part = Part(
             self.number, self.spec, [(number, self.ranges(number)) for number in self._after], self._ground
         )

@@ -28,7 +28,6 @@ from shoal.store.pace import Pace
 from shoal.store.part import Part
 from shoal.store.renumber import into
 from shoal.store.segment import Segments
-from shoal.store.table import ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -58,12 +57,15 @@ class Holding(Levelling):
                 by_primary.setdefault(place.servers[0], []).append(segment)
         for primary, segments in by_primary.items():
             if primary == self.me:
-                self.own = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log)
+                ground = self._new_ground(segments)
+                self.own = Segments(
+                    self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground
+                )
                 if load is not None:
                     self.own.load(load(self.placed, segments))
             else:
                 follow = self._following(primary)
-                part = Part(self.placed.number, self.placed.spec, self._held(segments))
+                part = Part(self.placed.number, self.placed.spec, self._held(segments), self._new_ground(segments))
                 if load is not None:
                     part.load(load(self.placed, segments))
                 follow.begin(part)
@@ -233,6 +235,8 @@ class Holding(Levelling):
         books = {} if old is None else {segment: old.books(segment) for segment in kept}
         books |= {image.segment: image.books for image in images}
         if not books:
+            if old is not None:
+                old.ground.hold(())
             self.own = None
             self.log.emptied()
             return Outcome()
@@ -252,7 +256,7 @@ class Holding(Levelling):
     ) -> Outcome:
         """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
         segments = sorted(books)
-        ground = ground_of(self.placed.spec) if old is None else old.ground
+        ground = self._new_ground() if old is None else old.ground
         new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
         new.place(images)
         new.enter([books[segment] for segment in segments])

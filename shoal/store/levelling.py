@@ -8,7 +8,7 @@ answers the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shoal import limits
@@ -16,6 +16,7 @@ from shoal.keys import KeyRange
 from shoal.store.follow import Follow
 from shoal.store.outcome import Outcome, Work
 from shoal.store.replicate import Log
+from shoal.store.table import Ground, ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
@@ -46,7 +47,15 @@ class Levelling:
         self.counts: dict[str, int] = {}
         self._members: dict[str, int] = {}  # servers by name: incarnation
         self._others: dict[Key, Other] = {}  # to be level with before we open
+        self._first_ground: Ground | None = None
         self._promoted: list[int] = []  # segments that are ours now, and not open yet
+
+    def _new_ground(self, segments: Sequence[int] = ()) -> Ground:
+        """Where rows will lie, those of these segments as they are born: all that we have of a table lies side by side."""
+        ranges = [self.range(segment) for segment in segments]
+        ground = ground_of(self.placed.spec, ranges, self._first_ground)
+        self._first_ground = self._first_ground or ground
+        return ground
 
     @property
     def opening(self) -> bool:
@@ -65,7 +74,9 @@ class Levelling:
         key = primary, self._members.get(primary, 0)
         follow = self.follows.get(key)
         if follow is None:
-            follow = self.follows[key] = Follow(self.placed.number, self.placed.spec, *key, self.range, self.inline)
+            follow = self.follows[key] = Follow(
+                self.placed.number, self.placed.spec, *key, self.range, self.inline, self._new_ground
+            )
             follow.awaited = self._awaited(primary)
         return follow
 

@@ -76,12 +76,16 @@ class Part:
 class DenseRows(Part):
     """Rows that are alive from the start."""
 
-    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> None:
+    def __init__(
+        self, spec: tables.Table, segments: tuple[KeyRange, ...] = (), beside: DenseRows | None = None
+    ) -> None:
+        """``beside`` others of the same table they lie in the same place, and a segment goes from one to the other as it lies."""
         super().__init__(spec)
         from shoal.store.generate import dense_kernels
 
         self.updates = dense_kernels(self.rule)
-        self._reserve = Reserve(spec.span, self.words)
+        self._reserve: Reserve = Reserve(spec.span, self.words) if beside is None else beside._reserve
+        self._me = self._reserve.enter()
         self.slab = self._reserve.slab
         self._runs: list[KeyRange] = []  # segments side by side are one
         self._before: list[int] = []  # rows before each of them
@@ -96,6 +100,7 @@ class DenseRows(Part):
         for gone in without(self.segments, segments):
             self.let_go(gone)
         self.segments, self._runs = segments, joined(segments)
+        self._reserve.claim(self._me, self._runs)
         self._before = [0, *accumulate(len(run) for run in self._runs)]
         self.rows = self._before[-1]
         for run in self._runs:
@@ -103,7 +108,7 @@ class DenseRows(Part):
         self._bound()
 
     def let_go(self, keys: KeyRange) -> None:
-        self._reserve.give_back(keys.start, keys.stop)
+        self._reserve.let_go(self._me, keys)
 
     @property
     def memory(self) -> int:
@@ -164,8 +169,11 @@ class DenseRows(Part):
         return rows.copy() if copy else rows, None
 
     def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
-        """Take rows of a segment as they were once copied, from its ``row``-th on."""
-        self.slab[keys.start + row : keys.start + row + len(rows)] = rows
+        """Take rows of a segment as they were once copied, from its ``row``-th on; or as they lie here already."""
+        self._reserve.claim(self._me, [keys])
+        there = self.slab[keys.start + row : keys.start + row + len(rows)]
+        if there.ctypes.data != rows.ctypes.data:
+            there[:] = rows
 
     def _wrong(self, keys: Keys) -> tuple[int, int] | None:
         code, position = self.kernels.check_keys(keys, self.starts, self.stops)

@@ -25,9 +25,11 @@ T = TypeVar("T", bound=np.generic)
 Ground = DenseRows | SparseRows  # where rows lie: segments come and go, and it stays
 
 
-def ground_of(spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> Ground:
-    """Room for rows, those of these segments as they are born."""
-    return DenseRows(spec, segments) if isinstance(spec, tables.Dense) else SparseRows(spec, segments)
+def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Ground | None = None) -> Ground:
+    """Room for rows, those of these segments as they are born; ``beside`` what else the same server has of the table."""
+    if isinstance(spec, tables.Dense):
+        return DenseRows(spec, tuple(segments), beside if isinstance(beside, DenseRows) else None)
+    return SparseRows(spec, tuple(segments))
 
 
 class Table:

@@ -16,7 +16,7 @@ import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,8 @@ class Site:
             COORDINATOR if kind == "coordinator" else int(number) + (FIRST_SERVER if kind == "server" else FIRST_WORKER)
         )
 
-    def post(self, name: str) -> subprocess.Popen[str]:
-        """Start a node, for the first time or again."""
+    def post(self, name: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start a node, for the first time or again; ``within``: what else stands before its command."""
         here = self.hosts.address(self.host(name))
         journal = Path(self.hosts.den.folder) / "coordinator.journal"
         post = (
@@ -122,7 +122,9 @@ class Site:
             if name == "coordinator"
             else Post("server", name, f"tcp://{here}:*", self.address, safety=self.safety(name).plain)
         )
-        process = self.hosts.start(self.host(name), "-m", "shoal.testing.outpost", msgspec.json.encode(post).decode())
+        orders = msgspec.json.encode(post).decode()
+        within = [*self.hosts.within(self.host(name)), *within]
+        process = self.hosts.den.start("-m", "shoal.testing.outpost", orders, within=within)
         self.processes[name] = process
         return process
 

@@ -19,6 +19,9 @@ COORDINATOR = "coordinator"  # its name, everywhere
 NAME_CHARS = 128  # node and table names
 MEMBERS = 1_024  # nodes in one cluster
 TABLES = 256  # tables in one cluster
+GROUPS = 64  # of workers that the operator has named
+GROUP_TABLES = 16  # of one group, if the operator says nothing else
+GROUP_MEMBERS = 256
 
 # What a table may be.
 KEY_LIMIT = 1 << 63  # keys are below this

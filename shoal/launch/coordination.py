@@ -29,6 +29,7 @@ from shoal.nodes.saving import Saving
 from shoal.nodes.storage import Journal
 from shoal.wire import messages as m
 from shoal.wire.effects import Dismiss, Ended
+from shoal.wire.groups import member_name
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
@@ -103,26 +104,26 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     if work.run is not None:
         node.doorway.about = work.run.described()
     loop = Loop(node, transport, journal)
-    loop.listener = lambda event: _report(reports, orders.name, event)
+    loop.listener = lambda event: report(reports, orders.name, event)
     for one in work.ended:
         loop.tell(Ended(one.name, one.reason, one.token))
-    threading.Thread(target=_hear, args=(inbox, loop), name="shoal-inbox", daemon=True).start()
+    threading.Thread(target=hear, args=(inbox, loop), name="shoal-inbox", daemon=True).start()
     say(reports, Running(orders.name, transport.address))
     loop.run()
 
 
-def _hear(inbox: int, loop: Loop) -> None:
-    """Whatever the nursery hands on."""
+def hear(inbox: int, loop: Loop, group: str = "") -> None:
+    """Whatever the nursery hands on, which knows processes by the names that they have within their group."""
     with os.fdopen(inbox, "rb") as lines:
         for line in lines:
             match msgspec.json.decode(line, type=Saw | Ends):
                 case Saw(name, reason, token):
-                    loop.tell(Ended(name, reason, token))
+                    loop.tell(Ended(member_name(name, group), reason, token))
                 case Ends(why):
                     loop.tell(Dismiss(why))
 
 
-def _report(reports: int, name: str, event: RunEvent) -> None:
+def report(reports: int, name: str, event: RunEvent) -> None:
     for piece in Happened.pieces(name, event):
         say(reports, piece)
 
@@ -167,6 +168,8 @@ def dealing_of(facts: Facts) -> Dealing:
     second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
     found = Dealing(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = facts.elsewhere
+    if job.emulate.arrive:
+        found.await_only(1)
     return found
 
 

@@ -109,3 +109,17 @@ class Snapping:
             some.append(one)
             size += room
         return [*effects, Send(asker, m.Snapped(number, incarnation, some))] if some else effects
+
+
+class Snappings:
+    """One for each that asks: the coordinator, and the schedulers of groups, who number theirs as they like."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._by: dict[str, Snapping] = {}
+
+    def of(self, asker: str) -> Snapping:
+        return self._by.setdefault(asker, Snapping(self._disk))
+
+    def stored(self, incarnation: int, event: Stored) -> list[Effect]:
+        return [effect for one in self._by.values() for effect in one.stored(incarnation, event)]

@@ -202,16 +202,18 @@ def bench_failover(quick: bool, kills: int | None, stops: int | None, json_file:
 
 @bench.command("placement")
 @click.option("--quick", is_flag=True, help="Smaller clusters.")
+@click.option(
+    "--skew", is_flag=True, help="Real servers, a few keys of which are asked for most: by count, and by load."
+)
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
-def bench_placement(quick: bool, picture: Path | None, json_file: Path | None) -> None:
+def bench_placement(quick: bool, skew: bool, picture: Path | None, json_file: Path | None) -> None:
     """Servers come, leave and die: how even segments lie, and what had to be copied, against other rules."""
-    results = _bench("placement", quick, json_file)
+    name = "skew" if skew else "placement"
+    results = _bench(name, quick, json_file)
     if picture is not None:
-        from shoal.benchmarks.placement import draw
-
         with _in_words():
-            draw(results, picture)
+            importlib.import_module(f"shoal.benchmarks.{name}").draw(results, picture)
         click.echo(f"the picture: {picture}")
 
 

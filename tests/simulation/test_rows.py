@@ -113,5 +113,7 @@ def test_f28_clocks_that_drift_or_stand_still_make_timers_late_and_nothing_wrong
 
 def test_f32_a_disk_that_takes_its_time_holds_up_what_is_told_and_nothing_else() -> None:
     slow = [Fault("sluggish", at, 1_500, "coordinator") for at in (300, 2_500, 5_000)]
-    counts = _held(_plans(*slow, Fault("join", 400, who="server-3"), Fault("drain", 2_600, who="server-0", how="leave")))
+    counts = _held(
+        _plans(*slow, Fault("join", 400, who="server-3"), Fault("drain", 2_600, who="server-0", how="leave"))
+    )
     assert counts["fault: sluggish coordinator"] == 27

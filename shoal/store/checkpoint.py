@@ -221,6 +221,8 @@ def newest(disk: Disk, root: Path, job: str | None = None) -> tuple[tuple[Path, 
 
 def images(disk: Disk, folder: Path, table: m.Placed, segments: Sequence[int]) -> Iterator[Image]:
     """These segments of a table that is to be as it was, one at a time."""
+    if not disk.names(folder):
+        raise BadCheckpoint(str(folder), "is not there: servers of other hosts need the run's folder, too (share it)")
     manifest = read_manifest(disk, folder)
     was = next((one for one in manifest.tables if one.name == table.name), None)
     if was is None or was.starts != table.starts or _kind(was.spec) != _kind(table.spec):

@@ -32,6 +32,7 @@ SEGMENTS_PER_TABLE = 8_192
 DENSE_SEGMENT_BYTES = 32 * MB
 GIVEN_PATH = 4_096  # of the file that a table's weights are given in
 GIVEN_ABOUT = 65_536  # what is said of them: it is in every view of the cluster
+ADDRESS_BYTES = 1 << 46  # of a dense table, wherever its rows are: each server has addresses for all of them
 ROWS_PER_TABLE = (1 << 32) - 2  # on one server: rows are numbered by 32 bits
 
 # Who is alive.
@@ -41,6 +42,10 @@ DEAD_AFTER = 5 * SECOND
 HELLO_WITHIN = 5 * SECOND
 
 # Who may call.
+CONNECTIONS = 2_048  # to one node that listens; fewer where the process may have fewer descriptors
+CONNECTIONS_LEAST = 8
+CONNECTIONS_AGAIN = 0.9  # of them: when so few are left, more are taken
+DESCRIPTORS_KEPT = 128  # for a node's own files and calls, and those who call while the door is being closed
 LOG_LINES = 50  # about callers that were refused, in a second; more are counted
 REFUSED_AFTER = 3  # handshakes in a row that the other side broke off: it will not have us
 REDIAL = 1 * SECOND  # between two calls to a node that refused us
@@ -102,7 +107,7 @@ COPY_BYTES = 16 * MB  # changes that travel together
 COPIES_EARLY = 64  # messages between servers that came before what goes before them, and wait
 COPY_RESEND = 200 * MILLISECOND
 SHRINK_AFTER = 4 * SECOND  # without a word from a backup, the primary asks to go on without it
-FILL_BYTES = 8 * MB  # one piece of a segment
+FILL_BYTES = 4 * MB  # one piece of a segment: what else goes to that server waits behind it
 FILLS_FLYING = 3
 LEVEL_AGAIN = 50 * MILLISECOND
 
@@ -111,6 +116,7 @@ MOVE_BYTES = 64 * MB  # of a table that go from one server to another before the
 MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
 MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
 MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
+PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it

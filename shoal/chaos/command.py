@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from shoal.chaos.plan import Settings
     from shoal.chaos.report import Report
+    from shoal.job import Job
 
 ROWS = 500_000  # of the made-up set: more than are learned by heart in a minute
 EVALUATE_EVERY = 0.25  # passes
+SHARES = {"joins": 0.15, "drains": 0.1, "cuts": 0.15}  # of what is done; what is left are kills and pauses
+MORE = 2  # servers that may join beyond those at the start
 
 
 @click.command()
@@ -30,6 +34,12 @@ EVALUATE_EVERY = 0.25  # passes
 @click.option(
     "--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of the job; may be repeated."
 )
+@click.option(
+    "--without",
+    type=click.Choice(list(SHARES)),
+    multiple=True,
+    help="Leave these out; without cuts all that is said goes straight, not through a proxy.",
+)
 @click.option("--beyond", is_flag=True, help="Also kill the last copy: the run has to go back to a checkpoint.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Write report.json and timeline.png here."
@@ -44,6 +54,7 @@ def chaos(
     copies: int,
     strategy: str,
     changes: tuple[str, ...],
+    without: tuple[str, ...],
     beyond: bool,
     out: Path | None,
     as_json: bool,
@@ -51,14 +62,14 @@ def chaos(
     """Train on DATA while processes are killed and paused, then account for every push.
 
     First a clean run, then the same work under fire: workers, servers and the coordinator are killed (-9), stopped and started
-    again, never more than the copies allow. Exit code 1 if a push was lost or counted twice.
+    again, cut off from each other; servers join, and are asked to leave. Never more than the copies allow. Exit code 1 if a push
+    was lost or counted twice.
 
     \b
     shoal chaos
     shoal chaos rcv1 --seconds 120 --seed 7 --copies 3 --out runs/chaos
     """
     from shoal.chaos.drill import drill
-    from shoal.chaos.plan import Settings
     from shoal.chaos.show import audience
     from shoal.errors import Invalid, ShoalError
     from shoal.job import Job
@@ -82,7 +93,7 @@ def chaos(
         _check_out(out)
         with audience() as seats:
             try:
-                report = drill(job, Settings(seed=seed, beyond=beyond), seconds, seats)
+                report = drill(job, _nemesis(job, seed, beyond, without), seconds, seats)
             except KeyboardInterrupt as error:
                 if getattr(error, "report", None) is None:
                     raise
@@ -95,6 +106,14 @@ def chaos(
     if interrupted is not None:
         raise KeyboardInterrupt("; the report is of what was done until then")
     sys.exit(0 if report.ok else 1)
+
+
+def _nemesis(job: Job, seed: int, beyond: bool, without: tuple[str, ...]) -> Settings:
+    from shoal.chaos.plan import Settings
+
+    joins, drains, cuts = (0.0 if name in without else share for name, share in SHARES.items())
+    servers = job.copies, job.servers + MORE
+    return Settings(seed=seed, beyond=beyond, joins=joins, drains=drains, cuts=cuts, servers=servers)
 
 
 def _check_out(out: Path | None) -> None:

@@ -13,12 +13,12 @@ import hashlib
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
 
 import msgspec
 
 from shoal.cache import cache_folder
 from shoal.chaos.account import Account
+from shoal.chaos.board import Audience, Board
 from shoal.chaos.patients import Patient, look, states
 from shoal.chaos.plan import COORDINATOR, Fault, Nemesis, Settings, Situation, role_of
 from shoal.chaos.report import Report, judged
@@ -48,38 +48,6 @@ class Clean(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@dataclass(slots=True)
-class Board:
-    """What there is to see while it goes on."""
-
-    job: Job
-    seed: int | None  # None: the clean run
-    seconds: float = 0.0
-    share: float = 0.0  # of the work that is done
-    members: dict[str, str] = field(default_factory=dict)  # how each of them is
-    faults: int = 0
-    recoveries: int = 0
-    acknowledged: int = 0
-    loss: float | None = None
-    clean_loss: float | None = None
-    throughput: list[tuple[float, float]] = field(default_factory=list)
-    losses: list[tuple[float, float]] = field(default_factory=list)
-    log: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=64))  # seconds, style, words
-
-
-class Audience:
-    """Who looks on: nobody."""
-
-    def board(self, board: Board) -> None:
-        """It has changed."""
-
-    def said(self, seconds: float, style: str, text: str) -> None:
-        """This happened: style is fault, heal, news or bad."""
-
-    def note(self, text: str) -> None:
-        """This is being done, before or after."""
-
-
 def drill(
     job: Job, nemesis: Settings, seconds: float, audience: Audience | None = None, clean: Clean | None = None
 ) -> Report:
@@ -88,16 +56,19 @@ def drill(
     if not 0 < seconds < math.inf:
         raise Invalid(f"{seconds} seconds: needs more than 0, and an end")
     dataset = load(job.data, job.seed, progress=audience.note)
-    clean = clean or clean_run(job, dataset, seconds, audience)
+    clean = clean or clean_run(job, dataset, seconds, audience, nemesis.cuts > 0)
     job = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(clean.passes)}})
     return Drill(job, dataset, nemesis, clean, audience).run()
 
 
-def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience) -> Clean:
-    """The same job with nobody at it; kept, since it says the same every time but for noise."""
+def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience, proxied: bool = False) -> Clean:
+    """The same job with nobody at it; kept, since it says the same every time but for noise.
+
+    ``proxied``: through the proxy that the broken one needs.
+    """
     timed = Job.of({**msgspec.to_builtins(job), "stop": {"seconds": seconds}})
     folder = cache_folder()
-    key = hashlib.sha256(f"{FORMAT}\n{timed.toml()}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{FORMAT}\n{proxied}\n{timed.toml()}".encode()).hexdigest()[:32]
     file = None if folder is None else folder / "chaos" / f"{key}.json"
     try:
         if file is not None:
@@ -107,11 +78,11 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience) ->
     except (OSError, msgspec.MsgspecError):
         pass
     audience.note(f"a clean run first, of {words.duration(seconds)}: what to hold the broken one against")
-    found = _clean(Drill(timed, dataset, None, Clean(0, None, seconds), audience))
+    found = _clean(Drill(timed, dataset, None, Clean(0, None, seconds), audience, proxied))
     if not found.passes:
         audience.note(f"{words.duration(seconds)} are less than one pass: a clean run of one pass")
         whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": 1.0}})
-        found = _clean(Drill(whole, dataset, None, Clean(0, None, seconds), audience))
+        found = _clean(Drill(whole, dataset, None, Clean(0, None, seconds), audience, proxied))
     if file is not None:
         try:
             file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -139,11 +110,19 @@ def _passes(clean: Clean) -> str:
 class Drill:
     """One run, with or without somebody at it."""
 
-    def __init__(self, job: Job, dataset: Dataset, nemesis: Settings | None, clean: Clean, audience: Audience) -> None:
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        nemesis: Settings | None,
+        clean: Clean,
+        audience: Audience,
+        proxied: bool = False,
+    ) -> None:
         self.job, self.clean, self.audience = job, clean, audience
         self.settings = nemesis or Settings()
         self.nemesis = None if nemesis is None else Nemesis(nemesis)
-        self.stage = Stage(job, dataset, self._hear)
+        self.stage = Stage(job, dataset, self._hear, cuts=proxied or self.settings.cuts > 0)
         self.board = Board(job, None if nemesis is None else nemesis.seed, clean_loss=clean.loss)
         self.patients: list[Patient] = []
         self.rollbacks = 0
@@ -217,7 +196,7 @@ class Drill:
         return course.done / course.limit if course is not None and course.limit else 0.0
 
     def _hurt_now(self) -> dict[str, Patient]:
-        return {one.fault.name: one for one in self.patients if not one.is_well}
+        return {one.fault.name: one for one in self.patients if not one.is_well and not one.planned}
 
     def _look(self) -> None:
         if self.stage.seen is None or self.stage.seen is self._seen:
@@ -230,13 +209,13 @@ class Drill:
                 self._say("heal", text)
             if patient.is_well:
                 patient.saw("well", self.now)
-                self.board.recoveries += 1
+                self.board.recoveries += not patient.planned
 
     def _resume(self) -> None:
         for patient in self.patients:
             if patient.until is not None and self.now >= patient.until:
                 patient.until = None
-                self.stage.resume(patient.fault.name)
+                self._end(patient.fault)
                 self._say("heal", f"{patient.fault.name} goes on after {patient.fault.seconds:.1f} s")
 
     def _replace(self) -> None:
@@ -262,25 +241,41 @@ class Drill:
         hurt = self._hurt_now()
         well = [name for name in self.stage.pids if name not in hurt and name in known]
         sets = [place.servers for one in seen.view.tables for place in one.places] if fresh else []
-        for fault in self.nemesis.next(Situation(well, sets)):
+        leaving = {one.fault.name for one in self.patients if one.fault.kind == "drain" and not one.is_well}
+        coming = [one.fault.name for one in self.patients if one.fault.kind == "join" and "back" not in one.times]
+        here = [one.name for one in seen.view.members if one.role == "server"]
+        staying = [name for name in dict.fromkeys([*here, *coming]) if name not in leaving]
+        for fault in self.nemesis.next(Situation(well, sets, staying, self._next_server())):
             self._do(fault, seen.view)
         return True
+
+    def _next_server(self) -> str:
+        """No name comes twice."""
+        return f"server-{self.job.servers + sum(one.fault.kind == 'join' for one in self.patients)}"
 
     def _do(self, fault: Fault, view: m.View) -> None:
         members, owned = {one.name: one.incarnation for one in view.members}, self.stage.owned(view, fault.name)
         patient = Patient(fault, self.now, members.get(fault.name, 0), len(owned))
-        if fault.kind == "kill":
-            self.stage.kill(fault.name)
-            if fault.role == "worker":
-                patient.replace = self.now + fault.seconds
-        else:
-            patient.until = self.now + fault.seconds
-            self.stage.pause(fault.name)
+        match fault.kind:
+            case "kill":
+                self.stage.kill(fault.name)
+                if fault.role == "worker":
+                    patient.replace = self.now + fault.seconds
+            case "join":
+                self.stage.add_server(fault.name)
+            case "drain":
+                self.stage.drain(fault.name)
+            case "cut":
+                patient.until = self.now + fault.seconds
+                self.stage.cut(fault.name, fault.other)
+            case "pause":
+                patient.until = self.now + fault.seconds
+                self.stage.pause(fault.name)
         self.patients.append(patient)
-        self.board.faults += 1
+        self.board.faults += not patient.planned
         owns = f", which owns {words.many(len(owned), 'segment')} of the tally" if owned else ""
         self._say("fault", f"{fault}{owns}")
-        if owned:
+        if owned and fault.kind != "join":
             patient.probe = False
             self.stage.probe(owned, lambda: self._probed(patient))
 
@@ -294,7 +289,14 @@ class Drill:
         for patient in self.patients:
             if patient.until is not None:
                 patient.until = None
-                self.stage.resume(patient.fault.name)
+                self._end(patient.fault)
+
+    def _end(self, fault: Fault) -> None:
+        """What lasts for a while is over."""
+        if fault.kind == "cut":
+            self.stage.join_up(fault.name, fault.other)
+        else:
+            self.stage.resume(fault.name)
 
     def _settle(self) -> None:
         """The work is done: what was hurt last may still be healing."""
@@ -355,6 +357,7 @@ class Drill:
         return Report(
             **{name: getattr(account, name) for name in ("sent", "acknowledged", "counted", "lost", "doubled")},
             faults=board.faults,
+            changes=sum(one.planned for one in self.patients),
             beyond=self.settings.beyond,
             recoveries=board.recoveries,
             loss=None if outcome.judged is None else outcome.judged.loss,

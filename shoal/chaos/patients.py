@@ -3,7 +3,8 @@
     detected    the incarnation that was hurt is no longer in the view (a short pause is never taken for death)
     promoted    a push sent right after the fault is acknowledged by every segment that the server owned
     full        every segment has all its copies again, and nobody is being filled
-    back        the process, or the worker in its place, is a member again; the coordinator answers
+    back        the process, or the worker in its place, is a member again; the coordinator answers; of a server that joins,
+                it is a member and holds its share; of one that was drained, it is gone
 
 A patient is well when all that applies to it has happened. Times are seconds since the fault.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.chaos.plan import COORDINATOR, Fault
+from shoal.chaos.plan import COORDINATOR, PLANNED, Fault
 from shoal.wire import messages as m
 
 
@@ -53,6 +54,10 @@ class Patient:
         return True
 
     @property
+    def planned(self) -> bool:
+        return self.fault.kind in PLANNED
+
+    @property
     def dead(self) -> bool:
         """That incarnation does not come back."""
         return self.fault.kind == "kill" or "detected" in self.times
@@ -74,6 +79,8 @@ def look(patient: Patient, now: float, view: m.View, copies: int, asked: float) 
     members = {one.name: one.incarnation for one in view.members}
     if asked <= patient.at:
         return []  # older than the fault
+    if patient.planned:
+        return _planned(patient, now, view, copies, members)
     if fault.role == COORDINATOR:
         if patient.until is None and patient.saw("back", now):
             news.append(f"the coordinator answers again after {_s(patient, 'back')}")
@@ -89,6 +96,19 @@ def look(patient: Patient, now: float, view: m.View, copies: int, asked: float) 
         if settled and patient.until is None and is_full(view, copies) and patient.saw("full", now):
             news.append(f"all segments have their copies again {_s(patient, 'full')} after {fault}")
     return news
+
+
+def _planned(patient: Patient, now: float, view: m.View, copies: int, members: Mapping[str, int]) -> list[str]:
+    fault, places = patient.fault, [place for one in view.tables for place in one.places]
+    if fault.kind == "join":
+        there = any(fault.name in place.servers for place in places)
+        came = f"{fault.name} holds its share"
+    else:
+        there = members.get(fault.name) != patient.incarnation
+        came = f"{fault.name} is gone"
+    if there and is_full(view, copies) and patient.saw("full", now) and patient.saw("back", now):
+        return [f"{came} after {_s(patient, 'back')}"]
+    return []
 
 
 def is_full(view: m.View, copies: int) -> bool:

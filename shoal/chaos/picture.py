@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.chaos.plan import COORDINATOR
+from shoal.chaos.plan import COORDINATOR, PLANNED
 from shoal.chaos.report import Report
 from shoal.errors import Invalid
 from shoal.views import words
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROLES = (COORDINATOR, "server", "worker")
+MARKS = {"kill": "x", "pause": "|", "cut": (2, 0, 315), "join": ">", "drain": "<"}
 
 
 def timeline(report: Report, path: str | os.PathLike[str]) -> Path:
@@ -56,14 +57,16 @@ def _faults(axes: Axes, report: Report) -> None:
     for one in report.healed:
         row = names.index(one.fault.name)
         length = one.well if one.well is not None else max(0.0, end - one.at)
-        colour = LOST if one.fault.kind == "kill" else TEST
+        colour = LOST if one.fault.kind == "kill" else TRAIN if one.fault.kind in PLANNED else TEST
         axes.barh(row, length, left=one.at, height=0.5, color=colour, alpha=0.35 if one.well is not None else 0.12)
-        axes.plot([one.at], [row], marker="x" if one.fault.kind == "kill" else "|", color=colour, markersize=7)
+        axes.plot([one.at], [row], marker=MARKS[one.fault.kind], color=colour, markersize=7)
         if one.promoted is not None:
             axes.plot([one.at + one.promoted], [row], marker=".", color=TRAIN, markersize=6)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("seconds (x: kill -9, |: pause, bar: until healed, dot: pushes are counted again)")
+    axes.set_xlabel(
+        "seconds (x: kill -9, |: pause, /: cut off, > joins, < asked to go; bar: until healed, dot: pushes count again)"
+    )
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 

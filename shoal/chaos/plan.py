@@ -2,8 +2,11 @@
 
     kill        SIGKILL; the process is started again, empty and as a new incarnation
     pause       SIGSTOP for one to eight seconds: the shorter ones are slept through, the longer ones are taken for death
+    cut         two of them do not hear each other for as long; all others do
+    join        one more server is started, and gets its share
+    drain       a server is asked to go, and others take over what it has
 
-A segment survives as long as one server of its set has not been hurt since the set was last whole. So a server is hurt only if
+Whoever comes or goes may be hurt on the way, as far as what it holds has another copy. A segment survives as long as one server of its set has not been hurt since the set was last whole. So a server is hurt only if
 every segment it holds has another that is well; with ``beyond`` this is not asked, and a rollback is to be expected. One
 worker is always left alone: a run without any ends. The same seed draws the same gaps, kinds and lengths; who is hit
 depends also on who may be.
@@ -12,7 +15,7 @@ depends also on who may be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -20,7 +23,8 @@ import msgspec
 
 COORDINATOR = "coordinator"
 WEIGHTS = {"worker": 4.0, "server": 4.0, COORDINATOR: 2.0}  # how often each is hit
-Kind = Literal["kill", "pause"]
+Kind = Literal["kill", "pause", "cut", "join", "drain"]
+PLANNED: tuple[Kind, ...] = ("join", "drain")  # nobody is hurt by these
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -28,14 +32,22 @@ class Fault(msgspec.Struct, frozen=True):
 
     kind: Kind
     name: str
-    seconds: float = 0.0  # how long a pause is, or how long a dead worker is not replaced
+    seconds: float = 0.0  # how long a pause or a cut is, or how long a dead worker is not replaced
+    other: str = ""  # from whom it is cut off
 
     @property
     def role(self) -> str:
         return role_of(self.name)
 
     def __str__(self) -> str:
-        return f"kill -9 {self.name}" if self.kind == "kill" else f"pause {self.name} for {self.seconds:.1f} s"
+        match self.kind:
+            case "kill":
+                return f"kill -9 {self.name}"
+            case "cut":
+                return f"cut {self.name} from {self.other} for {self.seconds:.1f} s"
+            case "pause":
+                return f"pause {self.name} for {self.seconds:.1f} s"
+        return f"{self.kind} {self.name}"
 
 
 def role_of(name: str) -> str:
@@ -49,7 +61,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     beyond: bool = False  # also what cannot be survived without going back to a checkpoint
     gap: tuple[float, float] = (2.0, 5.0)  # seconds between faults
     pause: tuple[float, float] = (1.0, 8.0)
-    pauses: float = 0.4  # their share
+    pauses: float = 0.4  # their share of what is none of these:
+    cuts: float = 0.0
+    joins: float = 0.0
+    drains: float = 0.0
+    servers: tuple[int, int] = (0, 0)  # there are never fewer, or more, by what is planned
     together: float = 0.15  # share of faults that come in twos
     weights: dict[str, float] = msgspec.field(default_factory=lambda: dict(WEIGHTS))
 
@@ -60,9 +76,15 @@ class Situation:
 
     well: Sequence[str]  # processes that run and have recovered from whatever was done to them
     sets: Sequence[Sequence[str]] = ()  # who holds each segment; empty: not known, so that no server may be hurt
+    staying: Sequence[str] = ()  # servers that are here, or on their way, and were not asked to go
+    next_server: str = ""  # what one that joins is called; empty: none may
 
-    def without(self, name: str) -> Situation:
-        return Situation([one for one in self.well if one != name], self.sets)
+    def after(self, fault: Fault) -> Situation:
+        if fault.kind == "join":
+            return replace(self, staying=[*self.staying, fault.name], next_server="")
+        if fault.kind == "drain":
+            return replace(self, staying=[one for one in self.staying if one != fault.name])
+        return replace(self, well=[one for one in self.well if one != fault.name])
 
 
 class Nemesis:
@@ -83,7 +105,7 @@ class Nemesis:
             fault = self._one(situation)
             if fault is not None:
                 faults.append(fault)
-                situation = situation.without(fault.name)
+                situation = situation.after(fault)
         return faults
 
     def may_hurt(self, name: str, situation: Situation) -> bool:
@@ -102,20 +124,45 @@ class Nemesis:
 
     def _one(self, situation: Situation) -> Fault | None:
         # As many draws whatever the situation is: what comes later in the schedule stays the same.
-        role, pick, pause, length = (self._draw.random() for _ in range(4))
-        allowed = sorted(name for name in situation.well if self.may_hurt(name, situation))
+        role, pick, kind, length, whom = (self._draw.random() for _ in range(5))
+        settings, well = self.settings, situation.well
+        low, high = settings.pause
+        seconds = round(low + (high - low) * length, 1)
+        kind -= settings.joins
+        if kind < 0:
+            return self._join(situation)
+        kind -= settings.drains
+        if kind < 0:
+            return self._drain(situation, pick)
+        allowed = sorted(name for name in well if self.may_hurt(name, situation))
+        kind -= settings.cuts
+        if 0 > kind >= -settings.cuts:
+            allowed = [name for name in allowed if name != COORDINATOR]
         roles = sorted({role_of(name) for name in allowed})
         if not roles:
             return None
-        total = sum(self.settings.weights[one] for one in roles) * role
+        total = sum(settings.weights[one] for one in roles) * role
         for chosen in roles:
-            total -= self.settings.weights[chosen]
+            total -= settings.weights[chosen]
             if total < 0:
                 break
         names = [name for name in allowed if role_of(name) == chosen]
         name = names[int(pick * len(names))]
-        low, high = self.settings.pause
-        seconds = round(low + (high - low) * length, 1)
-        if pause < self.settings.pauses:
+        if kind < 0:
+            others = sorted(one for one in well if role_of(one) in ("server", COORDINATOR) and one != name)
+            return Fault("cut", name, seconds, others[int(whom * len(others))]) if others else None
+        if kind < settings.pauses * (1 - settings.joins - settings.drains - settings.cuts):
             return Fault("pause", name, seconds)
         return Fault("kill", name, min(seconds, 2.0) if chosen == "worker" else 0.0)
+
+    def _join(self, situation: Situation) -> Fault | None:
+        most = self.settings.servers[1]
+        room = situation.next_server and situation.sets and len(situation.staying) < most
+        return Fault("join", situation.next_server) if room else None
+
+    def _drain(self, situation: Situation, pick: float) -> Fault | None:
+        """One that is well, so long as enough others are."""
+        names = sorted(name for name in situation.staying if name in situation.well)
+        if not situation.sets or len(names) <= max(1, self.settings.servers[0]):
+            return None
+        return Fault("drain", names[int(pick * len(names))])

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from shoal.chaos.drill import Audience, Board
+from shoal.chaos.board import Audience, Board
 from shoal.chaos.plan import COORDINATOR, role_of
 from shoal.events import RunEvent
 from shoal.views import words

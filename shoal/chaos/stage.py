@@ -22,11 +22,14 @@ from shoal.data.datasets import Dataset
 from shoal.errors import ShoalError
 from shoal.events import RunEvent
 from shoal.job import Job
+from shoal.launch.local import Cluster
 from shoal.launch.looking import look_at
 from shoal.launch.training import Outcome, Training
 from shoal.nodes.blocking import KV
+from shoal.nodes.storage import Journal
 from shoal.store.task import Task
 from shoal.strategies import TABLE, TALLY
+from shoal.testing.proxy import ProxiedCluster, Proxy, Weather
 from shoal.wire import messages as m
 
 LOOK_EVERY = 0.1  # seconds
@@ -56,10 +59,18 @@ class Stage:
     """Use as a context: leaving it ends everything that was started, also what is stopped."""
 
     def __init__(
-        self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], folder: Path | None = None
+        self,
+        job: Job,
+        dataset: Dataset,
+        listener: Callable[[RunEvent], None],
+        folder: Path | None = None,
+        cuts: bool = False,
     ) -> None:
+        """With ``cuts`` all that is said goes through a proxy of ours, which can keep two of them apart."""
         self.job = job
-        self.training = Counting(job, dataset, listener, folder)
+        self._proxy = Proxy() if cuts else None
+        self._apart: set[tuple[str, str]] = set()
+        self.training = Counting(job, dataset, listener, folder, launcher=self._proxied if cuts else None)
         self.probes = Probes()
         self.seen: Seen | None = None  # the last look
         self._kv: KV | None = None
@@ -80,8 +91,14 @@ class Stage:
             self._watcher.start()
         except BaseException:
             self.training.close()
+            if self._proxy is not None:
+                self._proxy.close()
             raise
         return self
+
+    def _proxied(self, job: Job, journal: Journal) -> Cluster:
+        assert self._proxy is not None
+        return ProxiedCluster(self._proxy, job.servers, job.copies, tuple(job.launch.modules), journal, restart=True)
 
     def __exit__(self, *exception: object) -> None:
         self._closing.set()
@@ -92,6 +109,8 @@ class Stage:
             self.resume(name)  # what is stopped cannot end
         self.training.close()
         self._watcher.join(2 * LOOK_WITHIN)
+        if self._proxy is not None:
+            self._proxy.close()
 
     # ------------------------------------------------------------ what is done to it
 
@@ -113,8 +132,32 @@ class Stage:
         with contextlib.suppress(ShoalError):
             self.training.resume(name)
 
+    def cut(self, name: str, other: str) -> None:
+        """From now on they do not hear each other."""
+        self._keep_apart({*self._apart, (name, other), (other, name)})
+
+    def join_up(self, name: str, other: str) -> None:
+        """They hear each other again."""
+        self._keep_apart(self._apart - {(name, other), (other, name)})
+
+    def _keep_apart(self, pairs: set[tuple[str, str]]) -> None:
+        assert self._proxy is not None
+        self._apart = pairs
+        self._proxy.weather = Weather(drop=1.0, only=lambda passing: (passing.sender, passing.to) in pairs)
+
     def add_worker(self) -> str:
         return self.training.add_worker()
+
+    def add_server(self, name: str) -> None:
+        """Start it; it is a member when it has joined."""
+        with contextlib.suppress(ShoalError):  # the run is over
+            self.training._processes.fork(name, "server", {})
+
+    def drain(self, name: str) -> None:
+        """Ask for it to go: others take over what it has."""
+        assert self._kv is not None
+        client = self._kv._client
+        self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
 
     # ------------------------------------------------------------ what is known of it
 

@@ -33,8 +33,11 @@ class Membership:
         self.incarnation = 0  # none yet
         self.view = NO_VIEW
         self.failed: dict[int, str] = {}
+        self.loads: dict[int, dict[int, float]] = {}  # of a server: what the next heartbeat tells, once
+        self.halves: dict[int, dict[int, int]] = {}
         self.reaches: set[str] = set()  # roles that this node sends to
         self.shown = 0  # the newest view that is in effect here; a server is in no hurry to say so
+        self.move_rate = limits.MOVE_RATE  # bytes a second, of a server
         self.heard = 0  # when the coordinator last said anything
         self._token, self._life = token, 0
         self._next = 0  # when to say hello, or send a heartbeat, next
@@ -74,13 +77,16 @@ class Membership:
         return [self.heartbeat()]
 
     def heartbeat(self) -> Effect:
-        return Send(self.coordinator, m.Heartbeat(self.incarnation, self.shown, dict(self.failed)))
+        loads, self.loads, halves, self.halves = self.loads, {}, self.halves, {}
+        return Send(self.coordinator, m.Heartbeat(self.incarnation, self.shown, dict(self.failed), loads, halves))
 
     def handle(self, now: int, message: m.Message) -> tuple[Change, list[Effect]]:
         self.heard = now
         match message:
-            case m.Welcome(token, incarnation, view) if token == f"{self._token}.{self._life}" and not self.joined:
-                self.incarnation = incarnation
+            case m.Welcome(token, incarnation, view, rate) if (
+                token == f"{self._token}.{self._life}" and not self.joined
+            ):
+                self.incarnation, self.move_rate = incarnation, rate
                 self._asked_since, self._wait = 0, limits.RESEND_FIRST
                 self._next = now + limits.HEARTBEAT
                 self.view = NO_VIEW

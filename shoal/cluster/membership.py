@@ -18,7 +18,9 @@ from shoal import limits
 from shoal.cluster import placement
 from shoal.cluster.handing import Handing
 from shoal.cluster.handing import Person as Person
+from shoal.cluster.loads import Loads
 from shoal.cluster.placement import segments_of
+from shoal.cluster.splitting import halved
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
 from shoal.wire.messages import Member, Place, Placed, View
@@ -38,6 +40,7 @@ class Roster(Handing):
     replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
     released: dict[str, int] = field(default_factory=dict)  # incarnations that were let go, by name
+    loads: Loads = field(default_factory=Loads)
 
     def view(self) -> View:
         if self._view is None:
@@ -191,6 +194,20 @@ class Roster(Handing):
             del self.tables[name]
             starts, origin = origins.get(name, (table.starts, ""))
             self.create(name, table.spec, starts, origin)
+
+    def split(self, name: str, segment: int, at: int) -> None:
+        """Make two segments of one: the second begins at this key."""
+        if name not in self.tables:
+            raise Invalid(f"no table {name!r} to split a segment of")
+        table = self.tables[name]
+        self.tables[name] = halved(table, segment, at, self.number + 1)
+        self.loads.was_split(table.number, segment)
+        self.changed()
+
+    def may_split(self, table: Placed) -> bool:
+        """Every server has the table as it is: none finds it cut otherwise than where its rows come from, or misses a change of hands."""
+        since = max((place.since for place in table.places), default=0)
+        return all(self.people[name].view >= since for name in self.servers())
 
     def drop(self, name: str) -> None:
         if name not in self.tables:

@@ -141,7 +141,7 @@ class _Room:
         return name
 
 
-class _Ring:
+class Ring:
     """The servers' points in order; each server has many, so that its neighbours are all the others."""
 
     def __init__(self, servers: Sequence[str]) -> None:
@@ -157,8 +157,8 @@ class _Ring:
 
 
 @lru_cache(maxsize=8)
-def _ring(servers: tuple[str, ...]) -> _Ring:
-    return _Ring(servers)
+def _ring(servers: tuple[str, ...]) -> Ring:
+    return Ring(servers)
 
 
 def point(text: str) -> int:

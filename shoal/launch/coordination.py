@@ -32,6 +32,7 @@ from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
+    from shoal.cluster.moves import Moves
     from shoal.data.datasets import Dataset
     from shoal.job import Job
 
@@ -96,8 +97,7 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
-    moves = None if work.run is None else _job(work.run.job).moves
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves)
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves_of(work.run))
     node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()
@@ -167,6 +167,11 @@ def dealing_of(facts: Facts) -> Dealing:
     found = Dealing(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = facts.elsewhere
     return found
+
+
+def moves_of(facts: Facts | None) -> Moves | None:
+    """How segments may change hands; None: as usual."""
+    return None if facts is None else _job(facts.job).moves
 
 
 def saving_of(facts: Facts) -> Saving:

@@ -355,12 +355,11 @@ class ThreadCluster(Cluster):
                 self._threads.remove(thread)
 
     def _coordinate(self) -> None:
-        dealing, saving = None, None
-        if self._run_facts is not None:
-            from shoal.launch.coordination import dealing_of, saving_of
+        from shoal.launch.coordination import dealing_of, moves_of, saving_of
 
-            dealing, saving = dealing_of(self._run_facts), saving_of(self._run_facts)
-        node = Coordinator(copies=self._copies, journal=self._journal.records, dealing=dealing, saving=saving)
+        facts, records = self._run_facts, self._journal.records
+        dealing, saving = (None, None) if facts is None else (dealing_of(facts), saving_of(facts))
+        node = Coordinator(copies=self._copies, journal=records, dealing=dealing, saving=saving, moves=moves_of(facts))
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
         if self._telling is not None:
             self._coordinator.listener = self._telling

@@ -167,7 +167,7 @@ class Coordinator:
                 del self._welcomes[name]
                 if self.dealing is not None:
                     effects += self.dealing.joined(now, name, hello.role)
-                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view)))
+                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view, self.elastic.move_rate)))
         return effects
 
     def _received(self, now: int, sender: str, message: m.Message) -> list[Effect]:
@@ -246,7 +246,7 @@ class Coordinator:
             known.heard = now
             if hello.name in self._welcomes:
                 return []  # a repeat: the first is still on its way to the disk
-            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view))]
+            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view, self.elastic.move_rate))]
         if self.roster.is_over(hello.name, hello.token):
             # A repeat from a former life, or one that was removed before it ever heard that it had joined.
             self.counts["late hello"] += 1
@@ -305,6 +305,7 @@ class Coordinator:
             return self._fence(sender, beat.incarnation)
         person = self.roster.people[sender]
         person.heard, person.view = now, max(person.view, beat.view)
+        self.roster.loads.heard(sender, beat, self.roster.tables)
         effects: list[Effect] = []
         for number, reason in beat.failed.items():
             effects += self.changing.undo(number, reason, self)

@@ -3,6 +3,7 @@
     a server joins       it gets its share of what there is, a few segments at a time
     a server leaves      all that it holds goes to others; when it holds nothing it is told to go
     a worker leaves      it is dealt nothing more, and goes when it has told what became of what it had
+    one is asked most    it trades a hot segment for a cold one; a segment that is too hot alone is made two
 
 Copies come before balance: as long as some segment has too few, nothing else moves. From one primary to one server goes a batch at a time, and
 the next when the last is served again (``Opened``). Nothing new begins while a checkpoint is being written, which a change of
@@ -20,7 +21,8 @@ from shoal import limits
 from shoal.cluster import rebalance
 from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
-from shoal.events import Handed, Leaving
+from shoal.events import Handed, Leaving, Split
+from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
@@ -53,12 +55,18 @@ class Elastic:
         self.moves = moves or Moves()
         self._begun: dict[_Key, tuple[int, str]] = {}  # moves that were named: when, and why
         self._openings: list[Opening] = []
-        self._planned = (-1, -1)  # the view, and how many openings there were, when there was nothing to do
+        self._planned: tuple[int, ...] = ()  # what the last plan followed from
+        self._waits = False  # some of it could not be begun yet
         self._again = 0  # when to look again, whatever happened
         self._asked: list[
             tuple[str, int, int]
         ] = []  # who wants a node to go, by which request, and the view that says so
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
+
+    @property
+    def move_rate(self) -> int:
+        """Bytes a second that a server may send of what changes hands."""
+        return max(1, int(self.moves.mb_per_second * limits.MB))
 
     # ------------------------------------------------------------ what is asked for
 
@@ -177,31 +185,68 @@ class Elastic:
         """To be called whenever anything has happened."""
         self._forget(now, of)
         effects = self._release(now, of)
-        state = of.roster.number, len(self._openings)
-        if (state == self._planned and now < self._again) or not of.roster.tables:
+        if (self._state(of) == self._planned and now < self._again) or not of.roster.tables:
             return effects
         if not of.roster.has_copies or of.saving.is_writing:
             return effects
         self._again = now + limits.LOAD_EVERY
         servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]
+        staying = [name for name in servers if not of.roster.people[name].member.leaving]
+        of.roster.loads.keep(of.roster.tables)
+        if self.moves.balance == "load" and (split := self._split(staying, of)) is not None:
+            return [*effects, *split]
         wanted = rebalance.plan(
             list(of.roster.tables.values()),
-            [name for name in servers if not of.roster.people[name].member.leaving],
+            staying,
             leaving=[name for name in of.roster.servers() if of.roster.people[name].member.leaving],
+            loads=of.roster.loads.rates,
             under_way=self._under_way(),
             balance=self.moves.balance,
         )
         busy = {(one.source, one.target) for one in self._openings}
         wanted = [one for one in wanted if (one.source, one.target) not in busy]
         begun = of.roster.begin(now, wanted)
-        for one in begun:
-            if one.target:
-                self._begun[of.roster.tables[one.table].number, one.segment] = now, one.why
-        of.counts["moves begun"] += len(begun)
+        self._note(now, begun, of)
         if len(begun) < len(wanted):  # who is to be filled has not shown yet that it let go of what it had
             self._again = now + limits.HEARTBEAT
-        self._planned = of.roster.number, len(self._openings)
+        self._waits = len(begun) < len(wanted)
+        self._planned = self._state(of)
         return effects
+
+    def _state(self, of: Coordinator) -> tuple[int, ...]:
+        """What a plan follows from, as far as it takes to know whether to make another."""
+        shown = [of.roster.people[name].view for name in of.roster.servers()] if self._waits else []
+        return of.roster.number, len(self._openings), *shown
+
+    def _note(self, now: int, begun: Sequence[rebalance.Wanted], of: Coordinator) -> None:
+        """Moves that were begun; those of a set whose members change places are handed over with the next view."""
+        of.counts["moves begun"] += len(begun)
+        for one in begun:
+            table = of.roster.tables[one.table]
+            place = table.places[one.segment]
+            if place.filling:
+                self._begun[table.number, one.segment] = now, one.why
+            elif one.target and place.servers[0] == one.target:
+                life, view = of.roster.people[one.target].member.incarnation, of.roster.number
+                self._openings.append(
+                    Opening(one.table, table.number, [one.segment], one.source, one.target, life, one.why, now, view)
+                )
+
+    def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
+        """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
+        roster = of.roster
+        tables = list(roster.tables.values())
+        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
+        if found is None or not roster.may_split(roster.tables[found.table]):
+            return None
+        if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
+            return None  # all tables together have as many segments as one message can tell
+        roster.split(found.table, found.segment, found.at)
+        of.counts["segments split"] += 1
+        if of.dealing is None:
+            return []
+        seconds = of.dealing.seconds
+        return [Tell(Split(seconds=seconds, table=found.table, segment=found.segment, at=found.at, why=found.why))]
 
     def _under_way(self) -> list[_Key]:
         return [(one.number, segment) for one in self._openings for segment in one.segments]

@@ -23,7 +23,9 @@ from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding, Loader
 from shoal.store.image import Image
+from shoal.store.load import told as told_loads
 from shoal.store.outcome import Outcome, Work
+from shoal.store.pace import Pace
 from shoal.store.segment import Segments
 from shoal.store.snapping import Snapping
 from shoal.tables import Given
@@ -60,12 +62,14 @@ class Server:
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
+        self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
         self._backlog: deque[Received] = deque()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
         self._next_notice = 0
+        self._told_loads = 0  # when
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
@@ -114,8 +118,18 @@ class Server:
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
             effects += self._calls.notices(now)
+            self._tell_loads(now)
         effects.append(Wake(min(self.member.next, self._next_notice)))
         return effects
+
+    def _tell_loads(self, now: int) -> None:
+        """Now and then the next heartbeat says how much is asked of our segments."""
+        if now - self._told_loads < limits.LOAD_EVERY:
+            return
+        seconds = (now - self._told_loads) / limits.SECOND
+        first, self._told_loads = not self._told_loads, now
+        own = {} if first else {number: one.own.asked for number, one in self.tables.items() if one.own is not None}
+        self.member.loads, self.member.halves = told_loads(own, seconds)
 
     # ------------------------------------------------------------ views
 
@@ -131,6 +145,7 @@ class Server:
             self.released = True  # what we have is worth nothing any more: there is nothing to hand over
             return []
         change, effects = self.member.handle(now, message)
+        self._pace.rate = self.member.move_rate
         if change.for_good:
             raise Refused(self.member.coordinator, change.refused)
         if change.fenced:  # others may hold our segments by now: what we have is worth nothing
@@ -190,7 +205,7 @@ class Server:
         servers = _servers(view)
         for table in new:
             try:
-                holding = Holding(self.name, self.member.incarnation, table, self._inline)
+                holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace)
                 holding.set_up(servers, self._loader(table))
                 made[table.number] = holding
             except MemoryError:

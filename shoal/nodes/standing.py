@@ -17,6 +17,7 @@ _VOIDS = 100  # that are told: one answer has an end
 def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
     roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
     known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
+    loads = roster.loads.by_server(roster.tables)
     members = [
         m.Seen(
             name,
@@ -27,7 +28,8 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
             one.suspected,
             one.member.leaving,
             one.member.group,
-            address=one.member.address,
+            loads.get(name, 0.0),
+            one.member.address,
         )
         for name, one in roster.people.items()
         if one.member.incarnation in known

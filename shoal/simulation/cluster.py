@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal import limits
 from shoal.cluster.membership import Roster
+from shoal.cluster.moves import Moves
 from shoal.limits import MILLISECOND, SUSPECT_AFTER
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.saving import Saving
@@ -27,6 +29,7 @@ from shoal.wire.messages import Placed
 
 COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
+SLOW_COPIES = 0.005  # MB/s: a segment takes some 50 ms
 Process = Coordinator | Server | Worker
 
 
@@ -71,6 +74,11 @@ class Cluster:
         self.servers[name] = self.server(name)
         self.add(self.servers[name])
 
+    def end(self, name: str) -> None:
+        """A server that was let go: its process ends, and nobody starts it again by itself."""
+        self.former.append(self.servers.pop(name))
+        self.world.end(name)
+
     def crash(self, name: str, seen: bool) -> bool:
         """False if that would be more than the copies can bear."""
         if name != COORDINATOR and not self.plan.beyond and not self.may_lose(name):
@@ -92,7 +100,11 @@ class Cluster:
     def _coordinator(self, journal: list[bytes]) -> Coordinator:
         every = self.plan.checkpoint * MILLISECOND
         saving = Saving(ROOT, every=every, disk=self.disk) if every else Saving()
-        return Coordinator(copies=self.plan.copies, journal=journal, dealing=self.deals.as_dealing(), saving=saving)
+        moves = Moves(
+            self.plan.balance, SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
+        )
+        dealing = self.deals.as_dealing()
+        return Coordinator(copies=self.plan.copies, journal=journal, dealing=dealing, saving=saving, moves=moves)
 
     def power_cut(self, seed: str) -> list[str]:
         """All of these processes are gone at once, and of the disk only what was synced is sure. Who is to be started again."""
@@ -179,21 +191,35 @@ class Cluster:
             return False
         return name in roster.people and roster.people[name].member.incarnation == self.servers[name].member.incarnation
 
+    def all_here(self) -> bool:
+        """Every server is a member, as the one that it is now; and nobody else is."""
+        roster = self.coordinator.roster
+        return all(self._holds(roster, name) for name in self.servers) and len(roster.servers()) == len(self.servers)
+
     def whole(self) -> bool:
         """Everybody is there, every segment has as many copies as it should, and none is being made."""
         roster = self.coordinator.roster
-        if not all(self._holds(roster, name) for name in self.servers):
+        if not self.all_here():
             return False
         if self._looked != (roster.term, roster.number):
-            self._looked, most = (roster.term, roster.number), min(self.plan.copies, self.plan.servers)
+            self._looked, most = (roster.term, roster.number), min(self.plan.copies, len(self.servers))
             places = [place for table in self.tables() for place in table.places]
             self._whole = all(len(place.servers) >= most and not place.filling for place in places)
         return self._whole
 
     def part(self, server: str, table: int, segment: int) -> Part | None:
         """What this server has of a segment."""
-        holding = self.servers[server].tables.get(table)
+        holding = self.servers[server].tables.get(table) if server in self.servers else None
         if holding is None:
             return None
         follows = [follow.part for follow in holding.follows.values()]
         return next((part for part in (holding.own, *follows) if part is not None and segment in part.segments), None)
+
+    def part_from(self, server: str, table: int, start: int) -> tuple[Part, int] | None:
+        """The same, of the segment that begins with this key; and its number there."""
+        holding = self.servers[server].tables.get(table) if server in self.servers else None
+        if holding is None or start not in holding.placed.starts:
+            return None
+        segment = holding.placed.starts.index(start)
+        part = self.part(server, table, segment)
+        return None if part is None else (part, segment)

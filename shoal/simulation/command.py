@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.simulation.names import MODULES
+from shoal.simulation.names import MODULES, WITH_PLANS
 
 if TYPE_CHECKING:
     from shoal.simulation.faults import Plan
@@ -44,7 +44,8 @@ def simulate(
     history: Path | None,
     as_json: bool,
 ) -> None:
-    """Run whole clusters in one thread, with faults, from seeds; check every promise. Workers that gossip, too (--of gossip), and peers (--of peers).
+    """Run whole clusters in one thread, with faults, from seeds; check every promise. Servers that come and go
+    all the time (--of moves), workers that gossip (--of gossip), and peers (--of peers), too.
 
     Exit code 1 if a promise was broken. A seed is all that is needed to see it again (--seed N --trace), and to find out what it
     takes (--seed N --shrink).
@@ -59,7 +60,7 @@ def simulate(
         raise click.BadParameter(
             f"no mutant {mutant!r}: `shoal simulate --of {of} --mutant list` names them", param_hint="--mutant"
         )
-    if of != "cluster" and (plan or shorter or history):
+    if of not in WITH_PLANS and (plan or shorter or history):
         raise click.UsageError("--plan, --shrink and --history are of a cluster: with others take --seed and --trace")
     if seed is None and plan is None:
         if trace or history or shorter:
@@ -72,8 +73,8 @@ def simulate(
         except OSError as error:
             raise click.BadParameter(f"cannot write {history}: {error.strerror}", param_hint="--history") from None
     with mutated(of, mutant or ""):
-        if of == "cluster":
-            verdict = _of_cluster(_plan(seed, plan), shorter, trace)
+        if of in WITH_PLANS:
+            verdict = _of_cluster(_plan(of, seed, plan), shorter, trace)
         else:
             assert seed is not None
             verdict = kind(of).simulate(seed, click.echo if trace else None)
@@ -93,12 +94,13 @@ def _of_cluster(plan: Plan, shorter: bool, trace: bool) -> Verdict:
     return Run(plan, click.echo if trace else None).verdict()
 
 
-def _plan(seed: int | None, text: str | None) -> Plan:
+def _plan(of: str, seed: int | None, text: str | None) -> Plan:
+    from shoal.simulation import moves_plan
     from shoal.simulation.faults import Plan
 
     if text is None:
         assert seed is not None
-        return Plan.draw(seed)
+        return moves_plan.draw(seed) if of == "moves" else Plan.draw(seed)
     try:
         return Plan.read(text)
     except (ValueError, SyntaxError, TypeError) as error:
@@ -179,7 +181,7 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
         if tally.broken:
             which = "" if of == "cluster" else f" --of {of}"
             again = f"shoal simulate{which} --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
-            shorter = "; make it shorter: --shrink" if of == "cluster" else ""
+            shorter = "; make it shorter: --shrink" if of in WITH_PLANS else ""
             click.echo(f"{len(tally.broken)} promises broken; see one again: {again} --trace{shorter}")
         else:
             click.secho("every promise held in all of them", fg="green")

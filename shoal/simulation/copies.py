@@ -1,4 +1,4 @@
-"""What copies promise: one owner of a segment at a time (I7), and all copies alike when everything has come to rest (I8).
+"""What copies promise: one owner of a segment at a time (I7); all copies alike when everything has come to rest (I8), and none too many (I12).
 
 ``Owners`` reads off every acknowledgement by which epoch it was given. A server that was deposed may still tell of a push that all
 copies had recorded before; what it may never do is acknowledge one that the owner after it does not have.
@@ -26,14 +26,13 @@ class Owners:
         self.violations: list[Violation] = []
         self._pushes: dict[int, m.Push] = {}  # by request
         self._first_view: dict[tuple[int, int], int] = {}  # by which a push was first split
-        self._highest: dict[tuple[int, int], tuple[int, str]] = {}  # by table and segment: the epoch, and whose
-        self._world.on_send |= {
-            m.Push: self._push,
-            m.Counted: self._counted,
-            m.Levels: self._levels,
-            m.Adopt: self._levels,
-            m.Fill: self._fill,
-        }
+        self._highest: dict[tuple[int, int], tuple[int, str]] = {}  # by table and first key: the epoch, and whose
+        watch = self._world.watch
+        watch(m.Push, self._push)
+        watch(m.Counted, self._counted)
+        watch(m.Levels, self._levels)
+        watch(m.Adopt, self._levels)
+        watch(m.Fill, self._fill)
 
     def _push(self, sender: str, to: str, push: m.Push) -> None:
         self._pushes[push.request] = push
@@ -52,26 +51,29 @@ class Owners:
         server = self._cluster.servers.get(sender)
         if push is None or server is None or sender in self._world.twins or push.table not in server.tables:
             return
-        places = server.tables[push.table].placed.places
+        placed = server.tables[push.table].placed
+        places = placed.places
         for segment in range(push.first, min(push.last + 1, len(places))):
             place = places[segment]
             if place.servers[:1] != [sender] or place.since > push.view:  # it was asked for what it had then
                 continue
             if answer.new:
-                self._acknowledged(push, segment, place.epoch, sender)
+                self._acknowledged(push, placed.starts[segment], place.epoch, sender)
             elif self._first_view[push.stream, push.number] < place.since:
                 self._world.counts["rare: duplicate reached the new primary"] += 1
 
-    def _acknowledged(self, push: m.Push, segment: int, epoch: int, server: str) -> None:
-        highest, owner = self._highest.get((push.table, segment), (0, ""))
+    def _acknowledged(self, push: m.Push, start: int, epoch: int, server: str) -> None:
+        """By its first key a segment is known, whatever its number is by now."""
+        highest, owner = self._highest.get((push.table, start), (0, ""))
         if epoch > highest:
-            self._highest[push.table, segment] = (epoch, server)
+            self._highest[push.table, start] = (epoch, server)
         elif owner == server:
             return
         elif epoch == highest:
-            what = f"{server} and {owner} have both acknowledged for segment {segment} in epoch {epoch}"
+            what = f"{server} and {owner} have both acknowledged for the segment from key {start} in epoch {epoch}"
             self.violations.append(Violation("I7 one owner", what))
-        elif (part := self._cluster.part(owner, push.table, segment)) is not None:
+        elif (found := self._cluster.part_from(owner, push.table, start)) is not None:
+            part, segment = found
             self._world.counts["rare: told by a deposed server"] += 1
             if push.stream < 0 and -push.stream not in self._cluster.incarnations():
                 return  # its client is gone, and with it what is known of its pushes
@@ -107,6 +109,28 @@ def differences(cluster: Cluster) -> Iterator[Violation]:
                     parts[name] = part
             if len({part.digest(segment) for part in parts.values()}) > 1 and (told := _told(parts, segment, live)):
                 yield Violation("I8 copies agree", f"segment {segment}: {told}")
+
+
+def left_behind(cluster: Cluster) -> Iterator[Violation]:
+    """I12: nobody keeps a segment that is not its own to hold, or changes for somebody who has no part in it."""
+    placed = {table.number: table.places for table in cluster.tables()}
+    for name, server in cluster.servers.items():
+        for number, holding in server.tables.items():
+            places = placed.get(number, [])
+            if holding.placed.places != places:
+                continue  # the last view is still on its way to it
+            parts = [holding.own, *(follow.part for follow in holding.follows.values())]
+            kept = [segment for part in parts if part is not None for segment in part.segments]
+            extra = [segment for segment in kept if name not in places[segment].servers]
+            if extra or len(set(kept)) < len(kept):
+                what = f"{name} keeps segments {extra or sorted(kept)} of table {number}"
+                yield Violation("I12 bounded", f"{what}, which others hold" if extra else f"{what}, some of them twice")
+            if holding.log.entries or any(link.queue for link in holding.log.links.values()):
+                waits = {link.name: len(link.queue) for link in holding.log.links.values()}
+                yield Violation("I12 bounded", f"{name} still has changes of table {number} to send: {waits}")
+            for link in holding.log.links:
+                if not any(place.servers[:1] == [name] and link in place.servers for place in places):
+                    yield Violation("I12 bounded", f"{name} still sends to {link}, which holds nothing of its own")
 
 
 def _told(parts: dict[str, Part], segment: int, live: set[int]) -> str:

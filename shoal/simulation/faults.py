@@ -76,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     lasts: int = 1_000  # then everything is healed
     checkpoint: int = 0  # how often; 0: never
     beyond: bool = False  # more may be lost than the copies can bear
+    balance: Literal["load", "count", "none"] = "count"  # what newcomers are given by themselves
     faults: tuple[Fault, ...] = ()
     habits: tuple[str, ...] = ()
 
@@ -133,6 +134,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     @property
     def worker_names(self) -> list[str]:
         return [f"worker-{i}" for i in range(self.workers)]
+
+    def newcomer(self, number: int) -> str:
+        """The name of a server that comes later."""
+        return f"server-{self.servers + number}"
 
     def __str__(self) -> str:
         delay = "any" if self.max_delay is None else self.max_delay

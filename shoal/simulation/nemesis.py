@@ -38,7 +38,10 @@ class Stage(Protocol):
     def straggle(self, fault: Fault, until: int) -> None: ...
 
     def hurry(self) -> None:
-        """Nobody straggles any more."""
+        """Nobody straggles any more, and nobody else comes or goes."""
+
+    def come_or_go(self, fault: Fault) -> bool:
+        """False if there is nobody to do it."""
 
 
 class Nemesis:
@@ -60,15 +63,16 @@ class Nemesis:
         for fault in self._plan.faults:
             if fault.kind == "drift":
                 continue  # since the beginning of the world
-            world.at(start + fault.at * MILLISECOND, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            world.at(start + fault.at * MILLISECOND, lambda fault=fault: self.strike(fault))  # type: ignore[misc]
         world.at(start + self._plan.lasts * MILLISECOND, self._heal)
 
-    def _strike(self, fault: Fault) -> None:
+    def strike(self, fault: Fault) -> None:
+        """This happens now."""
         if self._healed:
             return
         world, until = self._world, self._world.now + fault.lasts * MILLISECOND
-        long = fault.kind in ("pause", "cut", "clog") and until - world.now > SUSPECT_AFTER
-        if long and not all(self._stage.may_silence(name) for name in _silenced(fault, self._plan)):
+        long = fault.kind in ("pause", "freeze", "cut", "clog") and until - world.now > SUSPECT_AFTER
+        if long and not all(self._stage.may_silence(name) for name in self._silenced(fault)):
             world.counts["fault: withheld"] += 1
             return
         match fault.kind:
@@ -87,6 +91,12 @@ class Nemesis:
                 if fault.who not in world.hosts:
                     return
                 world.pause(fault.who, fault.lasts * MILLISECOND)
+            case "freeze":
+                if fault.who not in world.hosts:
+                    return
+                world.freeze(fault.who, fault.lasts * MILLISECOND)
+            case "sluggish":
+                world.stall_disk(fault.who, fault.lasts * MILLISECOND)
             case "full":
                 world.journals.setdefault(fault.who, Journal()).full_until = until
             case "crash":
@@ -110,10 +120,15 @@ class Nemesis:
                 self._stage.rogue(fault)
             case kind if kind in STRAGGLING:
                 self._stage.straggle(fault, until)
+            case "join" | "drain" | "roll" | "ambush":
+                if not self._stage.come_or_go(fault):
+                    world.counts["fault: withheld"] += 1
+                    return
             case other:
                 raise ValueError(f"no fault {other!r}")
         role = fault.who.partition("-")[0]
-        world.counts["fault: " + fault.kind + (f" {role}" if role and fault.kind not in ("rogue", "clog") else "")] += 1
+        named = role and fault.kind not in ("rogue", "clog", "ambush")
+        world.counts[f"fault: {fault.kind}" + (f" {role}" if named else "")] += 1
 
     def _back(self, name: str) -> None:
         self._away -= 1
@@ -128,18 +143,18 @@ class Nemesis:
         world.twins.clear()
         for host in world.hosts.values():
             host.paused_until = min(host.paused_until, world.now + SETTLE)
+            host.frozen_until = min(host.frozen_until, world.now + SETTLE)
         for journal in world.journals.values():
             journal.full_until = 0
         self._stage.hurry()
         self._healed = True
 
-
-def _silenced(fault: Fault, plan: Plan) -> list[str]:
-    """Whom the coordinator does not hear because of this."""
-    if fault.kind == "clog" and fault.who == COORDINATOR:
-        return plan.server_names
-    if fault.kind != "cut":
-        return [fault.who]
-    if fault.who == COORDINATOR:
-        return list(fault.others)
-    return [fault.who] if COORDINATOR in fault.others else []
+    def _silenced(self, fault: Fault) -> list[str]:
+        """Whom the coordinator does not hear because of this."""
+        if fault.kind == "clog" and fault.who == COORDINATOR:
+            return [name for name in self._world.hosts if name.startswith("server")]
+        if fault.kind != "cut":
+            return [fault.who]
+        if fault.who == COORDINATOR:
+            return list(fault.others)
+        return [fault.who] if COORDINATOR in fault.others else []

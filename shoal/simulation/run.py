@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from traceback import format_tb
@@ -14,22 +14,26 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import ShoalError
-from shoal.events import Event
+from shoal.events import Event, RunEvent
 from shoal.nodes.worker import Worker
-from shoal.simulation.checker import Violation, check, check_end, steps_of
+from shoal.simulation.bystander import NAME, Bystander, little_load
+from shoal.simulation.checker import Violation, check, check_end
 from shoal.simulation.cluster import COORDINATOR, Cluster
-from shoal.simulation.copies import Owners, differences
+from shoal.simulation.copies import Owners, differences, left_behind
 from shoal.simulation.deals import Deals
+from shoal.simulation.elastic import Elastic
 from shoal.simulation.faults import Fault, Plan
 from shoal.simulation.nemesis import Nemesis
 from shoal.simulation.stragglers import Auto, Lending, Stragglers, quick
+from shoal.simulation.tallied import counts_of
 from shoal.simulation.workload import (
+    COLUMNS,
     TABLE,
     Dealer,
     Scribe,
     Stop,
     client_life,
-    delicate,
+    in_order,
     little_room,
     nonsense,
     second_hand,
@@ -39,7 +43,7 @@ from shoal.simulation.world import World
 from shoal.store.task import Task
 from shoal.tables import Dense, Each, Filter, Sparse, Step, Table, Wire
 
-COLUMNS = 64  # keys in one segment: more than any plan has slots
+BATCH = 3 * 4 * COLUMNS  # bytes: a few segments
 MOST_EVENTS = 60_000
 REST = 3 * limits.SECOND  # until nothing is under way any more
 LIVE_WITHIN = 40 * limits.SECOND  # after all is healed: 30 s, and what a dead worker costs to be noticed
@@ -87,7 +91,9 @@ class Run:
         self.deals = Deals(plan, self.dealer, self.scribe)
         self.deals.on_rollback, self.deals.auto = self._rolled_back, self.auto
         self.cluster = Cluster(self.world, plan, self.deals)
-        self.owners = Owners(self.cluster)
+        self.owners, self.elastic = Owners(self.cluster), Elastic(self.cluster, plan)
+        self.world.on_tell = self._told
+        self.bystander = Bystander(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
         self.counts: Counter[str] = Counter()
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
@@ -97,21 +103,23 @@ class Run:
         self._view = (0, 0)
         self._silent = False
         self._failure: Exception | None = None
-        self._everyone: list[Worker] = []
+        self.everyone: list[Worker] = []
 
     def verdict(self) -> Verdict:
         # Where there are many pieces, more can come between them.
         pieces = 64 if "small pieces" in self.plan.habits else limits.FILL_BYTES
+        batch = BATCH if "small batches" in self.plan.habits else limits.MOVE_BYTES
+        small = mock.patch.multiple(limits, FILL_BYTES=pieces, MOVE_BYTES=batch)
         try:
-            with mock.patch.object(limits, "FILL_BYTES", pieces), little_room(self.plan.seed), quick():
+            with small, little_load(), little_room(self.plan.seed), quick():
                 violations = self._run()
         except Exception as error:  # what must never happen at all
             violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
         finally:
-            for worker in self._everyone:
+            for worker in self.everyone:
                 for coroutine, _, _ in worker._coroutines:
                     coroutine.close()
-        self._count()
+        self.counts.update(counts_of(self))
         return Verdict(
             self.plan,
             violations,
@@ -131,20 +139,22 @@ class Run:
             return [Violation("I13 live", "no table after 20 s without any fault")]
         for name in self.plan.worker_names:
             self._start(name)
-        nemesis = Nemesis(self.world, self.plan, self)
+        self.elastic.nemesis = nemesis = Nemesis(self.world, self.plan, self)
         nemesis.begin()
+        if "bystander" in self.plan.habits and not self.plan.beyond:
+            self._stand_by()
         if "change delay" in self.plan.habits and self.plan.kind == "each":
             operator.start(self._change_delay(operator))
         self._until(lambda: nemesis.over, self.plan.lasts * limits.MILLISECOND + 30 * limits.SECOND)
         self.scribe.note("healed")
-        if not self._until(lambda: self._finished() and self.cluster.whole(), LIVE_WITHIN):
+        if not self._until(self._at_rest, LIVE_WITHIN):
             what = f"not done {LIVE_WITHIN // limits.SECOND} s after all was healed: {self._stuck()}"
-            return [*self.deals.violations, Violation("I13 live", what)]
+            return [*self.deals.violations, *self.elastic.violations, Violation("I13 live", what)]
         violations = [
             *self.deals.violations,
             *check(self.plan, self.scribe.history, self.dealer.void, self.scribe.past),
         ]
-        violations += self.auto.violations
+        violations += [*self.auto.violations, *self.bystander.violations, *self.elastic.check(self.scribe.history)]
         violations += self._check_end(operator)
         violations += self._check_copies()
         if self._silent:
@@ -210,7 +220,7 @@ class Run:
             worker, _ = self._worker(fault.who)
             self.world.add_twin(worker, lasts)
             self.world.at(self.world.now + lasts, lambda: self._twin_ended(worker))
-        elif self.cluster.may_lose(fault.who):
+        elif fault.who in self.cluster.servers and self.cluster.may_lose(fault.who):
             self.world.add_twin(self.cluster.server(fault.who), lasts)
 
     def rogue(self, fault: Fault) -> None:
@@ -224,6 +234,11 @@ class Run:
 
     def hurry(self) -> None:
         self.stragglers.hurry()
+        self.elastic.heal()
+        self.bystander.stopped = True
+
+    def come_or_go(self, fault: Fault) -> bool:
+        return self.elastic.carry_out(fault)
 
     # ------------------------------------------------------------ the workers
 
@@ -236,7 +251,7 @@ class Run:
         self._life += 1
         role = "client" if self.plan.kind == "clients" else "worker"
         worker = Worker(name, role, f"life-{self._life}", seed=self._life)
-        self._everyone.append(worker)
+        self.everyone.append(worker)
         worker.on_fenced = lambda: self._counted("fenced workers")
         random = Random(f"{self.plan.seed}/{name}/{self._life}")
         if self.plan.kind == "clients":
@@ -286,6 +301,16 @@ class Run:
     def _note_end(self, worker: Worker) -> None:
         self.scribe.note("crashed", worker.name, worker.client.incarnation)
 
+    def _stand_by(self) -> None:
+        worker = Worker(NAME, "client", "only", seed=self.plan.seed)
+        self.everyone.append(worker)
+        self._lives[NAME], self.workers[NAME] = worker.start(self.bystander.life(worker, self.cluster.whole)), worker
+        self.cluster.add(worker)
+
+    def _at_rest(self) -> bool:
+        """All is done, everybody is where it belongs, and everything lies evenly."""
+        return self._finished() and self.elastic.settled and self.cluster.whole() and not self.elastic.uneven()
+
     def _finished(self) -> bool:
         if self.plan.kind != "clients" and not self.dealer.finished:
             return False
@@ -301,7 +326,7 @@ class Run:
         if not self.cluster.whole():
             sets = {str(place) for table in self.cluster.tables() for place in table.places}
             parts.append(f"not all copies are there again: {', '.join(sorted(sets)[:4])}")
-        return ", ".join(parts)
+        return ", ".join([*parts, *self.elastic.stuck()])
 
     # ------------------------------------------------------------ watching
 
@@ -311,12 +336,17 @@ class Run:
             raise self._failure
         return ended
 
+    def _told(self, event: RunEvent) -> None:
+        self.deals.told(event)
+        self.elastic.told(event)
+
     def _counted(self, what: str) -> None:
         self.counts[what] += 1
 
     def _after_event(self, name: str) -> None:
         if self.auto.pending is not None:
             self.auto.seen(self.cluster.delays())
+        self.elastic.after_event(name)
         if name == COORDINATOR:
             self._see_members()
         elif (worker := self.workers.get(name)) is not None and worker.client.flight.letters:
@@ -353,46 +383,17 @@ class Run:
         values = found[0].reshape(-1, self.scribe.columns + 1)
         sums = [float(value) for value in values[:, -1]]
         return check_end(
-            self.plan, self.scribe.history, self.dealer.void, self.scribe.seen(found[0]), sums, self._sum()
+            self.plan,
+            self.scribe.history,
+            self.dealer.void,
+            self.scribe.seen(found[0]),
+            sums,
+            in_order(self.plan, self.dealer.void),
         )
 
     def _check_copies(self) -> list[Violation]:
-        """I7; and I8 a little later, when nothing is under way."""
+        """I7; and I8 and I12 a little later, when nothing is under way."""
         later = self.world.now + REST
         self.world.at(later, lambda: None)
         self._until(lambda: self.world.now >= later, 2 * REST)
-        return [*self.owners.violations, *differences(self.cluster)]
-
-    def _sum(self) -> float:
-        """What one process would have: each step's slots added in order, then one update."""
-        total = np.float32(0)
-        for slots in steps_of(self.plan):
-            step = 0.0
-            for slot in slots:
-                step += float(np.float32(delicate(self.plan, slot))) if slot not in self.dealer.void else 0.0
-            total = np.float32(float(total) + float(np.float32(step)))
-        return float(total)
-
-    def _count(self) -> None:
-        for part in self._parts():
-            self.counts.update(part)
-        self.counts.update({w if ":" in w else f"network: {w}": n for w, n in self.world.counts.items()})
-
-    def _parts(self) -> Iterator[dict[str, int]]:
-        deals = self.deals
-        yield {"rollbacks": deals.rollbacks, "checkpoints": deals.checkpoints, "slots lent": self.lending.lent}
-        yield {**self.stragglers.counts, "delays that changed": self.auto.changes}
-        yield {"rare: restored from an older checkpoint": deals.older}
-        for coordinator in self.cluster.coordinators:
-            yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
-        for server in [*self.cluster.former, *self.cluster.servers.values()]:
-            yield {f"server: {what}": n for what, n in server.counts.items()}
-            yield server.handles.facts("server: lists")
-            for holding in server.tables.values():
-                yield {f"server: {what}": n for what, n in holding.counts.items()}
-                if holding.own is not None:
-                    yield {f"server: {what}": n for what, n in holding.own.counts.items()}
-        for worker in self._everyone:
-            yield {f"client: {what}": n for what, n in worker.client.counts.items()}
-            yield {"client: resent": worker.client.flight.resent}
-            yield {f"client: lists, {what}": n for what, n in worker.client.names.counts.items()}
+        return [*self.owners.violations, *differences(self.cluster), *left_behind(self.cluster)]

@@ -56,9 +56,9 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for habit in plan.habits:
         yield replace(plan, habits=tuple(one for one in plan.habits if one != habit))
     if plan.workers > 1:
-        yield _without(replace(plan, workers=plan.workers - 1))
+        yield _without(plan.worker_names[-1], replace(plan, workers=plan.workers - 1))
     if plan.servers > max(1, plan.copies):
-        yield _without(replace(plan, servers=plan.servers - 1))
+        yield _without(plan.server_names[-1], replace(plan, servers=plan.servers - 1))
     if plan.copies > 1:
         yield replace(plan, copies=plan.copies - 1)
     unit = (plan.slots_per_pass or plan.slots_per_step) if plan.kind == "step" else 1
@@ -69,15 +69,10 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, dense=False)
 
 
-def _without(plan: Plan) -> Plan:
+def _without(name: str, plan: Plan) -> Plan:
     """Nothing befalls who is not there."""
-    names = set(plan.names)
-    return replace(
-        plan,
-        faults=tuple(
-            fault for fault in plan.faults if (not fault.who or fault.who in names) and names.issuperset(fault.others)
-        ),
-    )
+    left = [fault for fault in plan.faults if fault.who != name and name not in fault.others]
+    return replace(plan, faults=tuple(left))
 
 
 def as_test(plan: Plan, violation: str) -> str:

@@ -21,7 +21,7 @@ from shoal.events import Begin, End, Event, Note
 from shoal.keys import KeyList, Keys, Values
 from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
-from shoal.simulation.checker import Past
+from shoal.simulation.checker import Past, steps_of
 from shoal.simulation.faults import Plan
 from shoal.store.split import Layout
 from shoal.store.task import Task
@@ -29,6 +29,7 @@ from shoal.tables import Step
 from shoal.wire import messages as m
 
 TABLE = "model"
+COLUMNS = 64  # keys in one segment, as the table is made: more than any plan has slots
 
 
 def little_room(seed: int) -> AbstractContextManager[object]:
@@ -137,13 +138,17 @@ class Scribe:
     def note(self, what: str, client: str = "", incarnation: int = 0, value: int | None = None) -> None:
         self.history.append(Note(self.now(), what, client, incarnation, value))  # type: ignore[arg-type]
 
+    def starts(self, layout: Layout) -> Keys:
+        """Where segments began when the table was made: some of them may be two by now."""
+        return np.arange(0, layout.spec.span, COLUMNS, dtype=np.uint64)
+
     def keys(self, layout: Layout, column: int) -> Keys:
         """The keys of one slot or client: one in every segment."""
-        return layout.starts + np.uint64(column)
+        return self.starts(layout) + np.uint64(column)
 
     def everything(self, layout: Layout) -> Keys:
         columns: Keys = np.arange(self.columns + 1, dtype=np.uint64)
-        return (layout.starts[:, None] + columns).reshape(-1)
+        return (self.starts(layout)[:, None] + columns).reshape(-1)
 
     def again(self, column: int, keys: Keys) -> Keys | KeyList:
         """These keys, as a list that servers may know by a number: in every other pair of seeds."""
@@ -213,6 +218,17 @@ def delicate(plan: Plan, slot: int) -> float:
     return (2.0**60, 1.5 + slot, -(2.0**60), 0.75 + slot)[place % 4]
 
 
+def in_order(plan: Plan, void: set[int]) -> float:
+    """What one process would have of them: each step's slots added in order, then one update."""
+    total = np.float32(0)
+    for slots in steps_of(plan):
+        step = 0.0
+        for slot in slots:
+            step += float(np.float32(delicate(plan, slot))) if slot not in void else 0.0
+        total = np.float32(float(total) + float(np.float32(step)))
+    return float(total)
+
+
 def amounts(plan: Plan, segments: int, slot: int) -> Values:
     """One for the slot's own key and a delicate number for the common one, in every segment."""
     return np.tile(np.array([1.0, delicate(plan, slot)], np.float32), segments)
@@ -222,7 +238,7 @@ async def client_life(worker: Worker, scribe: Scribe, column: int, done: list[in
     """A plain client: pushes with its own counter, pulls in between. ``done`` counts the pushes over all its lives."""
     plan = scribe.plan
     layout = await _table(worker)
-    ones = np.tile(np.array([1.0, 0.0], np.float32), len(layout.starts))
+    ones = np.tile(np.array([1.0, 0.0], np.float32), len(scribe.starts(layout)))
     under_way: deque[Task] = deque()
     while done[0] < plan.slots:
         done[0] += 1
@@ -265,7 +281,7 @@ async def worker_life(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
             await scribe.pull(worker, layout, _step(layout, plan, slot))
         await _think(worker, scribe, random)
         task = scribe.push(
-            worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
+            worker, layout, slot, amounts(scribe.plan, len(scribe.starts(layout)), slot), slot, void=slot in dealer.void
         )
         _count(task, dealer, slot, client.view.generation)
         under_way.append(task)
@@ -293,7 +309,7 @@ async def _once_more(worker: Worker, scribe: Scribe, dealer: Dealer, layout: Lay
         scribe.on_broken(worker)
         return
     task = scribe.push(
-        worker, layout, slot, amounts(scribe.plan, len(layout.starts), slot), slot, void=slot in dealer.void
+        worker, layout, slot, amounts(scribe.plan, len(scribe.starts(layout)), slot), slot, void=slot in dealer.void
     )
     _count(task, dealer, slot, worker.client.view.generation)
 

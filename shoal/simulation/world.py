@@ -52,6 +52,9 @@ class Host:
     drift: float = 0.0  # how much faster its clock runs
     offset: int = 0
     paused_until: int = 0
+    frozen_at: int = 0  # when its clock stood still last,
+    frozen_until: int = 0  # and until when: it goes on from where it stood
+    behind: int = 0  # what it lost by standing still before that
     wake_at: int = -1
     computing: int = 0  # until when its compute thread is busy
     storing_until: int = 0
@@ -163,10 +166,40 @@ class World:
             self.counts["disk: records that were never acknowledged, and survived"] += kept
             journal.writing.clear()
 
+    def end(self, name: str) -> None:
+        """The process has done all that it was for, and is gone."""
+        del self.hosts[name]
+        self._log("end", name, b"")
+
+    def watch(self, message: type[Message], seen: Callable[[str, str, Any], None]) -> None:
+        """Be told of every message of a kind, when it is sent: sender, receiver, message. Others may be, too."""
+        before = self.on_send.get(message)
+
+        def both(sender: str, to: str, said: Any) -> None:
+            if before is not None:
+                before(sender, to, said)
+            seen(sender, to, said)
+
+        self.on_send[message] = both
+
     def pause(self, name: str, nanoseconds: int) -> None:
         """The process stands still: messages wait, timers fire late."""
         self.hosts[name].paused_until = self.now + nanoseconds
         self._log("pause", name, b"")
+
+    def freeze(self, name: str, nanoseconds: int) -> None:
+        """Its clock stands still; the process goes on (F28)."""
+        host = self.hosts[name]
+        host.behind += min(host.frozen_until, self.now) - host.frozen_at
+        host.frozen_at, host.frozen_until = self.now, self.now + nanoseconds
+        self._log("freeze", name, b"")
+
+    def stall_disk(self, name: str, nanoseconds: int) -> None:
+        """What is to be written from here on waits (F32)."""
+        journal = self.journals.setdefault(name, Journal())
+        journal.busy_until = max(journal.busy_until, self.now + nanoseconds)
+        if (host := self.hosts.get(name)) is not None:
+            host.storing_until = max(host.storing_until, self.now + nanoseconds)
 
     def poke(self, name: str) -> None:
         """There is something new to do in this node."""
@@ -178,7 +211,9 @@ class World:
             self._feed(host, event)
 
     def local_time(self, host: Host) -> int:
-        return SECOND + host.offset + self.now + int(self.now * host.drift)
+        frozen = min(self.now, host.frozen_until) - host.frozen_at
+        passed = self.now - host.behind - frozen
+        return SECOND + host.offset + passed + int(passed * host.drift)
 
     def _is_here(self, host: Host) -> bool:
         name = host.node.name
@@ -221,7 +256,7 @@ class World:
         if at == host.wake_at:
             return
         host.wake_at = at
-        when = self.now + max(0, int((at - self.local_time(host)) / (1 + host.drift)) + 1)
+        when = max(self.now, host.frozen_until) + max(0, int((at - self.local_time(host)) / (1 + host.drift)) + 1)
 
         def fire() -> None:
             if host.wake_at == at and self._is_here(host):

@@ -15,7 +15,7 @@ from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.store.filtering import checked_chain, opened_request
 from shoal.store.ledger import Mask, Numbers
-from shoal.store.table import Table
+from shoal.store.table import Ground, Table
 from shoal.tables import Sparse, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -27,13 +27,13 @@ _IN_A_ROW = 8  # elements of a dense range lie in a row: so many take as long as
 class Extent:
     """The segments of one table that one server holds, in key order, and their rows."""
 
-    def __init__(self, spec: Spec, held: Sequence[tuple[int, KeyRange]]) -> None:
+    def __init__(self, spec: Spec, held: Sequence[tuple[int, KeyRange]], ground: Ground | None = None) -> None:
         self.spec = spec
         self.numbers = [segment for segment, _ in held]
         self.place = {segment: at for at, segment in enumerate(self.numbers)}
         self.ids: Numbers = np.array(self.numbers, np.int64)
         self.ranges = [keys for _, keys in held]
-        self.table = Table(spec, self.ranges)
+        self.table = Table(spec, self.ranges, ground)
         self.chain = checked_chain(spec, warm=True)
         self.whole: Mask = np.ones(len(held), np.bool_)
         self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)

@@ -1,16 +1,19 @@
 """Bringing up a new copy: a segment's image goes over in pieces while the primary goes on, and what is done meanwhile follows it.
 
 A fill belongs to one epoch of a segment: when its set changes, it is over, whatever came of it. One segment after another,
-so that never more than one image is in memory. When the other side has them all it is *required* from then on, and the
+so that never more than one image is in memory, and few pieces under way, so that pushes and pulls do not stand behind them. What merely
+changes hands keeps to the server's ``Pace``. When the other side has them all it is *required* from then on, and the
 coordinator is told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.store.image import Image
+from shoal.store.pace import Pace
 from shoal.store.part import Part
 from shoal.store.replicate import Link, Log
 from shoal.wire import messages as m
@@ -34,8 +37,9 @@ class Moving:
 class Filling:
     """One server that is being filled with segments of one table."""
 
-    def __init__(self, log: Log, link: Link) -> None:
-        self.log, self.link = log, link
+    def __init__(self, log: Log, link: Link, pace: Pace | None = None) -> None:
+        self.log, self.link, self._pace = log, link, pace or Pace()
+        self._slowly: set[int] = set()  # segments that nobody lacks: they keep to the pace
         self.epochs: dict[int, int] = {}  # of the segments that it is filled with
         self.promised: dict[int, int] = {}  # those that the coordinator was told of: nothing is counted without them
         self._left: list[int] = []
@@ -43,8 +47,9 @@ class Filling:
         self._told = -limits.SECOND
         self._heard = 0  # when the other side last said anything
 
-    def want(self, epochs: dict[int, int]) -> None:
+    def want(self, epochs: dict[int, int], slowly: Iterable[int] = ()) -> None:
         """Fill it with these, by the newest view. What is there already stays so, as long as it is of the same epoch."""
+        self._slowly = set(slowly)
         new = [segment for segment, epoch in epochs.items() if self.epochs.get(segment) != epoch]
         stay = {segment for segment, epoch in epochs.items() if self.epochs.get(segment) == epoch}
         self._left = sorted([*new, *(segment for segment in self._left if segment in stay)])
@@ -96,9 +101,16 @@ class Filling:
         new = [piece for piece in range(moving.pieces) if piece not in moving.there and piece not in moving.sent]
         room = max(0, limits.FILLS_FLYING - len(moving.sent))
         effects: list[Effect] = []
+        slowly = moving.segment in self._slowly
         for piece in [*late, *new[:room]]:
+            if slowly and not self._pace.allows(now):
+                break
+            if not moving.sent:
+                self._heard = now  # nothing was to be heard of before
             moving.sent[piece] = now
             effects.append(self._piece(moving, image, piece))
+            if slowly:
+                self._pace.sent(image.nbytes // moving.pieces)
         return effects
 
     def _piece(self, moving: Moving, image: Image, piece: int) -> Effect:

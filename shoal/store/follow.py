@@ -8,18 +8,19 @@ image in pieces; what is done to it meanwhile waits until the image is whole.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Work
 from shoal.store.part import Part
+from shoal.store.renumber import Into, renamed, those
 from shoal.store.replicate import cut, packed, unpacked
+from shoal.store.table import Ground, ground_of
 from shoal.tables import Sparse
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -28,7 +29,7 @@ from shoal.wire.effects import Send
 Ranges = Callable[[int], KeyRange]  # of a segment
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A change, the rows that came with it, and the segments that they are for."""
 
@@ -44,25 +45,36 @@ class Arriving:
     seq: int
     pieces: int
     books: m.Books | None = None
-    rows: dict[int, m.Arrays] = field(default_factory=dict)
+    here: set[int] = field(default_factory=set)  # pieces whose rows lie in their places
 
     def is_whole(self) -> bool:
-        return self.books is not None and len(self.rows) == self.pieces
+        return self.books is not None and len(self.here) == self.pieces
 
 
 class Follow:
     """What one server holds of one table because another one is, or was, its primary."""
 
-    def __init__(self, number: int, spec: Spec, primary: str, incarnation: int, ranges: Ranges, inline: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        primary: str,
+        incarnation: int,
+        ranges: Ranges,
+        inline: int,
+        new_ground: Callable[[], Ground] | None = None,
+    ) -> None:
         self.number, self.spec, self.primary, self.incarnation = number, spec, primary, incarnation
         self.ranges, self.inline = ranges, inline
+        self._new_ground = new_ground or (lambda: ground_of(spec))
         self.part: Part | None = None
+        self._ground: Ground | None = None  # where rows lie: those of the part, and those that arrive
         self.have = -1  # all changes up to this one are here; -1: nothing was heard of the log yet
         self.kept: deque[Kept] = deque()  # not known to be on all copies
         self._after: dict[int, int] = {}  # by segment: changes up to this one are in its image
         self._early: dict[int, tuple[m.Append, m.Arrays]] = {}  # came before those that go before them
         self._arriving: dict[int, Arriving] = {}
-        self._whole: dict[int, tuple[int, Image]] = {}  # images that are here, not yet part of the part
+        self._whole: dict[int, tuple[int, m.Books]] = {}  # all of whose rows are here, not yet part of the part
         self._waiting: list[Kept] = []  # changes for segments that are not here yet
         self.awaited: set[int] = set()  # segments that we are being filled with
         self._frozen: dict[
@@ -73,11 +85,16 @@ class Follow:
     def segments(self) -> list[int]:
         return [] if self.part is None else self.part.segments
 
+    @property
+    def live(self) -> list[int]:
+        """Those of them that follow the primary's log."""
+        return [segment for segment in self.segments if segment not in self._frozen]
+
     # ------------------------------------------------------------ changes
 
     def begin(self, part: Part) -> None:
         """Both sides begin with the same rows, at the start of a table or of what was restored."""
-        self.part, self.have = part, 0
+        self.part, self._ground, self.have = part, part.ground, 0
         self._after = dict.fromkeys(part.segments, 0)
 
     def append(self, sender: str, message: m.Append, arrays: m.Arrays) -> Outcome:
@@ -154,36 +171,47 @@ class Follow:
             return Outcome()  # damaged on the way: it comes again
         arriving = self._arriving.get(segment)
         if arriving is None or arriving.seq < message.seq:
+            self._give_up(segment)
             arriving = self._arriving[segment] = Arriving(message.seq, message.pieces)
         if arriving.seq != message.seq or message.piece >= arriving.pieces:
             return Outcome()
+        if message.piece not in arriving.here and not self._place(message, arrays):
+            return Outcome()  # a piece that does not fit: of somebody who does not know the table
+        arriving.here.add(message.piece)
         arriving.books = message.books or arriving.books
-        arriving.rows[message.piece] = arrays
         if arriving.is_whole():
+            assert arriving.books is not None
             del self._arriving[segment]
-            image = self._image(segment, arriving)
-            if image is None:
-                return Outcome()  # pieces that do not fit each other: of somebody who does not know the table
-            self._whole[segment] = (arriving.seq, image)
+            self._whole[segment] = (arriving.seq, arriving.books)
             if all(number in self._whole or number in self._after for number in self.awaited):
                 return self.merge() + Outcome([answer])
         return Outcome([answer])
 
-    def _image(self, segment: int, arriving: Arriving) -> Image | None:
-        assert arriving.books is not None
-        pieces = [arriving.rows[piece] for piece in range(arriving.pieces)]
-        keys, sparse = self.ranges(segment), isinstance(self.spec, Sparse)
-        rows = np.concatenate([np.empty(0, np.float32), *(piece[-1] for piece in pieces if piece)])
-        names = np.concatenate([np.empty(0, np.uint64), *(piece[0] for piece in pieces if piece)]) if sparse else None
-        count = len(keys) if names is None else len(names)
-        if count and (len(rows) < count or len(rows) % count):
-            return None
-        return Image(segment, keys, arriving.books, rows.reshape(count, -1) if count else rows.reshape(0, 1), names)
+    def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
+        """The rows of a piece go straight to where they will lie. False if they cannot."""
+        self._ground = self._ground or self._new_ground()
+        keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
+        if not arrays:
+            return sparse or not len(keys)
+        names = arrays[0] if sparse else None
+        # All pieces but the last have as many rows: so it is told from its end.
+        row = len(keys) - piece.rows if piece.piece == piece.pieces - 1 else piece.piece * piece.rows
+        fits = bool(((names >= keys.start) & (names < keys.stop)).all()) if names is not None else True
+        if piece.words != self._ground.plain or not fits or not (sparse or 0 <= row <= len(keys) - piece.rows):
+            return False
+        self._ground.place(keys, row, arrays[-1].reshape(piece.rows, piece.words), names)
+        return True
+
+    def _give_up(self, segment: int) -> None:
+        """What has come of a segment is of no use."""
+        came = self._arriving.pop(segment, None), self._whole.pop(segment, None)
+        if any(came) and self._ground is not None:
+            self._ground.let_go(self.ranges(segment))
 
     def merge(self) -> Outcome:
-        """The images that are here become part of what is held, and catch up with what was done meanwhile."""
+        """The segments that are here become part of what is held, and catch up with what was done meanwhile."""
         new, self._whole = self._whole, {}
-        self.keep(self.segments, [image for _, image in new.values()])
+        self.keep(self.segments, arrived={segment: books for segment, (_, books) in new.items()})
         for segment, (seq, _) in new.items():
             self._after[segment] = seq
         waiting, outcome = self._waiting, Outcome()
@@ -208,24 +236,52 @@ class Follow:
         self.keep(self.segments, images)
         self._after.update({image.segment: seq for image in images})
 
-    def keep(self, segments: Sequence[int], more: Sequence[Image] = ()) -> None:
-        """Hold these of the segments there are, and what these images are; nothing else."""
-        if self.part is not None and not more and list(segments) == self.part.segments:
+    def keep(
+        self, segments: Sequence[int], more: Sequence[Image] = (), arrived: Mapping[int, m.Books] | None = None
+    ) -> None:
+        """Hold these of the segments there are, what these images are, and what arrived; nothing else."""
+        if self.part is not None and not more and not arrived and list(segments) == self.part.segments:
             return
-        images = [self.part.image(number, copy=False) for number in segments] if self.part is not None else []
-        images = sorted([*images, *more], key=lambda image: image.segment)
-        self._after = {image.segment: self._after.get(image.segment, 0) for image in images}
+        books = {number: self.part.books(number) for number in segments} if self.part is not None else {}
+        books |= {image.segment: image.books for image in more} | dict(arrived or {})
+        self._after = {number: self._after.get(number, 0) for number in sorted(books)}
         self._frozen = {segment: kept for segment, kept in self._frozen.items() if segment in self._after}
-        self.part = part_of(self.number, self.spec, images)
+        if not books:
+            self.part = None
+            if self._ground is not None:
+                self._ground.hold(())
+            return
+        self._ground = self._ground or self._new_ground()
+        self.part = Part(
+            self.number, self.spec, [(number, self.ranges(number)) for number in self._after], self._ground
+        )
+        self.part.place(more)
+        self.part.enter([books[number] for number in self._after])
 
     def drop(self, segments: Iterable[int]) -> None:
         """These are not ours to hold any more, nor to wait for."""
         gone = set(segments)
-        for segment in gone:
-            self._arriving.pop(segment, None)
-            self._whole.pop(segment, None)
+        for segment in sorted(gone):
+            self._give_up(segment)
         self.keep([number for number in self.segments if number not in gone])
         self._waiting = [one for one in self._waiting if self._is_awaited(one)]
+
+    def renumber(self, to: Into) -> None:
+        """The table was cut more finely: all that is held, kept or waited for has other numbers, and nothing else changes.
+
+        No segment is arriving: what was is part of what is held, or given up.
+        """
+        every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
+        for one in dict.fromkeys(every):  # a change may be kept in several places: once is enough
+            one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
+        self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
+        self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}
+        self._early.clear()  # with numbers of before: they come again
+        if self.part is not None:
+            books = [self.part.books(number) for number in self.part.segments for _ in to[number]]
+            held = [(number, self.ranges(number)) for number in those(self.part.segments, to)]
+            self.part = Part(self.number, self.spec, held, self.part.ground)
+            self.part.enter(books)
 
     def _is_awaited(self, one: Kept) -> bool:
         return any(number in self.awaited and number not in self._after for number in one.covers)
@@ -251,6 +307,12 @@ class Follow:
             self._after[number] = max(self.have, self._after[number])
             self._frozen[number] = kept
         self._early.clear()  # of what is still ours to follow it comes again
+
+    def thaw(self, segments: Iterable[int], seq: int) -> None:
+        """Their primary is the same again, and brought us level: from this change of its log on they follow it as before."""
+        for number in segments:
+            del self._frozen[number]
+            self._after[number] = seq
 
     def is_frozen(self, segment: int) -> bool:
         return segment in self._frozen
@@ -278,8 +340,12 @@ class Follow:
 
     def _snapshots(self, segments: Iterable[int]) -> list[list[Kept]]:
         """What was kept of these when they were frozen: once for all that were at one moment."""
-        found = [self._frozen[number] for number in segments if number in self._frozen]
-        return list({id(kept): kept for kept in found}.values())
+        found: list[list[Kept]] = []
+        for number in segments:
+            kept = self._frozen.get(number)
+            if kept is not None and not any(kept is one for one in found):
+                found.append(kept)
+        return found
 
     def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
         """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.
@@ -299,14 +365,6 @@ class Follow:
                 outcome += self._make(one, new, outcome)
                 self._after.update(dict.fromkeys(new, change.seq))
         return outcome
-
-
-def part_of(number: int, spec: Spec, images: Sequence[Image]) -> Part | None:
-    if not images:
-        return None
-    part = Part(number, spec, [(image.segment, image.keys) for image in images])
-    part.load(images)
-    return part
 
 
 def _came_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:

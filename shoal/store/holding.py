@@ -5,8 +5,10 @@ The view says who is primary of what, who backs it up and who is being filled. `
     was a backup, is primary now     level with the other survivors, then opened
     is primary, has a new backup     filled, then the coordinator is told
     was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
+    was primary, backs up now        kept as it is, like what one has of any former primary, until it is brought level
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
+    holds a segment that was split   goes by new numbers, with the same books in both halves
 
 Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
 gets no acknowledgement, and counts nothing.
@@ -14,7 +16,7 @@ gets no acknowledgement, and counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from shoal import limits
 from shoal.keys import KeyRange
@@ -22,7 +24,9 @@ from shoal.store.filling import Filling
 from shoal.store.image import Image
 from shoal.store.levelling import Levelling
 from shoal.store.outcome import Outcome
+from shoal.store.pace import Pace
 from shoal.store.part import Part
+from shoal.store.renumber import into
 from shoal.store.segment import Segments
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
@@ -34,8 +38,9 @@ FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.
 class Holding(Levelling):
     """What one server has of one table."""
 
-    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
+    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int, pace: Pace | None = None) -> None:
         super().__init__(me, incarnation, placed, inline)
+        self._pace = pace or Pace()
         self.own: Segments | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
         self._fillings: dict[str, Filling] = {}
@@ -52,12 +57,15 @@ class Holding(Levelling):
                 by_primary.setdefault(place.servers[0], []).append(segment)
         for primary, segments in by_primary.items():
             if primary == self.me:
-                self.own = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log)
+                ground = self._new_ground(segments)
+                self.own = Segments(
+                    self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground
+                )
                 if load is not None:
                     self.own.load(load(self.placed, segments))
             else:
                 follow = self._following(primary)
-                part = Part(self.placed.number, self.placed.spec, self._held(segments))
+                part = Part(self.placed.number, self.placed.spec, self._held(segments), self._new_ground(segments))
                 if load is not None:
                     part.load(load(self.placed, segments))
                 follow.begin(part)
@@ -81,36 +89,66 @@ class Holding(Levelling):
 
     def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
         """Put this placement into effect."""
-        old, self.placed, self._members = self.placed, placed, members
+        old, outcome = self.placed, Outcome()
         self.log.view = view
-        outcome = Outcome()
+        if old.starts != placed.starts:
+            outcome += self._cut(now, placed)
+        self.placed, self._members = placed, members
         if old.spec != placed.spec and self.own is not None:
             outcome += self.own.set_delay(placed.spec)
         if old.places == placed.places and self._linked and not self._promoted:
             return outcome
         for follow in self.follows.values():
             follow.settle(lambda segment: self.me in placed.places[segment].servers)
-        self._drop_follows()
+        self._drop_follows(_returned(old, placed))
         here = set() if self.own is None else set(self.own.segments)
         mine = self._of_mine(lambda place: True)
         self._promoted = [segment for segment in mine if segment not in here]
         self._others = self._survivors()
-        if any(segment not in mine for segment in here):
+        if lost := [segment for segment in sorted(here) if segment not in mine]:
+            outcome += self._demote(now, [segment for segment in lost if self.me in placed.places[segment].servers])
             outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
         if self._promoted:
             outcome += self._level(now)
         return outcome + self._relink(now)
 
-    def _drop_follows(self) -> None:
-        """Let go of what is not ours to hold, freeze what lost its primary."""
+    def _demote(self, now: int, segments: Sequence[int]) -> Outcome:
+        """Another member of their sets is primary: what we have made of them is what all copies have; it levels us with the rest."""
+        if not segments or self.own is None:
+            return Outcome()
+        outcome = self.own.advance(now, at_once=True)
+        follow = self._following(self.me)
+        follow.adopt([self.own.image(segment, copy=False) for segment in segments], self.log.applied)
+        follow.have = self.log.applied
+        follow.freeze(segments)
+        return outcome
+
+    def _cut(self, now: int, placed: m.Placed) -> Outcome:
+        """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
+        to = into(self.placed.starts, placed.starts)
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
+        self.placed, self._fillings = placed, {}
+        for follow in self.follows.values():
+            follow.renumber(to)
+        old = self.own
+        self.log.renumber(now, to, [] if old is None else old.segments)
+        if old is None:
+            return Outcome()
+        books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
+        same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
+        return self._renew(now, old, books, [], same)
+
+    def _drop_follows(self, returned: Collection[int] = ()) -> None:
+        """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
         for key, follow in list(self.follows.items()):
             gone, orphans = [], []
             lives = self._members.get(key[0], 0) == key[1]
             for segment in follow.known:
                 place = self.placed.places[segment]
-                if lives and place.servers[:1] == [key[0]]:
+                if lives and place.servers[:1] == [key[0]] and segment not in returned and key[0] != self.me:
                     keep = self.me in place.servers or place.filling == self.me
-                    keep = keep and not follow.is_frozen(segment)  # what it did since it has them again we never heard
                 else:
                     keep = self.me in place.servers and segment in follow.segments
                     orphans.append(segment)
@@ -120,7 +158,7 @@ class Holding(Levelling):
             if gone:
                 follow.drop(gone)
             follow.freeze(orphans)
-            if not follow.known and not lives:
+            if not follow.known and (not lives or key[0] == self.me):
                 del self.follows[key]
 
     def _relink(self, now: int) -> Outcome:
@@ -150,8 +188,8 @@ class Holding(Levelling):
                 continue
             known = self._fillings.get(name)
             if known is None or known.link is not self.log.links.get(name):
-                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False))
-            known.want(epochs)
+                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
+            known.want(epochs, [segment for segment in epochs if places[segment].instead])
             fillings[name] = known
         return fillings
 
@@ -194,23 +232,40 @@ class Holding(Levelling):
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
         """Another set of segments is ours: who asked for something asks again by the new view."""
         old = self.own
-        own = [] if old is None else [old.image(segment, copy=False) for segment in kept]
-        whole = sorted([*own, *images], key=lambda image: image.segment)
-        if not whole:
+        books = {} if old is None else {segment: old.books(segment) for segment in kept}
+        books |= {image.segment: image.books for image in images}
+        if not books:
+            if old is not None:
+                old.ground.hold(())
             self.own = None
             self.log.emptied()
             return Outcome()
-        held = [(image.segment, image.keys) for image in whole]
+        segments = sorted(books)
         if old is not None:
-            at = {image.segment: i for i, image in enumerate(whole)}
-            self.log.moved([at.get(segment, -1) for segment in old.segments], len(whole), old.extent.ranges)
-        new = Segments(self.placed.number, self.placed.spec, held, self.inline, self.log)
-        new.load(whole)
+            at = {segment: i for i, segment in enumerate(segments)}
+            self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
+        return self._renew(now, old, books, images, {segment: segment for segment in kept})
+
+    def _renew(
+        self,
+        now: int,
+        old: Segments | None,
+        books: dict[int, m.Books],
+        images: Sequence[Image],
+        same: dict[int, int],
+    ) -> Outcome:
+        """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
+        segments = sorted(books)
+        ground = self._new_ground() if old is None else old.ground
+        new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
+        new.place(images)
+        new.enter([books[segment] for segment in segments])
         if (present := self._present) is not None:  # some may have left since the copies heard of them
             new.present = present
             new.live(*present)
         if old is not None:
             new.staleness, new.counts = old.staleness, old.counts
+            new.asked.follow(old.asked, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 
@@ -242,7 +297,8 @@ class Holding(Levelling):
                 follow = self._following(sender)
                 places = self.placed.places
                 if any(
-                    self.me in places[segment].servers and segment not in follow.known for segment in message.covers
+                    self.me in places[segment].servers and (segment not in follow.known or follow.is_frozen(segment))
+                    for segment in message.covers
                 ):
                     # We have it from a primary that is gone, and were never brought level: without an answer the sender asks
                     # to go on without us, and we are filled.
@@ -307,3 +363,14 @@ class Holding(Levelling):
             {} if own is None else own.clocks.shown(),
             digests,
         )
+
+
+def _returned(old: m.Placed, new: m.Placed) -> set[int]:
+    """Segments whose primary is the same, and was another one in a view that we did not see."""
+    if old.starts != new.starts:
+        # By the split all of them are of a new view: what is newer than that has changed hands since.
+        to = into(old.starts, new.starts)
+        pieces = [(was, n) for i, was in enumerate(old.places) for n in to[i] if new.places[n].since > new.cut]
+        return {n for was, n in pieces if was.servers[:1] == new.places[n].servers[:1]}
+    pairs = enumerate(zip(old.places, new.places, strict=True))
+    return {i for i, (was, now) in pairs if was.servers[:1] == now.servers[:1] and was.since != now.since}

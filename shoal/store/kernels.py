@@ -234,13 +234,13 @@ def place_block(index, slots, slab, used, keys, start, count, hashes, rows, widt
     return used
 
 
-@compiled(types.void(keys_out, slots_in, int64))
-def rebuild(index, slots, rows):
-    """Enter the first ``rows`` rows of a slab, all of different keys, into an empty index."""
+@compiled(types.void(keys_out, slots_in, int64, int64))
+def enter(index, slots, first, rows):
+    """Enter rows first..rows of a slab into an index that has none of their keys, all of which differ."""
     mask = uint64(len(index)) - ONE
-    size = min(rows, BLOCK)
+    size = min(rows - first, BLOCK)
     hashes = np.empty(size, np.uint64)
-    for start in range(0, rows, BLOCK):
+    for start in range(first, rows, BLOCK):
         count = min(BLOCK, rows - start)
         for i in range(count):
             hashes[i] = mix(slots[start + i, 0])
@@ -332,7 +332,7 @@ def check_keys(keys, starts, stops):
 
 @compiled(types.UniTuple(int64, 2)(keys_in, keys_in, keys_in, rows_in, rows_out))
 def dense_rows(keys, starts, stops, offsets, rows):
-    """check_keys, and rows[i] = the row of keys[i] in a slab that holds the segments one after another."""
+    """check_keys, and rows[i] = the place of keys[i] where all segments stand one after another."""
     part, parts = 0, len(starts)
     if parts == 1 and len(keys) > 0:
         # No early end and no search: a vector loop. What it finds wrong is looked for again below.

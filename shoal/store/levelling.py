@@ -8,7 +8,7 @@ answers the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shoal import limits
@@ -16,6 +16,7 @@ from shoal.keys import KeyRange
 from shoal.store.follow import Follow
 from shoal.store.outcome import Outcome, Work
 from shoal.store.replicate import Log
+from shoal.store.table import Ground, ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
@@ -46,7 +47,15 @@ class Levelling:
         self.counts: dict[str, int] = {}
         self._members: dict[str, int] = {}  # servers by name: incarnation
         self._others: dict[Key, Other] = {}  # to be level with before we open
+        self._first_ground: Ground | None = None
         self._promoted: list[int] = []  # segments that are ours now, and not open yet
+
+    def _new_ground(self, segments: Sequence[int] = ()) -> Ground:
+        """Where rows will lie, those of these segments as they are born: all that we have of a table lies side by side."""
+        ranges = [self.range(segment) for segment in segments]
+        ground = ground_of(self.placed.spec, ranges, self._first_ground)
+        self._first_ground = self._first_ground or ground
+        return ground
 
     @property
     def opening(self) -> bool:
@@ -65,7 +74,9 @@ class Levelling:
         key = primary, self._members.get(primary, 0)
         follow = self.follows.get(key)
         if follow is None:
-            follow = self.follows[key] = Follow(self.placed.number, self.placed.spec, *key, self.range, self.inline)
+            follow = self.follows[key] = Follow(
+                self.placed.number, self.placed.spec, *key, self.range, self.inline, self._new_ground
+            )
             follow.awaited = self._awaited(primary)
         return follow
 
@@ -79,7 +90,7 @@ class Levelling:
     def _open(self, now: int) -> Outcome:
         raise AssertionError  # ``Holding`` does
 
-    def _drop_follows(self) -> None:
+    def _drop_follows(self, returned: Collection[int] = ()) -> None:
         raise AssertionError
 
     def _survivors(self) -> dict[Key, Other]:
@@ -160,7 +171,7 @@ class Levelling:
         if not self._is_primary(sender, ask.segments, ask.view):
             return self._ignored("not from the primary")
         ours = self.follows.get((sender, ask.incarnation))
-        adopted = set() if ours is None else set(ours.segments)  # by this very primary, in an earlier view
+        adopted = set() if ours is None else set(ours.live)  # by this very primary, in an earlier view
         left = [segment for segment in ask.segments if segment not in adopted]
         former = self._holder(left[0]) if left else None
         if left and (former is None or any(segment not in former.segments for segment in left)):
@@ -184,7 +195,7 @@ class Levelling:
             return self._ignored("not from the primary")
         new = self._following(sender)
         answer = Outcome([Send(sender, m.Adopted(adopt.table, adopt.view, adopt.incarnation, adopt.segments))])
-        moving = [segment for segment in adopt.segments if segment not in new.segments]
+        moving = [segment for segment in adopt.segments if segment not in new.live]
         if not moving:
             return answer
         former = self._holder(moving[0])
@@ -196,7 +207,10 @@ class Levelling:
 
         def move(now: int) -> Outcome:
             assert former.part is not None
-            new.adopt([former.part.image(segment) for segment in moving], adopt.seq)
+            if former is new:
+                new.thaw(moving, adopt.seq)
+                return answer
+            new.adopt([former.part.image(segment, copy=False) for segment in moving], adopt.seq)
             former.drop(moving)
             self._drop_follows()
             return answer

@@ -1,8 +1,9 @@
 """Some segments of one table on one server: rows, versions, ledger and clocks, and how a change is made to them.
 
 A primary and its backups run this very code in the same order, so their copies agree bit by bit. All segments are kept
-as small arrays with one entry each. A segment leaves and enters as an ``Image``; for another set of segments another part is
-made from images, since that happens when servers die or come, and never on the way of a push.
+as small arrays with one entry each. A segment leaves and enters as an ``Image``. For another set of segments another part is made on
+the same ground: rows that stay are not touched, only the books are written anew, since that happens when servers die or come, and
+never on the way of a push.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shoal.store.eviction import swept_by
 from shoal.store.extent import Extent
 from shoal.store.image import Image
 from shoal.store.ledger import Marks, Mask, Numbers
+from shoal.store.table import Ground
 from shoal.store.vector import GONE, RangeClocks, VectorClock
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -30,9 +32,11 @@ STEPS = GONE  # a step is nobody's own push: all of them stand together
 class Part:
     """Segments that are together because one server is, or follows, the primary of all of them."""
 
-    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]]) -> None:
+    def __init__(
+        self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], ground: Ground | None = None
+    ) -> None:
         self.number, self.spec = number, spec
-        self.extent = Extent(spec, held)
+        self.extent = Extent(spec, held, ground)
         self.table = self.extent.table
         self.version: Numbers = np.zeros(len(held), np.int64)
         self.ledger = Marks(len(held))
@@ -42,14 +46,27 @@ class Part:
 
     def load(self, images: Sequence[Image]) -> None:
         """Take over what these were: one for each segment, in order; nothing was done to this part yet."""
-        for at, image in enumerate(images):
-            self.table.load(at, image.rows, image.names)
-        self.version[:] = [image.books.version for image in images]
-        self.ledger = Marks.of([image.books.ledger for image in images])
-        self.clocks = Clocks.of([image.books.clocks for image in images], self.spec.max_delay)
+        self.place(images)
+        self.enter([image.books for image in images])
+
+    def place(self, images: Sequence[Image]) -> None:
+        """The rows of some segments, which have none here."""
         for image in images:
-            for start, stop, counts in image.books.events:
+            self.table.load(self.extent.place[image.segment], image.rows, image.names)
+
+    def enter(self, books: Sequence[m.Books]) -> None:
+        """What is known of the segments, one after another; nothing was done to this part yet."""
+        self.version[:] = [one.version for one in books]
+        self.ledger = Marks.of([one.ledger for one in books])
+        self.clocks = Clocks.of([one.clocks for one in books], self.spec.max_delay)
+        for one in books:
+            for start, stop, counts in one.events:
                 self.events.write(KeyRange(start, stop), VectorClock(dict(counts)))
+
+    @property
+    def ground(self) -> Ground:
+        """Where its rows lie."""
+        return self.table.part
 
     @property
     def segments(self) -> list[int]:

@@ -41,11 +41,10 @@ def _dense(
         start, stop = max(segment.start, keys.start), min(segment.stop, keys.stop)
         if start >= stop:
             continue
-        first = part.interval(KeyRange(start, stop))[0] - start
         for at in range(start, stop, most):
             upto = min(at + most, stop)
             names = np.arange(at, upto, dtype=np.uint64) if named else None
-            yield names, part.slab[first + at : first + upto, : table.width]
+            yield names, part.slab[at:upto, : table.width]  # the row of a key is its number
 
 
 def _sparse(

@@ -123,3 +123,18 @@ def let_go(slots, slab, rows, width, starts, stops):
                 slots[kept, c] = slots[row, c]
         kept += 1
     return kept
+
+
+@compiled(int64(slots_out, int64, keys_in, keys_in))
+def drop_ranges(slots, rows, starts, stops):
+    """Rows of these sorted ranges of keys go, and the last ones take their places; how many stay."""
+    row = 0
+    while row < rows:
+        at = lower(starts, 0, slots[row, 0] + uint64(1)) - 1
+        if at >= 0 and slots[row, 0] < stops[at]:
+            rows -= 1
+            for c in range(slots.shape[1]):
+                slots[row, c] = slots[rows, c]
+        else:
+            row += 1
+    return rows

@@ -22,6 +22,7 @@ from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.ledger import Mask
 from shoal.store.outcome import Asker, Later
+from shoal.store.renumber import Into, renamed, those
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -148,6 +149,22 @@ class Log:
             entry.segments, entry.asker, entry.later = segments, None, None
             if entry.change.kind == "push":
                 self._pend(entry)
+
+    def renumber(self, now: int, to: Into, numbers: Sequence[int]) -> None:
+        """The table was cut more finely; ``numbers`` are the primary's segments, as they were. Who asked asks again."""
+        self._pending.clear()
+        parts = [len(to[number]) for number in numbers]
+        for entry in self.entries:
+            entry.segments, entry.change = np.repeat(entry.segments, parts), renamed(entry.change, to)
+            entry.asker, entry.later = None, None
+            if entry.change.kind == "push":
+                self._pend(entry)
+        for link in self.links.values():
+            link.covers = tuple(those(link.covers, to))
+            for parcel in link.queue:
+                parcel.change, parcel.covers = renamed(parcel.change, to), tuple(those(parcel.covers, to))
+            link.sent, link.again = link.acked, now  # what is under way has the old numbers, and is refused
+            link.flying.clear()
 
     def emptied(self) -> None:
         """The primary has none of them any more: what waits here is for others to count."""

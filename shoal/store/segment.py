@@ -25,6 +25,7 @@ from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.ledger import Mask
 from shoal.store.outcome import Asker, Later, Outcome, Work
 from shoal.store.replicate import Entry, Log
+from shoal.store.table import Ground
 from shoal.store.tending import Tending
 from shoal.tables import Step
 from shoal.tables import Table as Spec
@@ -36,9 +37,15 @@ class Segments(Tending):
     """The segments of one table that one server is primary of."""
 
     def __init__(
-        self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int, log: Log | None = None
+        self,
+        number: int,
+        spec: Spec,
+        held: Sequence[tuple[int, KeyRange]],
+        inline: int,
+        log: Log | None = None,
+        ground: Ground | None = None,
     ) -> None:
-        super().__init__(number, spec, held, inline, log or Log(number, 0))
+        super().__init__(number, spec, held, inline, log or Log(number, 0), ground)
         self._writing = False  # a change is being written off the loop
         self.present: tuple[dict[int, str], dict[int, str]] | None = None  # workers, everybody: by the last view
         self._cut: tuple[int, Later] | None = None  # at this version somebody wants a snapshot
@@ -77,6 +84,10 @@ class Segments(Tending):
         except Invalid as error:
             return self._refuse(sender, push.request, error)
         self.counts["bytes in"] += sum(array.nbytes for array in sent)
+        if given is not None:
+            self.asked.note(given.keys)
+        if push.pull:
+            self.asked.note(asked)
         asker = Asker(sender, push, asked, now, covered)
         if self._promised and asker.id in self._promised:
             return self._told_promised(now, asker)
@@ -369,6 +380,7 @@ class Segments(Tending):
             keys = self.extent.keys(pull, arrays[0] if arrays else None, covered)
         except Invalid as error:
             return self._refuse(sender, pull.request, error)
+        self.asked.note(keys)
         asker = Asker(sender, pull, keys, now, covered)
         if self._promised and asker.id in self._promised:
             return self._told_promised(now, asker)

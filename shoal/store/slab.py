@@ -1,17 +1,18 @@
 """How rows lie in memory: one slab, and for a sparse table one index from key to row.
 
-    dense row     weights | state                     the held segments one after another, in key order
-    sparse row    key (two words) | weights | state   in the order of birth, padded to whole 8 bytes
+    dense row     weights | state                     its number is its key: segments that are elsewhere are gaps (``reserve``)
+    sparse row    key (two words) | weights | state   in any order, padded to whole 8 bytes
 
-Weights and optimizer state of a row stand side by side, so an update touches one place in memory. In a dense table any
-range of keys is one interval of rows, whatever gaps lie between the segments. Nothing here checks or locks: ``table`` does
-the one, and one thread at a time makes the other needless.
+Weights and optimizer state of a row stand side by side, so an update touches one place in memory. Segments come and go: ``hold``
+says which are here from now on, and costs no more than those that go; ``place`` takes in the rows of one that comes, piece by piece.
+Nothing here checks or locks: ``table`` does the one, and one thread at a time makes the other needless.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -22,6 +23,8 @@ from shoal import tables
 from shoal.errors import BadKeys, Invalid
 from shoal.keys import KeyRange, Keys, Values
 from shoal.limits import KEY_LIMIT, MB, ROWS_PER_TABLE
+from shoal.store.ranges import joined, without
+from shoal.store.reserve import Reserve
 
 Rows = npt.NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
@@ -34,12 +37,15 @@ class Part:
     """What both sorts of rows have: the kernels, how a row is born, the slab."""
 
     word: int  # where weights begin in a row
+    plain: int  # words of a row that are copied: weights and state
     rows: int
     layout: int
     slab: Values
+    starts: Keys
+    stops: Keys
     updates: Any  # kernels of the rule
 
-    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...]) -> None:
+    def __init__(self, spec: tables.Table) -> None:
         # Late, because numba is slow to import, and `import shoal` must not be.
         from shoal.store import kernels, update
 
@@ -50,9 +56,14 @@ class Part:
         self.given = np.array(rule.settings(spec.update.settings), np.float64)
         self.initial = _initial(kernels, spec.initial)
         self.width, self.words = spec.width, spec.width * (1 + rule.state)
-        self.starts: Keys = np.array([segment.start for segment in segments], np.uint64)
-        self.stops: Keys = np.array([segment.stop for segment in segments], np.uint64)
+        self.plain = self.words
         self.rows = self.layout = self.word = 0
+        self.segments: tuple[KeyRange, ...] = ()
+        self._bound()
+
+    def _bound(self) -> None:
+        self.starts = np.array([segment.start for segment in self.segments], np.uint64)
+        self.stops = np.array([segment.stop for segment in self.segments], np.uint64)
 
     def push_rows(self, rows: Rows, gradients: Values) -> None:
         """Update rows that were found before, each named once."""
@@ -65,93 +76,136 @@ class Part:
 class DenseRows(Part):
     """Rows that are alive from the start."""
 
-    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...]) -> None:
-        super().__init__(spec, segments)
+    def __init__(
+        self, spec: tables.Table, segments: tuple[KeyRange, ...] = (), beside: DenseRows | None = None
+    ) -> None:
+        """``beside`` others of the same table they lie in the same place, and a segment goes from one to the other as it lies."""
+        super().__init__(spec)
         from shoal.store.generate import dense_kernels
 
-        before = [0, *accumulate(segment.stop - segment.start for segment in segments)]
-        alone = all(one.stop == other.start for one, other in pairwise(segments))
         self.updates = dense_kernels(self.rule)
-        self.rows = before[-1]
-        zero = bytes(4) == np.float32(self.initial[1]).tobytes() and self.initial[0] == self.kernels.CONSTANT
-        self.slab = _slab(self.rows, self.words, zero)
-        self.offsets: Rows = np.array(before[:-1], np.int64)
-        self._segments, self._before = segments, before
-        if alone:  # side by side: to look rows up they are one
-            self.starts, self.stops, self.offsets = self.starts[:1], self.stops[-1:], self.offsets[:1]
-        if not zero:
-            for segment, row in zip(segments, before, strict=False):
-                count = segment.stop - segment.start
-                self.kernels.fill(self.slab, row, count, np.uint64(segment.start), 0, self.width, *self.initial)
+        self._reserve: Reserve = Reserve(spec.span, self.words) if beside is None else beside._reserve
+        self._me = self._reserve.enter()
+        self.slab = self._reserve.slab
+        self._runs: list[KeyRange] = []  # segments side by side are one
+        self._before: list[int] = []  # rows before each of them
+        self.hold(segments)
+        if bytes(4) == np.float32(self.initial[1]).tobytes() and self.initial[0] == self.kernels.CONSTANT:
+            return  # zero, as all of them are
+        for run in self._runs:
+            self.kernels.fill(self.slab, run.start, len(run), np.uint64(run.start), 0, self.width, *self.initial)
+
+    def hold(self, segments: tuple[KeyRange, ...]) -> None:
+        """These are here from now on. The rows of one that is new are to be placed; those of one that is not among them go."""
+        for gone in without(self.segments, segments):
+            self.let_go(gone)
+        self.segments, self._runs = segments, joined(segments)
+        self._reserve.claim(self._me, self._runs)
+        self._before = [0, *accumulate(len(run) for run in self._runs)]
+        self.rows = self._before[-1]
+        for run in self._runs:
+            self._reserve.settle(run.start, run.stop)
+        self._bound()
+
+    def let_go(self, keys: KeyRange) -> None:
+        self._reserve.let_go(self._me, keys)
 
     @property
     def memory(self) -> int:
-        return self.slab.nbytes
+        return self.rows * self.words * 4
 
     def interval(self, keys: KeyRange) -> tuple[int, int]:
-        return self._row_of(keys.start), self._row_of(keys.stop)
+        """How many of the rows that are here come before these keys, and before their end."""
+        return self._held_before(keys.start), self._held_before(keys.stop)
 
-    def _row_of(self, key: int) -> int:
-        """How many rows have smaller keys."""
-        at = bisect_right(self._segments, key, key=lambda segment: segment.start) - 1
+    def _held_before(self, key: int) -> int:
+        at = bisect_right(self._runs, key, key=lambda run: run.start) - 1
         if at < 0:
             return 0
-        return self._before[at] + min(key, self._segments[at].stop) - self._segments[at].start
+        return self._before[at] + min(key, self._runs[at].stop) - self._runs[at].start
+
+    def _parts(self, keys: KeyRange) -> Iterator[tuple[int, int, int]]:
+        """Of each run that some of these keys are in: the first row, the last, and how many of the keys come before."""
+        first = max(0, bisect_right(self._runs, keys.start, key=lambda run: run.start) - 1)
+        done = 0
+        for run in self._runs[first:]:
+            low, high = max(run.start, keys.start), min(run.stop, keys.stop)
+            if run.start >= keys.stop:
+                return
+            if low < high:
+                yield low, high, done
+                done += high - low
 
     def push_range(self, keys: KeyRange, gradients: Values) -> None:
-        self.updates.push_range(self.slab, 0, self.interval(keys)[0], gradients, self.given)
+        for low, high, done in self._parts(keys):
+            self.updates.push_range(self.slab, 0, low, gradients[done : done + high - low], self.given)
 
     def push(self, keys: Keys, gradients: Values) -> tuple[int, int] | None:
-        rows, wrong = self._find(keys)
+        wrong = self._wrong(keys)
         if wrong is None:
-            self.updates.push_rows(self.slab, 0, rows, gradients, self.given)
+            self.updates.push_rows(self.slab, 0, keys.view(np.int64), gradients, self.given)
         return wrong
 
     def pull_range(self, keys: KeyRange) -> Values:
+        at = bisect_right(self._runs, keys.start, key=lambda run: run.start) - 1
+        if at >= 0 and keys.stop <= self._runs[at].stop:
+            return self.slab[keys.start : keys.stop, : self.width].copy()
         low, high = self.interval(keys)
-        return self.slab[low:high, : self.width].copy()  # without state: one piece of memory
+        out = np.empty((high - low, self.width), np.float32)
+        for first, last, done in self._parts(keys):
+            out[done : done + last - first] = self.slab[first:last, : self.width]  # without state: one piece of memory
+        return out
 
     def pull(self, keys: Keys, out: Values) -> tuple[int, int] | None:
-        rows, wrong = self._find(keys)
+        wrong = self._wrong(keys)
         if wrong is None:
-            self.kernels.gather_rows(self.slab, rows, 0, out)
+            self.kernels.gather_rows(self.slab, keys.view(np.int64), 0, out)
         return wrong
 
     def image(self, segment: int, copy: bool) -> tuple[Values, Keys | None]:
         """One segment's rows, weights and state, and which keys they are (None: all, in order)."""
-        rows = self.slab[self._before[segment] : self._before[segment + 1]]
+        keys = self.segments[segment]
+        rows = self.slab[keys.start : keys.stop]
         return rows.copy() if copy else rows, None
 
-    def load(self, segment: int, rows: Values, names: Keys | None) -> None:
-        """Take a segment's rows as they were once copied."""
-        self.slab[self._before[segment] : self._before[segment + 1]] = rows
+    def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
+        """Take rows of a segment as they were once copied, from its ``row``-th on; or as they lie here already."""
+        self._reserve.claim(self._me, [keys])
+        there = self.slab[keys.start + row : keys.start + row + len(rows)]
+        if there.ctypes.data != rows.ctypes.data:
+            there[:] = rows
 
-    def _find(self, keys: Keys) -> tuple[Rows, tuple[int, int] | None]:
-        rows: Rows = np.empty(len(keys), np.int64)
-        code, position = self.kernels.dense_rows(keys, self.starts, self.stops, self.offsets, rows)
-        return rows, (code, position) if code else None
+    def _wrong(self, keys: Keys) -> tuple[int, int] | None:
+        code, position = self.kernels.check_keys(keys, self.starts, self.stops)
+        return (code, position) if code else None
 
 
 class SparseRows(Part):
     """Rows that are born at their first push, and the index that finds them."""
 
-    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...]) -> None:
-        super().__init__(spec, segments)
+    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> None:
+        super().__init__(spec)
         from shoal.store.generate import sparse_kernels
+        from shoal.store.rare_kernels import drop_ranges, let_go
 
         self.updates, self.word = sparse_kernels(self.rule), self.kernels.KEY_WORDS
-        if isinstance(spec, tables.Sparse) and spec.evict:
-            from shoal.store.rare_kernels import let_go
-
-            self._let_go = let_go
-        self._bounds = [(segment.start, segment.stop) for segment in segments]
-        self.plain = self.words  # of a row, without its key
+        self._drop_zeros, self._drop_ranges = let_go, drop_ranges
         self.words += self.kernels.KEY_WORDS
         self.words += self.words % 2  # keys stay aligned
         self._first = min(FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
         self.slab = _slab(self._first, self.words)
         self.slots: npt.NDArray[np.uint64] = self.slab.view(np.uint64)
         self.index = _index(2 * FIRST_ROWS)
+        self.hold(segments)
+
+    def hold(self, segments: tuple[KeyRange, ...]) -> None:
+        """These are here from now on. The rows of one that is not among them go."""
+        self._drop(without(self.segments, segments))
+        self.segments = segments
+        self._bound()
+
+    def let_go(self, keys: KeyRange) -> None:
+        self._drop([keys])
 
     @property
     def memory(self) -> int:
@@ -205,15 +259,16 @@ class SparseRows(Part):
 
     def image(self, segment: int, copy: bool) -> tuple[Values, Keys | None]:
         """A copy, in any case, of one segment's live rows, weights and state, in key order, and their keys."""
-        low, high = self._bounds[segment]
+        keys = self.segments[segment]
         names, places = np.empty(self.rows, np.uint64), np.empty(self.rows, np.int64)
-        _, found = self.kernels.collect(self.slots, 0, self.rows, np.uint64(low), np.uint64(high), names, places, 0)
+        low, high = np.uint64(keys.start), np.uint64(keys.stop)
+        _, found = self.kernels.collect(self.slots, 0, self.rows, low, high, names, places, 0)
         order = np.argsort(names[:found])
         words = slice(self.kernels.KEY_WORDS, self.kernels.KEY_WORDS + self.plain)
         return self.slab[places[:found][order], words], names[:found][order]
 
-    def load(self, segment: int, rows: Values, names: Keys | None) -> None:
-        """Take a segment's rows as they were once copied: none of these keys is here yet."""
+    def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
+        """Take rows of a segment as they were once copied: none of these keys is here yet."""
         assert names is not None
         count, first = len(names), self.rows
         if count == 0:
@@ -222,13 +277,23 @@ class SparseRows(Part):
         self.slots[first : first + count, 0] = names
         self.slab[first : first + count, self.kernels.KEY_WORDS : self.kernels.KEY_WORDS + self.plain] = rows
         self.rows = first + count
-        self.index[:] = 0
-        self.kernels.rebuild(self.index, self.slots, self.rows)
+        self.kernels.enter(self.index, self.slots, first, self.rows)
 
     def evict(self, segments: npt.NDArray[np.bool_]) -> int:
-        """Rows of these segments whose weights are all 0 go; those that stay close up. A slab that is too large by far goes, too."""
+        """Rows of these segments whose weights are all 0 go; those that stay close up."""
         starts, stops = self.starts[segments], self.stops[segments]
-        before, self.rows = self.rows, self._let_go(self.slots, self.slab, self.rows, self.width, starts, stops)
+        before, self.rows = self.rows, self._drop_zeros(self.slots, self.slab, self.rows, self.width, starts, stops)
+        return self._close_up(before)
+
+    def _drop(self, ranges: Sequence[KeyRange]) -> None:
+        if ranges and self.rows:
+            starts = np.array([keys.start for keys in ranges], np.uint64)
+            stops = np.array([keys.stop for keys in ranges], np.uint64)
+            before, self.rows = self.rows, self._drop_ranges(self.slots, self.rows, starts, stops)
+            self._close_up(before)
+
+    def _close_up(self, before: int) -> int:
+        """Some rows went, and others moved: a slab that is too large by far goes, too. How many went."""
         if self.rows == before:
             return 0
         self.layout += 1
@@ -243,7 +308,7 @@ class SparseRows(Part):
         except MemoryError:
             pass  # for the little that it takes: it stays as it is
         self.index[:] = 0
-        self.kernels.rebuild(self.index, self.slots, self.rows)
+        self.kernels.enter(self.index, self.slots, 0, self.rows)
         return before - self.rows
 
     def _make_room(self, keys: Keys) -> None:
@@ -267,7 +332,7 @@ class SparseRows(Part):
             self.layout += 1
         if index is not None:
             self.index = index
-            self.kernels.rebuild(self.index, self.slots, self.rows)
+            self.kernels.enter(self.index, self.slots, 0, self.rows)
 
 
 def _fitting(capacity: int, rows: int) -> tuple[int, int]:
@@ -285,10 +350,10 @@ def _most(index: Keys) -> int:
     return len(index) * 3 // 4
 
 
-def _slab(rows: int, words: int, zero: bool = False) -> Values:
+def _slab(rows: int, words: int) -> Values:
     if rows * words >= KEY_LIMIT // 8:  # numpy would say ValueError
         raise MemoryError(f"{rows} rows of {words} words: more than any machine has; add servers or narrow the table")
-    bare = (np.zeros if zero else np.empty)(rows * words + LINE_BYTES // 4, np.float32)
+    bare = np.empty(rows * words + LINE_BYTES // 4, np.float32)
     return _on_line(bare)[: rows * words].reshape(rows, words)
 
 

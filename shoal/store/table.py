@@ -22,14 +22,28 @@ from shoal.store.slab import DenseRows, SparseRows
 T = TypeVar("T", bound=np.generic)
 
 
+Ground = DenseRows | SparseRows  # where rows lie: segments come and go, and it stays
+
+
+def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Ground | None = None) -> Ground:
+    """Room for rows, those of these segments as they are born; ``beside`` what else the same server has of the table."""
+    if isinstance(spec, tables.Dense):
+        return DenseRows(spec, tuple(segments), beside if isinstance(beside, DenseRows) else None)
+    return SparseRows(spec, tuple(segments))
+
+
 class Table:
     """What one server holds of one table: the rows of its segments."""
 
-    def __init__(self, spec: tables.Table, segments: Sequence[KeyRange]) -> None:
+    def __init__(self, spec: tables.Table, segments: Sequence[KeyRange], ground: Ground | None = None) -> None:
+        """On a ``ground`` rows lie already: those of other segments go, those of new ones are placed there by whoever has them."""
         self.spec, self.segments = tables.checked(spec), _checked(spec, segments)
         self.width, self.push_width = spec.width, spec.push_width
-        sort = DenseRows if isinstance(spec, tables.Dense) else SparseRows
-        self.part = self._part = sort(spec, self.segments)
+        if ground is None:
+            ground = ground_of(spec, self.segments)
+        else:
+            ground.hold(self.segments)
+        self.part = self._part = ground
         self.known = Places(self._part)  # lists of keys that come again, and where their rows are
 
     @property
@@ -130,7 +144,7 @@ class Table:
 
     def load(self, segment: int, rows: Values, names: Keys | None) -> None:
         """Take such a copy in: for a segment that has no rows of its own yet."""
-        self._part.load(segment, rows, names)
+        self._part.place(self.segments[segment], 0, rows, names)
 
     def _misshapen(self, keys: Keys | KeyRange, values: Values) -> str | None:
         low, high = self._part.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))

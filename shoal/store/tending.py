@@ -19,6 +19,7 @@ from shoal.store.admission import Admission
 from shoal.store.outcome import Outcome, Work
 from shoal.store.replicate import Log
 from shoal.store.slab import SparseRows
+from shoal.store.table import Ground
 from shoal.store.waiting import Waiting
 from shoal.tables import Each, Sparse
 from shoal.tables import Table as Spec
@@ -29,8 +30,16 @@ Then = Callable[[int, KeyValues | None], Outcome]
 class Tending(Waiting):
     """The segments that a server is primary of, and who gets into them."""
 
-    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int, log: Log) -> None:
-        super().__init__(number, spec, held, inline, log)
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        held: Sequence[tuple[int, KeyRange]],
+        inline: int,
+        log: Log,
+        ground: Ground | None = None,
+    ) -> None:
+        super().__init__(number, spec, held, inline, log, ground)
         rows = self.table.part
         counts = isinstance(spec, Sparse) and spec.admit > 1 and isinstance(rows, SparseRows)
         self._admission = Admission(rows, spec.admit) if counts else None  # type: ignore[arg-type, union-attr]

@@ -17,9 +17,11 @@ from shoal.keys import KeyRange, KeyValues
 from shoal.store.aggregate import OpenStep
 from shoal.store.handles import Handles
 from shoal.store.ledger import Mask, Numbers
+from shoal.store.load import Asked
 from shoal.store.outcome import Asker, Outcome, Work
 from shoal.store.part import Part
 from shoal.store.replicate import Log
+from shoal.store.table import Ground
 from shoal.tables import Each, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -32,12 +34,21 @@ _Found = tuple[list[m.Array], int, Wire, int]  # arrays, where the rest starts, 
 class Waiting(Part):
     """The askers of the segments that a server is primary of."""
 
-    def __init__(self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], inline: int, log: Log) -> None:
-        super().__init__(number, spec, held)
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        held: Sequence[tuple[int, KeyRange]],
+        inline: int,
+        log: Log,
+        ground: Ground | None = None,
+    ) -> None:
+        super().__init__(number, spec, held, ground)
         self.inline, self.log = inline, log
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()
         self.handles = Handles(0)  # the server's own, by which it knows lists of keys
+        self.asked = Asked(spec, held)
         self._open: dict[int, OpenStep] = {}  # by step
         self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
         self._waiting: dict[tuple[str, int], Asker] = {}  # pulls

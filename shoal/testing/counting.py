@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,10 +34,11 @@ from shoal.nodes.worker import Worker
 from shoal.simulation.checker import Violation, check, check_end, client_name
 from shoal.simulation.faults import Plan
 from shoal.simulation.run import Run
-from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, worker_life
+from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, in_order, worker_life
 from shoal.store.split import Layout
 from shoal.testing.den import Den, soon
 from shoal.testing.watch import PATIENCE
+from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 _CALLS = 1 << 20  # of one process, at most
@@ -54,6 +55,7 @@ class Orders(msgspec.Struct, frozen=True):
     slots: list[int]  # to compute, where slots are counted
     history: str
     seconds: float
+    safety: str = "local"  # as Safety says it in a word
 
 
 class Lines(list[Event]):
@@ -111,7 +113,7 @@ def live(orders: Orders) -> None:
     for life in range(1_000):
         random = Random(f"{plan.seed}/{name}/{orders.life}/{life}")
         worker = Worker(name, "client" if plan.kind == "clients" else "worker", secrets.token_hex(8), seed=orders.life)
-        transport = ZmqTransport(name)
+        transport = ZmqTransport(name, safety=Safety.of_plain(orders.safety))
         transport.connect("coordinator", orders.address)
         loop, broken = Loop(worker, transport), list[Worker]()
         diary.on_broken = broken.append
@@ -143,8 +145,18 @@ def live(orders: Orders) -> None:
 class Crowd:
     """Clients or workers of one cluster, each in a process of its own, and what they wrote."""
 
-    def __init__(self, plan: Plan, address: str, den: Den, seconds: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        address: str,
+        den: Den,
+        seconds: float = PATIENCE,
+        within: Callable[[int], Sequence[str]] = lambda column: (),
+        safety: Callable[[int], Safety] = lambda column: Safety.local(),
+    ) -> None:
+        """Where columns are on hosts of their own: what stands before the command of each, and which keys it has."""
         self.plan, self.address, self._den, self._seconds = plan, address, den, seconds
+        self._within, self._safety = within, safety
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.ended: list[str] = []  # what those said that are done: why their lives ended
         self._files: list[tuple[int, Path]] = []
@@ -154,10 +166,11 @@ class Crowd:
         """Another process for this column: the first, or one in place of one that was killed."""
         life = len(self._files) + 1
         path = self._den.folder / f"history-{secrets.token_hex(4)}.jsonl"
-        orders = Orders(self.plan, self.address, column, life, list(slots), str(path), self._seconds)
+        safety = self._safety(column).plain
+        orders = Orders(self.plan, self.address, column, life, list(slots), str(path), self._seconds, safety)
         self._files.append((column, path))
         arguments = ("-m", "shoal.testing.counting", msgspec.json.encode(orders).decode())
-        self.processes[column] = self._den.start(*arguments)
+        self.processes[column] = self._den.start(*arguments, within=self._within(column))
 
     def kill(self, column: int) -> None:
         """SIGKILL, and note it."""
@@ -221,7 +234,7 @@ class Crowd:
         layout: Layout = kv._client.layout(TABLE)
         values = kv.pull(TABLE, scribe.everything(layout)).result(PATIENCE)
         sums = [float(value) for value in values.reshape(-1, scribe.columns + 1)[:, -1]]
-        expected = Run(self.plan)._sum() if self.plan.kind == "step" else 0.0
+        expected = in_order(self.plan, set()) if self.plan.kind == "step" else 0.0
         return [
             *check(self.plan, history, set()),
             *check_end(self.plan, history, set(), scribe.seen(values), sums, expected),

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shoal.testing.watch import PATIENCE
@@ -43,14 +43,16 @@ class Den:
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Run Python with these arguments; its temporary files lie here."""
+    def start(
+        self, *arguments: str, within: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Run Python with these arguments; its temporary files lie here. ``within`` stands before the command."""
         child = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*within, sys.executable, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(self.folder), _MARK: self._mark},
+            env={**os.environ, "TMPDIR": str(self.folder), _MARK: self._mark, **(env or {})},
             start_new_session=True,  # Ctrl-C of this terminal is not theirs
         )
         self._children.append(child)

@@ -346,8 +346,17 @@ class Proxy:
 class ProxiedCluster(ProcessCluster):
     """A cluster whose nodes meet each other through a proxy, all of them; close both."""
 
-    def __init__(self, proxy: Proxy, servers: int, copies: int = 1) -> None:
-        super().__init__(servers, "tcp", (), Journal(None), copies, restart=copies > 1)
+    def __init__(
+        self,
+        proxy: Proxy,
+        servers: int,
+        copies: int = 1,
+        modules: tuple[str, ...] = (),
+        journal: Journal | None = None,
+        restart: bool | None = None,
+    ) -> None:
+        again = copies > 1 if restart is None else restart
+        super().__init__(servers, "tcp", modules, journal or Journal(None), copies, again)
         self.proxy = proxy
 
     @property

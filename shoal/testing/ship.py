@@ -71,7 +71,7 @@ class Ship:
         self.ends: dict[str, Task] = {}
         self.drop: Callable[[str, str, m.Message], bool] = lambda sender, to, message: False
         self.journal: list[bytes] = []
-        self.board(Coordinator(dealing=self.dealing))
+        self.board(Coordinator(copies=self.job.copies, dealing=self.dealing, moves=self.job.moves))
         for i in range(self.job.servers):
             self.board(Server(f"server-{i}", "token", f"memory:server-{i}"))
         client = Worker("launcher", "client", "token")
@@ -122,7 +122,7 @@ class Ship:
             match effect:
                 case Send(to, message, arrays) if not self.drop(name, to, message):
                     self.roads.setdefault((name, to), deque()).append(Received(name, message, arrays))
-                case Wake(at):
+                case Wake(at) if name in self.nodes:
                     self.wakes[name] = at
                 case Compute(token, function):
                     self.roads.setdefault((name, name), deque()).append(Computed(token, function()))
@@ -135,6 +135,9 @@ class Ship:
                     self.told.append(happening)
 
     def turn(self) -> None:
+        for name in [name for name, node in self.nodes.items() if getattr(node, "released", False)]:
+            self.nodes.pop(name)  # it was let go, and its process ends
+            self.wakes.pop(name)
         open_roads = [road for road, letters in self.roads.items() if letters]
         if open_roads:
             road = self.draw.choice(open_roads)
@@ -169,7 +172,9 @@ class Ship:
                 for _ in range(len(letters) - arrives):
                     letters.pop() if road[0] == "coordinator" else letters.popleft()
         self.dealing = dealing_of(self.job, self.rows)
-        self.board(Coordinator(journal=self.journal, dealing=self.dealing))
+        self.board(
+            Coordinator(copies=self.job.copies, journal=self.journal, dealing=self.dealing, moves=self.job.moves)
+        )
 
     def home(self) -> Ship:
         """To the end of the run, and of all who take part."""

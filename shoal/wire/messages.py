@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal import limits
 from shoal.tables import Table
 from shoal.wire import neighbours, peers
 from shoal.wire.admission import (
@@ -216,6 +217,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     starts: list[int]
     places: list[Place]
     origin: str = ""  # the folder of the checkpoint that its rows come from; empty: they begin at their initial values
+    cut: int = 0  # the view in which a segment of it was last made two; 0: never
 
 
 class View(Message, frozen=True):
@@ -244,6 +246,7 @@ class Welcome(Message, frozen=True):
     token: str
     incarnation: Count
     view: View
+    move_rate: Count = limits.MOVE_RATE  # bytes a second that a server sends of what changes hands
 
 
 class Over(Message, frozen=True):
@@ -259,6 +262,7 @@ class Heartbeat(Message, frozen=True):
     view: Count
     failed: dict[int, str] = {}  # tables that this server could not set up, and why
     loads: dict[int, dict[int, float]] = {}  # of a server, now and then: rows a second, by table and segment it owns
+    halves: dict[int, dict[int, int]] = {}  # and of the hottest of these the key that cuts their load in two
 
 
 class Alive(Message, frozen=True):

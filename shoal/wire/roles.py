@@ -50,15 +50,16 @@ BE = {
 
 def objection(key: Key, message: m.Message) -> str:
     """Why whoever has this key may not say this; empty if it may."""
-    if key.role == "coordinator":
-        return ""
-    kind = type(message)
-    if key.role not in MAY.get(kind, _NOBODY):
+    why = of_kind(key, type(message))
+    return _hello(key, message) if not why and isinstance(message, m.Hello) and key.role != "coordinator" else why
+
+
+def of_kind(key: Key, kind: type[m.Message]) -> str:
+    """The same, of any message of that kind."""
+    if key.role != "coordinator" and key.role not in MAY.get(kind, _NOBODY):
         who = sorted(MAY.get(kind, _NOBODY))
         needs = " or ".join([*who, "coordinator"])
         return f"the key of {key.name} is a {key.role}'s, and this ({kind.__name__.lower()}) needs one of a {needs}"
-    if isinstance(message, m.Hello):
-        return _hello(key, message)
     return ""
 
 

@@ -16,7 +16,8 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 LEVELS = (
     ("cli", "torch"),  # the doors: of the command line, and of PyTorch
     ("report",),  # of everything
-    ("frontends", "testing", "benchmarks", "chaos", "sweeping"),
+    ("chaos",),  # its cuts go through testing's proxy
+    ("frontends", "testing", "benchmarks", "sweeping"),
     ("run", "folder", "resuming"),  # a run and its folder know each other
     ("views",),
     ("launch", "simulation"),

@@ -88,3 +88,25 @@ def test_how_members_look() -> None:
         "worker-0": "paused",
         "worker-1": "suspected",
     }
+
+
+def test_a_server_that_joins_is_there_when_it_holds_something_and_nobody_is_being_filled() -> None:
+    patient = Patient(Fault("join", "server-3"), at=10.0)
+    come = UP | {"server-3": 9}
+    assert look(patient, 11.0, view(6, come, *WHOLE), 2, asked=10.9) == []  # a member that holds nothing yet
+    filling = (WHOLE[0], m.Place(6, ["server-1", "server-2"], filling="server-3", instead="server-1"))
+    assert look(patient, 11.5, view(7, come, *filling), 2, asked=11.4) == []
+    moved = (WHOLE[0], m.Place(8, ["server-3", "server-2"]))
+    assert look(patient, 12.0, view(8, come, *moved), 2, asked=11.9) == ["server-3 holds its share after 2.0 s"]
+    assert patient.is_well
+
+
+def test_a_server_that_was_asked_to_go_is_well_when_it_is_gone_and_all_copies_are_there() -> None:
+    patient = Patient(Fault("drain", "server-1"), at=10.0, incarnation=2)
+    without = {name: number for name, number in UP.items() if name != "server-1"}
+    assert look(patient, 11.0, view(6, UP, *WHOLE), 2, asked=10.9) == []
+    shrunk = (m.Place(6, ["server-0"], filling="server-2"), m.Place(6, ["server-2", "server-0"]))
+    assert look(patient, 11.5, view(7, without, *shrunk), 2, asked=11.4) == []
+    moved = (m.Place(8, ["server-0", "server-2"]), m.Place(6, ["server-2", "server-0"]))
+    assert look(patient, 12.0, view(8, without, *moved), 2, asked=11.9) == ["server-1 is gone after 2.0 s"]
+    assert patient.is_well

@@ -91,3 +91,39 @@ def test_after_any_faults_every_segment_has_a_server_that_is_well(
             well = [name for name in well if name != fault.name]
         assert [any(name in well for name in holders) for holders in sets] == before
     assert any(role_of(name) == "worker" for name in well) or all(name in hurt for name in WORKERS)
+
+
+ELASTIC = {"joins": 0.2, "drains": 0.2, "cuts": 0.2, "servers": (2, 6)}
+
+
+def test_servers_come_and_go_and_are_cut_off_where_that_is_asked_for() -> None:
+    one = nemesis(seed=1, **ELASTIC)
+    kinds = {
+        fault.kind for _ in range(300) for fault in one.next(Situation(ALL, PAIRS, SERVERS, "server-4")) if fault.name
+    }
+    assert kinds == {"kill", "pause", "cut", "join", "drain"}
+
+
+def test_there_are_never_more_or_fewer_servers_than_planned() -> None:
+    one = nemesis(seed=2, joins=0.5, drains=0.5, servers=(4, 4), together=1.0)
+    drawn = [fault for _ in range(100) for fault in one.next(Situation(ALL, PAIRS, SERVERS, "server-4"))]
+    assert drawn == []
+    some = nemesis(seed=2, joins=0.5, drains=0.5, servers=(3, 5), together=1.0)
+    for _ in range(100):
+        staying = list(SERVERS)
+        for fault in some.next(Situation(ALL, PAIRS, staying, "server-4")):
+            staying = [*staying, fault.name] if fault.kind == "join" else [s for s in staying if s != fault.name]
+        assert 3 <= len(staying) <= 5
+
+
+def test_who_is_cut_off_is_cut_off_from_another_that_holds_or_knows_something() -> None:
+    one = nemesis(seed=3, cuts=1.0)
+    cuts = [fault for _ in range(200) for fault in one.next(Situation(ALL, PAIRS, SERVERS))]
+    assert cuts and all(fault.kind == "cut" and fault.name != fault.other for fault in cuts)
+    assert {role_of(fault.name) for fault in cuts} == {"server", "worker"}
+    assert {role_of(fault.other) for fault in cuts} == {"server", COORDINATOR}
+
+
+def test_where_the_sets_are_not_known_nobody_is_asked_to_go_or_to_come() -> None:
+    one = nemesis(seed=4, joins=0.5, drains=0.5, servers=(1, 9))
+    assert [fault for _ in range(50) for fault in one.next(Situation(ALL, (), SERVERS, "server-4"))] == []

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from shoal.chaos.account import Account
-from shoal.chaos.drill import Board
+from shoal.chaos.board import Board
 from shoal.chaos.patients import Healed
 from shoal.chaos.plan import Fault
 from shoal.chaos.report import Report, judged, shown

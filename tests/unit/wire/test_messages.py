@@ -81,6 +81,7 @@ EXAMPLES: list[m.Message] = [
     m.Over("token.0"),
     m.Heartbeat(5, 9),
     m.Heartbeat(5, 9, {3: "no memory"}),
+    m.Heartbeat(5, 9, {}, {3: {0: 120.5, 7: 0.0}}, {3: {0: 4_096}}),
     m.Alive(2, 9),
     m.Leave(5),
     *(m.Create(1, "näme", spec) for spec in SPECS),

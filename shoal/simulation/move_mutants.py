@@ -1,0 +1,210 @@
+"""Broken variants of how segments change hands. Each must be caught by a few seeds of ``--of moves``.
+
+As in ``mutants``: each replaces a method of a real class for as long as its ``with`` block lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from shoal.cluster.handing import Handing
+from shoal.keys import KeyRange
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.server import Server
+from shoal.store.filling import Filling
+from shoal.store.follow import Follow
+from shoal.store.holding import Holding
+from shoal.store.outcome import Outcome
+from shoal.store.replicate import Link, Log, Parcel
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Persist, Send
+
+MUTANTS: dict[str, Callable[[], Any]] = {}
+
+
+def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
+    MUTANTS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+def _filled_without(**facts: Any) -> Any:
+    """What comes with an image lacks some of its books."""
+    real = Follow.fill
+
+    def fill(self: Follow, sender: str, message: m.Fill, arrays: m.Arrays) -> Outcome:
+        if message.books is not None:
+            message = replace(message, books=replace(message.books, **facts))
+        return real(self, sender, message, arrays)
+
+    return mock.patch.object(Follow, "fill", fill)
+
+
+@mutant
+def ledger_not_moved() -> Any:
+    """The new owner has the rows and the clocks, but does not know what was counted."""
+    return _filled_without(ledger={})
+
+
+@mutant
+def clocks_not_moved() -> Any:
+    """The new owner does not know who is how far, and waits for nobody."""
+    return _filled_without(clocks={})
+
+
+@mutant
+def version_not_moved() -> Any:
+    """The new owner takes the segment for one at its first step."""
+    return _filled_without(version=0)
+
+
+@mutant
+def changes_during_the_copy_not_sent() -> Any:
+    """Who is being filled gets the image, and nothing of what is done meanwhile."""
+    real = Link.take
+
+    def take(self: Link, now: int, parcel: Parcel) -> None:
+        if self.required:
+            real(self, now, parcel)
+        else:
+            self.base = self.acked = self.sent = parcel.change.seq
+
+    return mock.patch.object(Link, "take", take)
+
+
+@mutant
+def changes_during_the_copy_not_made() -> Any:
+    """What was done to a segment while its image was on the way is forgotten when the image is whole."""
+    real = Follow.merge
+
+    def merge(self: Follow) -> Outcome:
+        self._waiting = []
+        return real(self)
+
+    return mock.patch.object(Follow, "merge", merge)
+
+
+@mutant
+def full_before_it_is_required() -> Any:
+    """The coordinator hears that it is full, and the old owner goes on counting without it."""
+    real = Filling._tell
+
+    def tell(self: Filling, now: int, coordinator: str) -> list[Effect]:
+        effects = real(self, now, coordinator)
+        self.promised = {}
+        self.link.required = False
+        return effects
+
+    return mock.patch.object(Filling, "_tell", tell)
+
+
+@mutant
+def old_owner_goes_on() -> Any:
+    """A server whose segments another one got keeps them, and counts for whoever still asks it."""
+    real = Server._take_view
+
+    def take_view(self: Server, now: int) -> list[Effect]:
+        view = self.member.view
+        tables = [replace(table, places=_as_before(self, table)) for table in view.tables]
+        self.member.view = replace(view, tables=tables)
+        return real(self, now)
+
+    return mock.patch.object(Server, "_take_view", take_view)
+
+
+def _as_before(server: Server, table: m.Placed) -> list[m.Place]:
+    holding = server.tables.get(table.number)
+    if holding is None:
+        return table.places
+    before = holding.placed.places
+    return [
+        m.Place(old.epoch, [server.name], since=old.since)
+        if old.servers[:1] == [server.name] and new.servers and server.name not in new.servers
+        else new
+        for old, new in zip(before, table.places, strict=True)
+    ]
+
+
+@mutant
+def view_told_before_it_is_on_disk() -> Any:
+    """A coordinator that is killed then has told of an owner that the next one knows nothing of."""
+    real = Coordinator._write
+
+    def write(self: Coordinator, now: int) -> list[Effect]:
+        effects = real(self, now)
+        if any(isinstance(effect, Persist) for effect in effects):
+            self.view = self._written
+            effects += [Send(member.name, self.view) for member in self.view.members]
+        return effects
+
+    return mock.patch.object(Coordinator, "_write", write)
+
+
+@mutant
+def queued_changes_dropped() -> Any:
+    """What waits in a queue for segments of which some were handed over is not sent for the others either."""
+
+    def narrow(self: Log, now: int, link: Link, left: Iterable[int], ranges: Callable[[int], KeyRange]) -> None:
+        covers = set(left)
+        link.covers = tuple(segment for segment in link.covers if segment in covers)
+        for parcel in link.queue:
+            if not covers.issuperset(parcel.covers):
+                parcel.given, parcel.covers = None, ()
+        link.sent, link.again = link.acked, now
+        link.flying.clear()
+
+    return mock.patch.object(Log, "narrow", narrow)
+
+
+@mutant
+def queued_changes_sent_as_they_were() -> Any:
+    """What waits in a queue names segments that were handed over: it is refused, with all that is behind it."""
+
+    def narrow(self: Log, now: int, link: Link, left: Iterable[int], ranges: Callable[[int], KeyRange]) -> None:
+        covers = set(left)
+        link.covers = tuple(segment for segment in link.covers if segment in covers)
+
+    return mock.patch.object(Log, "narrow", narrow)
+
+
+@mutant
+def released_too_early() -> Any:
+    """A server that is to go may go at once."""
+    return mock.patch.object(Handing, "holds", lambda self, name: 0)
+
+
+@mutant
+def copies_not_dropped() -> Any:
+    """Who gave a segment away keeps its copy of it."""
+    return mock.patch.object(Follow, "drop", lambda self, segments: None)
+
+
+@mutant
+def segments_not_dropped() -> Any:
+    """An owner that gave a segment away keeps its rows."""
+    real = Holding._rebuild
+
+    def rebuild(self: Holding, now: int, kept: Any, images: Any) -> Outcome:
+        return real(self, now, kept if self.own is None else self.own.segments, images)
+
+    return mock.patch.object(Holding, "_rebuild", rebuild)
+
+
+@mutant
+def move_does_not_change_the_epoch() -> Any:
+    """What was said of a segment's set before it changed hands passes for news."""
+    real = Handing.full
+
+    def full(self: Handing, primary: str, told: m.Full) -> Any:
+        before = {table.name: table.places for table in self.tables.values()}
+        taken = real(self, primary, told)
+        for name, table in list(self.tables.items()):
+            pairs = zip(before[name], table.places, strict=True)
+            places = [replace(new, epoch=old.epoch, since=old.since) if new != old else new for old, new in pairs]
+            self.tables[name] = replace(table, places=places)
+        return taken
+
+    return mock.patch.object(Handing, "full", full)

@@ -1,0 +1,116 @@
+"""Servers that come and go, and what befalls a segment on its way from one to another: drawn from a seed, like all else.
+
+    join     a server that was not there comes, and wants its share
+    drain    one is asked to go (``how``: the operator says so, or its own process is told to end); it may come back later
+    roll     all of them, one after the other: each goes, and comes back, before the next one goes (F10)
+    ambush   wait for a segment that is at this stage of its move, then strike one of those who take part in it (F13)
+    freeze   a clock stands still (F28)
+    sluggish a disk takes its time (F32)
+
+``with_moves`` adds these to a plan, in which other things may go wrong, too; in four of ten nothing else does: then no call may fail.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec.structs import replace
+
+from shoal.simulation.faults import Fault, Plan
+
+STAGES = ("named", "copied", "full", "handed")
+VICTIMS = ("source", "target", "left", "other", "coordinator")
+ACTIONS = ("crash", "pause", "cut", "deaf", "alone")
+PLANNED = ("join", "drain", "roll")  # what an operator does: no fault at all
+LONGEST_WAIT = 30  # milliseconds from a stage to what it brings about: another stage may be reached by then
+
+
+def draw(seed: int) -> Plan:
+    return with_moves(Plan.draw(seed))
+
+
+def with_moves(plan: Plan) -> Plan:
+    random = Random(f"{plan.seed}/moves")
+    alone = random.random() < 0.4
+    plan = replace(
+        plan,
+        faults=() if alone else plan.faults,
+        beyond=plan.beyond and not alone,
+        lasts=max(plan.lasts, random.choice([3_000, 6_000, 10_000])),
+        think=random.choice([50, 300, 300, 1_200]),  # there must be something to do while they move
+        balance=random.choice(["count", "count", "load", "none"]),
+    )
+    habits = tuple(one for one in ("bystander", "slow copies", "small batches") if random.random() < 0.4)
+    faults = [*plan.faults, *_comings(plan, random)]
+    if not alone or random.random() < 0.5:
+        faults += _ambushes(plan, random)
+        for draw_more in random.sample([_freezes, _sluggish, _worker_cuts, _one_way], random.choice([0, 0, 1, 2])):
+            faults += draw_more(plan, random)
+    ordered = sorted(faults, key=lambda fault: fault.at)
+    return replace(plan, faults=tuple(ordered), habits=(*plan.habits, *habits))
+
+
+def _comings(plan: Plan, random: Random) -> list[Fault]:
+    """Who comes, and who goes."""
+    if random.random() < 0.2:
+        lasts = random.choice([0, 100, 1_000])
+        return [Fault("roll", random.randrange(500), lasts, how=random.choice(["drain", "leave"]))]
+    joins = [plan.newcomer(i) for i in range(random.choice([0, 1, 1, 2, 3]))]
+    faults = [Fault("join", random.randrange(plan.lasts * 2 // 3), who=name) for name in joins]
+    for _ in range(random.choice([0, 1, 1, 2]) if joins else 1):
+        who, back = random.choice([*plan.server_names, *joins]), random.choice([0, 0, 200, 2_000])
+        how = random.choice(["drain", "leave"])
+        faults.append(Fault("drain", random.randrange(plan.lasts), back, who, how=how))
+    return faults
+
+
+def _ambushes(plan: Plan, random: Random) -> list[Fault]:
+    return [
+        Fault(
+            "ambush",
+            random.randrange(plan.lasts * 2 // 3),
+            random.choice([0, 300, 1_500, 3_000, 7_000]),
+            random.choice(VICTIMS),
+            (random.choice(ACTIONS),),
+            rate=random.choice([0, 0, random.randrange(5), random.randrange(LONGEST_WAIT)]),
+            how=random.choice(STAGES),
+        )
+        for _ in range(random.choice([0, 1, 1, 2, 3]))
+    ]
+
+
+def _freezes(plan: Plan, random: Random) -> list[Fault]:
+    return [
+        Fault("freeze", random.randrange(plan.lasts), random.choice([300, 1_500, 6_000]), random.choice(plan.names))
+        for _ in range(random.choice([1, 2, 3]))
+    ]
+
+
+def _sluggish(plan: Plan, random: Random) -> list[Fault]:
+    return [
+        Fault("sluggish", random.randrange(plan.lasts), random.choice([200, 1_000, 4_000]), "coordinator")
+        for _ in range(random.choice([1, 2, 3]))
+    ]
+
+
+def _worker_cuts(plan: Plan, random: Random) -> list[Fault]:
+    """A worker does not reach a server, nor that one it (F16)."""
+    return [
+        Fault(
+            "cut",
+            random.randrange(plan.lasts),
+            random.choice([300, 1_500, 4_000]),
+            random.choice(plan.worker_names),
+            (random.choice(plan.server_names),),
+        )
+        for _ in range(random.choice([1, 2]))
+    ]
+
+
+def _one_way(plan: Plan, random: Random) -> list[Fault]:
+    """One hears the other, and is not heard by it (F19)."""
+    who, other = random.choice(plan.server_names), random.choice(plan.names)
+    if who == other:
+        return []
+    how = random.choice(["in", "out"])
+    return [Fault("cut", random.randrange(plan.lasts), random.choice([300, 3_000, 7_000]), who, (other,), how=how)]

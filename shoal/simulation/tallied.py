@@ -1,0 +1,38 @@
+"""What all nodes of a run have counted, added up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.simulation.run import Run
+
+
+def counts_of(run: Run) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for part in _parts(run):
+        counts.update(part)
+    counts.update({w if ":" in w else f"network: {w}": n for w, n in run.world.counts.items()})
+    return counts
+
+
+def _parts(run: Run) -> Iterator[dict[str, int]]:
+    deals = run.deals
+    yield {"rollbacks": deals.rollbacks, "checkpoints": deals.checkpoints, "slots lent": run.lending.lent}
+    yield {**run.stragglers.counts, "delays that changed": run.auto.changes}
+    yield {"rare: restored from an older checkpoint": deals.older}
+    for coordinator in run.cluster.coordinators:
+        yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
+    for server in [*run.cluster.former, *run.cluster.servers.values()]:
+        yield {f"server: {what}": n for what, n in server.counts.items()}
+        yield server.handles.facts("server: lists")
+        for holding in server.tables.values():
+            yield {f"server: {what}": n for what, n in holding.counts.items()}
+            if holding.own is not None:
+                yield {f"server: {what}": n for what, n in holding.own.counts.items()}
+    for worker in run.everyone:
+        yield {f"client: {what}": n for what, n in worker.client.counts.items()}
+        yield {"client: resent": worker.client.flight.resent}
+        yield {f"client: lists, {what}": n for what, n in worker.client.names.counts.items()}

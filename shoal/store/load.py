@@ -1,0 +1,123 @@
+"""How much is asked of each segment: rows pushed and pulled, counted as messages come, told as rows a second.
+
+Each segment is counted in some equal parts of its keys, so that it is known where its load is cut in two, should it have to be split.
+One message is one search, for the ends of the parts among its keys or the other way round, whichever are fewer. What is told is
+evened out over some seconds. A range of a sparse table is not counted: how many rows it has is not known before it is read, and those
+who read whole ranges ask the same of everybody.
+
+Nothing here reads the time: whoever asks says how long it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.keys import KeyRange, Keys
+from shoal.limits import LOAD_BINS, LOAD_KEPT
+from shoal.tables import Sparse, Table
+
+_HOT = 0.25  # of all that one server is asked for: where to cut such segments is told
+_PARTS = 4_096  # of all segments together: where there are more segments, each is one
+Rates = npt.NDArray[np.float64]
+
+
+class Asked:
+    """What is asked of some segments of one table, on one server."""
+
+    def __init__(self, spec: Table, held: Sequence[tuple[int, KeyRange]]) -> None:
+        self._numbers = [number for number, _ in held]
+        self._ranges = [keys for _, keys in held]
+        self._bins = LOAD_BINS if LOAD_BINS * len(held) <= _PARTS else 1
+        edges = [[_edge(keys, i, self._bins) for i in range(self._bins + 1)] for keys in self._ranges]
+        self._starts: Keys = np.array([one[:-1] for one in edges], np.uint64).reshape(-1)
+        self._stops: Keys = np.array([one[1:] for one in edges], np.uint64).reshape(-1)
+        self._ends = np.append(self._starts, self._stops[-1:])
+        self._ranges_too = not isinstance(spec, Sparse)
+        self._rows = np.zeros(len(self._starts), np.int64)  # since it was last told
+        self._rates: Rates = np.zeros(len(self._starts))
+        self._watched = np.zeros(
+            len(held), np.int64
+        )  # how often it was asked after: at first for a part of the time only
+
+    def note(self, keys: Keys | KeyRange) -> None:
+        """These rows were asked for; they lie in our segments."""
+        if isinstance(keys, KeyRange):
+            if self._ranges_too:
+                low, high = np.uint64(keys.start), np.uint64(keys.stop)
+                rows = np.clip(self._stops, low, high) - np.clip(self._starts, low, high)
+                self._rows += rows.astype(np.int64)
+        elif not len(keys):
+            return
+        elif len(keys) < len(self._starts):
+            np.add.at(self._rows, np.searchsorted(self._starts, keys, side="right") - 1, 1)
+        else:
+            self._rows += np.diff(np.searchsorted(keys, self._ends))
+
+    def after(self, seconds: float) -> None:
+        """So long it was since the last time: what came meanwhile enters the rates."""
+        rates = self._rows / seconds
+        known = np.repeat(self._watched > 1, self._bins)
+        self._rates = np.where(known, LOAD_KEPT * self._rates + (1 - LOAD_KEPT) * rates, rates)
+        self._rows[:] = 0
+        self._watched += 1
+
+    def rates(self) -> dict[int, float]:
+        """Rows a second, of those segments that were watched all the time."""
+        each = self._rates.reshape(-1, self._bins).sum(axis=1).round(1).tolist()
+        return {
+            n: rate for n, rate, known in zip(self._numbers, each, self._watched.tolist(), strict=True) if known > 1
+        }
+
+    def halves(self, least: float) -> dict[int, int]:
+        """The key that cuts a segment's load in two, for segments that are asked for this much and have two keys."""
+        found: dict[int, int] = {}
+        for at, rates in enumerate(self._rates.reshape(-1, self._bins)):
+            keys = self._ranges[at]
+            if self._watched[at] > 1 and len(keys) > 1 and rates.sum() >= least:
+                found[self._numbers[at]] = _half(keys, rates.tolist())
+        return found
+
+    def follow(self, before: Asked, same: Mapping[int, int]) -> None:
+        """Other segments are ours now: of these, by their numbers now and then, what was known stays."""
+        theirs = {number: at for at, number in enumerate(before._numbers)}
+        if before._bins != self._bins:
+            return
+        for at, number in enumerate(self._numbers):
+            if (there := theirs.get(same.get(number, -1))) is not None:
+                mine, other = self._part(at), self._part(there)
+                self._rows[mine], self._rates[mine] = before._rows[other], before._rates[other]
+                self._watched[at] = before._watched[there]
+
+    def _part(self, at: int) -> slice:
+        return slice(at * self._bins, (at + 1) * self._bins)
+
+
+def told(own: Mapping[int, Asked], seconds: float) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, int]]]:
+    """What a server tells of all its tables after so long: rows a second, and where to cut the hottest segments."""
+    for one in own.values():
+        one.after(seconds)
+    rates = {number: one.rates() for number, one in own.items()}
+    least = _HOT * sum(sum(one.values()) for one in rates.values())
+    halves = {number: one.halves(least) for number, one in own.items()} if least else {}
+    return rates, {number: cuts for number, cuts in halves.items() if cuts}
+
+
+def _edge(keys: KeyRange, i: int, bins: int) -> int:
+    return keys.start + (keys.stop - keys.start) * i // bins
+
+
+def _half(keys: KeyRange, rates: Sequence[float]) -> int:
+    """The end of a part that leaves the hotter side least; of several, the one that leaves that side fewest keys."""
+    best: tuple[float, int, int] | None = None
+    left, total = 0.0, sum(rates)
+    for i in range(1, len(rates)):
+        left += rates[i - 1]
+        at = _edge(keys, i, len(rates))
+        if keys.start < at < keys.stop:
+            hotter = at - keys.start if left > total - left else keys.stop - at
+            one = (max(left, total - left), hotter, at)
+            best = one if best is None else min(best, one)
+    return keys.start + (keys.stop - keys.start) // 2 if best is None else best[2]

@@ -1,0 +1,201 @@
+"""Hosts of their own on this machine: network namespaces with an address each, joined by a wire that can be cut.
+
+    with Hosts(3) as hosts:                      needs root; ``missing()`` says what is not there
+        hosts.start(0, "-m", "shoal", ...)       Python, on the first of them
+        hosts.cut(0, 1)                          neither hears the other
+        hosts.cut(0, 1, both=False)              1 does not hear 0
+        hosts.alone(2)                           cut off from all, from us too
+        hosts.heal()
+
+We are on the same network (``Hosts.US``), so that a test can look on. Namespaces are known by the process that made them: those of
+one that is no more are removed by the next that comes. Nothing here touches a network that it did not make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import signal
+import struct
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+
+from shoal.testing.den import Den
+from shoal.testing.ether import CLEAR, CUT, Air, Ether
+
+_NET = ipaddress.IPv4Network("198.18.0.0/15")  # for tests of networks: nobody lives there (RFC 2544)
+_NAMES, _TUN = Path("/run/netns"), "/dev/net/tun"
+_PREFIX = "shoal"
+_WITHIN = 20.0  # seconds for one command
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+
+
+def missing() -> str:
+    """What this machine lacks for hosts of their own; empty if it has all."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not os.path.exists(_TUN):
+        return f"no {_TUN}"
+    try:
+        _ip("netns", "add", probe := f"{_PREFIX}-{os.getpid()}-probe")
+        _ip("netns", "del", probe)
+        os.close(_tun(f"{_PREFIX[:2]}{os.getpid()}-p"))
+    except FileNotFoundError:
+        return "the command ip (package iproute2) is not installed"
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"network namespaces or tun devices cannot be made here: {error}"
+    return ""
+
+
+class Hosts:
+    """Use as a context: leaving it ends whatever runs on the hosts, and removes them."""
+
+    US = -1  # this process's own host
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        self.count = count
+        self.ether = Ether(seed)
+        self._den = Den()
+        self._names = [f"{_PREFIX}-{os.getpid()}-{i}" for i in range(count)]
+        self._air: dict[tuple[str, str], Air] = {}
+
+    def __enter__(self) -> Hosts:
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._den)
+            undo.callback(sweep)
+            undo.enter_context(self.ether)
+            self._net = _free_net()
+            for i in range(self.count):
+                undo.callback(_remove, self._names[i])
+                _ip("netns", "add", self._names[i])
+                self._settle(i)
+            self._settle(self.US)
+            self.heal()  # returns when all are plugged in
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._undo.close()
+
+    @property
+    def den(self) -> Den:
+        return self._den
+
+    def address(self, host: int) -> str:
+        """Of a host, as text."""
+        return str(self._net[100 if host == self.US else host + 1])
+
+    def within(self, host: int) -> list[str]:
+        """What stands before a command that is to run there."""
+        return [] if host == self.US else ["ip", "netns", "exec", self._names[host]]
+
+    def start(self, host: int, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
+        """Run Python there with these arguments."""
+        return self._den.start(*arguments, within=self.within(host), **settings)
+
+    # ------------------------------------------------------------ weather
+
+    def cut(self, one: int, other: int, both: bool = True) -> None:
+        """What ``one`` sends never comes to ``other``; nor the other way round."""
+        self._set([(one, other), (other, one)] if both else [(one, other)], CUT)
+
+    def alone(self, host: int) -> None:
+        """As if its cable were pulled."""
+        others = [one for one in (*range(self.count), self.US) if one != host]
+        self._set([(host, one) for one in others] + [(one, host) for one in others], CUT)
+
+    def all(self, air: Air) -> None:
+        """Between all hosts, both ways; we look on undisturbed."""
+        self._set([(one, other) for one in range(self.count) for other in range(self.count) if one != other], air)
+
+    def heal(self) -> None:
+        self._air = {}
+        self._set([], CLEAR)
+
+    def swizzle(self, seed: int) -> list[tuple[int, int]]:
+        """All links in an order drawn by lot: for a test that cuts them one by one, and heals them in another."""
+        links = [(one, other) for one in range(self.count) for other in range(one)]
+        Random(seed).shuffle(links)
+        return links
+
+    def mend(self, one: int, other: int) -> None:
+        """One link, both ways."""
+        self._set([(one, other), (other, one)], CLEAR)
+
+    def _set(self, ways: Sequence[tuple[int, int]], air: Air) -> None:
+        self._air |= {(self._name(one), self._name(other)): air for one, other in ways}
+        now = dict(self._air)
+        self.ether.weather = lambda sender, to: now.get((sender, to), CLEAR)
+
+    # ------------------------------------------------------------ making them
+
+    def _name(self, host: int) -> str:
+        return "us" if host == self.US else self._names[host]
+
+    def _settle(self, host: int) -> None:
+        """A device with an address, whose other end is in the ether's hands."""
+        device = f"{_PREFIX[:2]}{os.getpid()}-{'us' if host == self.US else host}"
+        end = _tun(device)
+        self.ether.plug(self._name(host), end, ipaddress.ip_address(self.address(host)).packed)
+        there: tuple[str, ...] = ()
+        if host != self.US:
+            _ip("link", "set", device, "netns", self._names[host])
+            there = ("-n", self._names[host])
+            _ip(*there, "link", "set", "lo", "up")
+        _ip(*there, "addr", "add", f"{self.address(host)}/{self._net.prefixlen}", "dev", device)
+        _ip(*there, "link", "set", device, "up")
+
+
+def sweep() -> None:
+    """Remove the namespaces of processes that are no more: a test that was killed could not."""
+    for path in _NAMES.glob(f"{_PREFIX}-*-*") if _NAMES.exists() else ():
+        maker = path.name.split("-")[1]
+        if maker.isdigit() and not psutil.pid_exists(int(maker)):
+            _remove(path.name)
+
+
+def _remove(name: str) -> None:
+    """And whatever runs in it."""
+    if not (_NAMES / name).exists():
+        return
+    with contextlib.suppress(subprocess.SubprocessError):
+        for pid in _ip("netns", "pids", name).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _ip("netns", "del", name)
+
+
+def _free_net() -> ipaddress.IPv4Network:
+    """A /24 that no device of ours has."""
+    taken = _ip("-o", "-4", "addr")
+    nets = list(_NET.subnets(new_prefix=24))
+    for i in range(len(nets)):
+        net = nets[(os.getpid() + i) % len(nets)]
+        if f" {str(net[0]).removesuffix('.0')}." not in taken:
+            return net
+    raise OSError(f"all of {_NET} is taken: are there devices of tests that were killed? see `ip addr`")
+
+
+def _tun(name: str) -> int:
+    """A new device, which goes when this file is closed."""
+    end = os.open(_TUN, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    except OSError:
+        os.close(end)
+        raise
+    return end
+
+
+def _ip(*arguments: str) -> str:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=_WITHIN, check=False)
+    if done.returncode != 0:
+        raise subprocess.SubprocessError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout

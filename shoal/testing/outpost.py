@@ -1,0 +1,62 @@
+"""A coordinator or a server in a process of its own, on whatever host it is started: nobody forks it, nobody restarts it.
+
+    python -m shoal.testing.outpost '{"kind": "server", "name": "server-0", "bind": "tcp://...", ...}'
+
+It prints its address when it listens, and runs until it is killed. What it counts is what the transport counts.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from shoal import limits
+from shoal.launch.child import moved_by, prepare
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.loop import Loop
+from shoal.nodes.records import needed
+from shoal.nodes.server import Server
+from shoal.nodes.storage import Journal
+from shoal.wire.security import Safety
+from shoal.wire.zmq import ZmqTransport
+
+
+class Post(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is to be where."""
+
+    kind: Literal["coordinator", "server"]
+    name: str
+    bind: str
+    coordinator: str = ""  # where a server finds it
+    journal: str = ""
+    copies: int = 1
+    safety: str = "insecure"  # as Safety says it in a word
+
+
+def stand(post: Post) -> None:
+    """Until the process ends."""
+    prepare(())
+    safety = Safety.of_plain(post.safety)
+    transport = ZmqTransport(post.name, post.bind, safety)
+    if post.kind == "coordinator":
+        journal = Journal(Path(post.journal) if post.journal else None)
+        journal.rewrite(needed(journal.records))
+        node = Coordinator(post.name, post.copies, journal.records)
+        node.also, node.check_address = transport.counters, safety.check
+        loop = Loop(node, transport, journal)
+    else:
+        transport.connect(limits.COORDINATOR, post.coordinator)
+        server = Server(post.name, secrets.token_hex(8), transport.address)
+        server.also = moved_by(transport)
+        loop = Loop(server, transport)
+    os.write(1, f"{transport.address}\n".encode())
+    loop.run()
+
+
+if __name__ == "__main__":
+    stand(msgspec.json.decode(sys.argv[1], type=Post))

@@ -1,0 +1,250 @@
+"""A cluster over several hosts, in the counting model: what is where, what is cut from what, and whether all is well.
+
+    host 0              the coordinator
+    hosts 1 to 3        a server each, two copies of every segment: one of them is to spare
+    hosts 4 to 6        a worker or client each
+    us                  whoever looks on, undisturbed
+
+Each host has a folder of keys of its own, and the coordinator's list has all of them; ``keys=False``: all in the clear.
+The nodes are plain processes (``outpost``): nobody sees them end, and nobody starts them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.errors import Unanswered
+from shoal.launch.looking import Looking
+from shoal.nodes.blocking import KV
+from shoal.nodes.worker import Worker
+from shoal.simulation.workload import TABLE
+from shoal.testing.counting import Crowd, create, plan_of
+from shoal.testing.den import soon
+from shoal.testing.hosts import Hosts
+from shoal.testing.outpost import Post
+from shoal.testing.watch import PATIENCE
+from shoal.wire import Transport, keyring
+from shoal.wire import messages as m
+from shoal.wire.address import with_key
+from shoal.wire.security import Safety
+from shoal.wire.zmq import ZmqTransport
+
+SERVERS, WORKERS, COPIES = 3, 3, 2
+COORDINATOR, FIRST_SERVER, FIRST_WORKER = 0, 1, 1 + SERVERS
+_PORT = 7_000
+_OFTEN = 0.05  # seconds
+
+
+class Record(list[tuple[int, m.View]]):
+    """Views, each with the time at which it was first seen."""
+
+    def add(self, now: int, view: m.View) -> None:
+        if not self or self[-1][1].number != view.number:
+            self.append((now, view))
+
+    def losses(self) -> int:
+        """How often one and the same segment lost a member of its set; the worst of them."""
+        sets = [[set(place.servers) for place in places] for _, view in self if (places := _places(view))]
+        lost = [[bool(before - after) for before, after in zip(*pair, strict=True)] for pair in pairwise(sets)]
+        return max(map(sum, zip(*lost, strict=True)), default=0)
+
+    def returns(self, name: str) -> int:
+        """As how many lives a node was seen beyond the first."""
+        return len({one.incarnation for _, view in self for one in view.members if one.name == name}) - 1
+
+    def first(self, which: Callable[[m.View], bool]) -> int:
+        """When it was first so."""
+        return next((at for at, view in self if which(view)), 0)
+
+
+def _places(view: m.View) -> list[m.Place]:
+    return next((table.places for table in view.tables if table.name == TABLE), [])
+
+
+class Site:
+    """Use as a context."""
+
+    def __init__(self, hosts: Hosts, servers: int = SERVERS, copies: int = COPIES, keys: bool = True) -> None:
+        self.hosts, self.copies, self.keys = hosts, copies, keys
+        self.servers = [f"server-{i}" for i in range(servers)]
+        self.address = self._listens = f"tcp://{hosts.address(COORDINATOR)}:{_PORT}"
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.looking = Looking(self._transport)
+
+    def __enter__(self) -> Site:
+        try:
+            if self.keys:
+                self._make_keys()
+            self.post("coordinator")
+            for name in self.servers:
+                self.post(name)
+            self.wait_for_servers()
+            token = secrets.token_hex(8)
+            self.kv = KV(Worker("operator", "client", token), self._transport("operator"), lambda: "")
+            self.kv.joined(PATIENCE)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.hosts.heal()
+        if hasattr(self, "kv"):
+            self.kv.close()
+        self.looking.close()
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+
+    def host(self, name: str) -> int:
+        """Where a node is."""
+        kind, _, number = name.partition("-")
+        return (
+            COORDINATOR if kind == "coordinator" else int(number) + (FIRST_SERVER if kind == "server" else FIRST_WORKER)
+        )
+
+    def post(self, name: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start a node, for the first time or again; ``within``: what else stands before its command."""
+        here = self.hosts.address(self.host(name))
+        journal = Path(self.hosts.den.folder) / "coordinator.journal"
+        post = (
+            Post("coordinator", name, self._listens, "", str(journal), self.copies, self.safety(name).plain)
+            if name == "coordinator"
+            else Post("server", name, f"tcp://{here}:*", self.address, safety=self.safety(name).plain)
+        )
+        orders = msgspec.json.encode(post).decode()
+        within = [*self.hosts.within(self.host(name)), *within]
+        process = self.hosts.den.start("-m", "shoal.testing.outpost", orders, within=within)
+        self.processes[name] = process
+        return process
+
+    def gather(self, kind: str, slots: int = 60, **settings: Any) -> Crowd:
+        """Workers at their work, three pushes each behind them."""
+        count = slots if kind != "clients" else slots // WORKERS
+        plan = plan_of(kind, WORKERS, count, servers=len(self.servers), copies=self.copies, **{"think": 30, **settings})
+        create(self.kv, plan)
+        crowd = Crowd(
+            plan,
+            self.address,
+            self.hosts.den,
+            within=lambda column: self.hosts.within(column + FIRST_WORKER),
+            safety=lambda column: self.safety(f"worker-{column}"),
+        )
+        for column in range(WORKERS):
+            crowd.start(column, range(column, slots, WORKERS))
+        for column in range(WORKERS):
+            crowd.until(column, 3)
+        return crowd
+
+    # ------------------------------------------------------------ looking on
+
+    def members(self, role: str = "server") -> dict[str, int]:
+        """Their incarnations, by name."""
+        return {one.name: one.incarnation for one in self.looking.look(PATIENCE).members if one.role == role}
+
+    def wait_for_servers(self) -> None:
+        assert soon(lambda: len(self.members("server")) == len(self.servers)), self.words()
+
+    def view(self) -> m.View:
+        return self.looking.view(PATIENCE)
+
+    def places(self) -> list[m.Place]:
+        return _places(self.view())
+
+    def told(self) -> dict[str, m.Told]:
+        """What each server says of the table, with a hash of every segment that it has."""
+        view = self.view()
+        number = next(table.number for table in view.tables if table.name == TABLE)
+
+        def ask(request: int) -> m.Ask:
+            return m.Ask(request, number, 0, digests=True)
+
+        answers = {
+            one.name: self.looking._ask("ask for digests", one.name, ask, m.Message, PATIENCE, one.address)
+            for one in view.members
+            if one.role == "server"
+        }
+        return {name: answer for name, answer in answers.items() if isinstance(answer, m.Told)}
+
+    def is_whole(self) -> bool:
+        """Every segment has all its copies again, and they are equal (I8)."""
+        places, told = self.places(), self.told()
+        return all(
+            len(place.servers) == self.copies
+            and not place.filling
+            and all(server in told and segment in told[server].digests for server in place.servers)
+            and len({told[server].digests[segment] for server in place.servers}) == 1
+            for segment, place in enumerate(places)
+        )
+
+    def check(self, crowd: Crowd) -> None:
+        """All work is done, all is counted once, in all copies, and every segment has one owner (I1-I8)."""
+        crowd.finish()
+        violations = crowd.violations(self.kv)
+        assert violations == [], violations
+        assert soon(self.is_whole), (self.places(), self.told())
+        own = [segment for one in self.told().values() for segment in one.own]
+        assert sorted(own) == list(range(len(self.places())))  # I7
+        self.kv.drop(TABLE)
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[Record]:
+        """All views that the coordinator has meanwhile, seen often enough to miss none of a second."""
+        record, looking = Record(), Looking(self._transport)
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(_OFTEN):
+                with contextlib.suppress(Unanswered):
+                    record.add(time.monotonic_ns(), looking.view())
+
+        record.add(time.monotonic_ns(), self.view())
+        thread = threading.Thread(target=look, name="shoal-record", daemon=True)
+        thread.start()
+        try:
+            yield record
+        finally:
+            over.set()
+            thread.join()
+            looking.close()
+
+    def words(self) -> str:
+        """What those nodes said that have ended."""
+        return "; ".join(
+            f"{name}: {process.communicate()[1]}"
+            for name, process in self.processes.items()
+            if process.poll() is not None
+        )
+
+    # ------------------------------------------------------------ keys
+
+    def key_folder(self, name: str) -> Path:
+        """Of the host that a node is on."""
+        return self.hosts.den.folder / f"keys-{name}"
+
+    def safety(self, name: str) -> Safety:
+        return Safety.with_keys(self.key_folder(name)) if self.keys else Safety.insecure()
+
+    def _make_keys(self) -> None:
+        chief = keyring.make(self.key_folder("coordinator"), "coordinator", "coordinator")
+        workers = [f"worker-{i}" for i in range(WORKERS)]
+        for name in (*self.servers, *workers, "operator"):
+            role = "client" if name == "operator" else name.partition("-")[0]
+            keyring.allow(self.key_folder("coordinator"), keyring.make(self.key_folder(name), name, role))
+        self.address = with_key(self._listens, chief.public)
+
+    def _transport(self, name: str) -> Transport:
+        safety = self.safety("operator")
+        transport = ZmqTransport(safety.named(name), safety=safety)
+        transport.connect("coordinator", self.address)
+        return transport

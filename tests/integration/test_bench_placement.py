@@ -1,0 +1,34 @@
+"""``shoal bench placement``: after many changes segments lie evenly, and hardly more was copied than must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from click.testing import CliRunner
+
+from shoal.benchmarks.placement import Results, Settings, case_of, measure
+from shoal.cli import main
+
+
+def test_ours_is_even_after_every_change_and_copies_little_more_than_the_least() -> None:
+    for case in measure(Settings(servers=(4,), per_server=(8,), copies=(1, 2), changes=40)).cases:
+        ours = case.rules["shoal"]
+        assert ours.primaries_worst <= 1.5  # one more than the mean, where that is a few
+        assert ours.ratio(case.least) < 1.25
+        for rival in ("ring", "rendezvous", "modulo"):
+            assert case.rules[rival].primaries > ours.primaries
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    settings = Settings(changes=20)
+    assert case_of(3, 24, 2, settings) == case_of(3, 24, 2, settings)
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+    file, picture = tmp_path / "placement.json", tmp_path / "placement.png"
+    asked = ["bench", "placement", "--quick", "--json", str(file), "--picture", str(picture)]
+    result = CliRunner().invoke(main, asked)
+    assert result.exit_code == 0, result.output
+    assert "rendezvous" in result.output and picture.stat().st_size > 0
+    assert msgspec.json.decode(file.read_bytes(), type=Results).cases

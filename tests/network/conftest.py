@@ -1,0 +1,40 @@
+"""Hosts of their own for these tests: skipped, with the reason, where there can be none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.testing.hosts import Hosts, missing
+from shoal.testing.site import SERVERS, WORKERS, Site
+
+
+def needs_hosts() -> None:
+    """Skip what cannot be shown here, and say why."""
+    if why := missing():
+        pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    needs_hosts()
+    with Hosts(1 + SERVERS + WORKERS) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def shared_site(hosts: Hosts) -> Iterator[Site]:
+    with Site(hosts) as site:
+        yield site
+
+
+@pytest.fixture
+def site(shared_site: Site) -> Iterator[Site]:
+    """The same cluster for every test; each leaves it as it was: healed, and with all its servers."""
+    yield shared_site
+    shared_site.hosts.heal()
+    for name in shared_site.servers:
+        if shared_site.processes[name].poll() is not None:
+            shared_site.post(name)
+    shared_site.wait_for_servers()

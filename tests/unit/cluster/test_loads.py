@@ -1,0 +1,43 @@
+"""What the coordinator knows of loads."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+from shoal.cluster.loads import Loads
+from shoal.tables import Dense
+from shoal.wire.messages import Heartbeat, Place, Placed
+
+
+def table(*owners: str, since: int = 0) -> dict[str, Placed]:
+    starts = [10 * i for i in range(len(owners))]
+    places = [Place(1, [owner], since=since) for owner in owners]
+    return {"w": Placed(1, "w", Dense(rows=10 * len(owners)), starts, places)}
+
+
+def test_an_owner_is_believed_and_nobody_else() -> None:
+    loads = Loads()
+    told = {0: 5.0, 1: 7.0, 9: 1.0, -1: 1.0}
+    loads.heard("ann", Heartbeat(1, 3, {}, {1: told, 8: {0: 1.0}}, {1: {0: 4, 1: 14}}), table("ann", "bob"))
+    assert loads.rates == {1: {0: 5.0}} and loads.halves == {1: {0: 4}}
+    loads.heard("ann", Heartbeat(1, 3, {}, {1: {0: nan, 1: inf}}), table("ann", "ann"))
+    assert loads.rates == {1: {0: 5.0}}
+    assert loads.by_server(table("ann", "bob")) == {"ann": 5.0, "bob": 0.0}
+
+
+def test_what_was_measured_before_a_segment_was_cut_is_not_taken_for_what_it_is_now() -> None:
+    loads = Loads()
+    loads.heard("ann", Heartbeat(1, 3, {}, {1: {0: 5.0}}), table("ann", since=4))
+    assert loads.rates == {1: {}}
+    loads.heard("ann", Heartbeat(1, 4, {}, {1: {0: 5.0}}), table("ann", since=4))
+    assert loads.rates == {1: {0: 5.0}}
+
+
+def test_what_is_known_of_a_segment_stays_when_it_changes_hands_and_is_shared_when_it_is_split() -> None:
+    loads = Loads()
+    loads.heard("ann", Heartbeat(1, 3, {}, {1: {0: 5.0, 1: 8.0}}), table("ann", "ann"))
+    assert loads.by_server(table("bob", "ann")) == {"bob": 5.0, "ann": 8.0}
+    loads.was_split(1, 0)
+    assert loads.rates == {1: {0: 2.5, 1: 2.5, 2: 8.0}}
+    loads.keep({})
+    assert loads.rates == {}

@@ -1,0 +1,181 @@
+"""Segments come and go on one ground: what stays is not touched, what goes is given back, what comes lies where it will be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal import tables
+from shoal.keys import KeyRange
+from shoal.limits import MB
+from shoal.store.part import Part
+from shoal.store.ranges import joined, without
+from shoal.store.reserve import Reserve
+from shoal.store.table import Table, ground_of
+from shoal.wire import messages as m
+
+
+def ranges(*bounds: tuple[int, int]) -> list[KeyRange]:
+    return [KeyRange(*one) for one in bounds]
+
+
+def some(spec: tables.Table, segments: list[KeyRange]) -> Table:
+    """A table in which the weight of a key is its number."""
+    table = Table(spec, segments)
+    keys = np.concatenate([np.arange(one.start, one.stop, dtype=np.uint64) for one in segments])
+    table.push(keys, keys.astype(np.float32).reshape(-1, 1))
+    return table
+
+
+@pytest.mark.parametrize("spec", [tables.Dense(rows=100), tables.Sparse(keys=100)])
+def test_what_stays_is_where_it_was_and_what_goes_is_gone(spec: tables.Table) -> None:
+    table = some(spec, ranges((0, 20), (20, 40), (60, 80)))
+    ground = table.part
+    fewer = Table(spec, ranges((0, 20), (60, 80)), ground)
+    assert fewer.part is ground and fewer.rows == 40
+    keys = np.array([0, 19, 60, 79], np.uint64)
+    assert fewer.pull(keys).ravel().tolist() == [0, 19, 60, 79]
+    assert "not held here" in str(fewer.check_keys(np.array([20], np.uint64)))
+
+
+@pytest.mark.parametrize("spec", [tables.Dense(rows=100), tables.Sparse(keys=100)])
+def test_a_segment_that_was_cut_in_two_keeps_its_rows(spec: tables.Table) -> None:
+    table = some(spec, ranges((0, 20), (20, 60)))
+    halves = Table(spec, ranges((0, 20), (20, 31), (31, 60)), table.part)
+    keys = np.arange(60, dtype=np.uint64)
+    assert halves.pull(keys).ravel().tolist() == keys.tolist()
+
+
+@pytest.mark.parametrize("spec", [tables.Dense(rows=100), tables.Sparse(keys=100)])
+def test_a_segment_comes_in_pieces_and_goes_and_comes_again(spec: tables.Table) -> None:
+    table = some(spec, ranges((0, 20)))
+    other = some(spec, ranges((40, 60)))
+    for _ in range(3):
+        rows, names = other.image(0)
+        for at in (0, 8, 16):
+            piece = None if names is None else names[at : at + 8]
+            table.part.place(KeyRange(40, 60), at, rows[at : at + 8], piece)
+        both = Table(spec, ranges((0, 20), (40, 60)), table.part)
+        assert both.pull(np.array([3, 40, 59], np.uint64)).ravel().tolist() == [3, 40, 59]
+        assert both.rows == 40
+        table = Table(spec, ranges((0, 20)), both.part)
+        assert table.rows == 20
+
+
+def test_a_range_goes_over_the_gaps_between_segments() -> None:
+    table = some(tables.Dense(rows=100), ranges((0, 20), (20, 30), (60, 80)))
+    keys = KeyRange(25, 65)
+    assert table.pull(keys).ravel().tolist() == [25, 26, 27, 28, 29, 60, 61, 62, 63, 64]
+    table.push(keys, np.full((10, 1), 1000, np.float32))
+    assert table.pull(KeyRange(24, 66)).ravel().tolist() == [
+        24, 1025, 1026, 1027, 1028, 1029, 1060, 1061, 1062, 1063, 1064, 65,
+    ]  # fmt: skip
+    assert len(table.pull(KeyRange(40, 50))) == 0
+
+
+def test_rows_that_moved_are_found_again_by_those_who_knew_where_they_were() -> None:
+    table = some(tables.Sparse(keys=100), ranges((0, 20), (20, 100)))
+    layout = table.layout
+    fewer = Table(tables.Sparse(keys=100), ranges((20, 100)), table.part)
+    assert fewer.layout > layout
+    keys = np.arange(20, 100, dtype=np.uint64)
+    assert fewer.pull(keys).ravel().tolist() == keys.tolist()
+
+
+def test_a_sparse_ground_that_lost_most_of_its_rows_is_small_again() -> None:
+    spec = tables.Sparse(keys=1 << 20)
+    table = some(spec, ranges((0, 1000), (1000, 200_000)))
+    before = table.memory
+    fewer = Table(spec, ranges((0, 1000)), table.part)
+    assert fewer.memory < before / 20
+
+
+def test_what_a_dense_table_lets_go_of_is_given_back_to_the_system() -> None:
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("how much memory a process has is read from /proc, which is not here")
+    rows, half = 16 * MB, 8 * MB
+    table = Table(tables.Dense(rows=rows), ranges((0, half), (half, rows)))
+    empty = resident()
+    table.push(KeyRange(0, rows), np.ones((rows, 1), np.float32))
+    full = resident()
+    fewer = Table(tables.Dense(rows=rows), ranges((0, half)), table.part)
+    assert full - empty > 3.9 * rows
+    assert full - resident() > 0.9 * 4 * half
+    assert fewer.pull(KeyRange(half - 2, rows)).ravel().tolist() == [1, 1]
+
+
+def test_address_space_for_a_table_larger_than_memory_costs_nothing_until_it_is_written_to() -> None:
+    reserve = Reserve(1 << 40, 1)
+    reserve.slab[1 << 39] = 7.0
+    assert reserve.slab[1 << 39, 0] == 7.0
+    with pytest.raises(MemoryError, match="more than a process can address"):
+        Reserve(1 << 50, 1)
+
+
+def test_a_part_on_the_same_ground_has_the_books_it_is_given() -> None:
+    spec = tables.Dense(rows=30, update=tables.Update("adagrad", {"step": 0.1}))
+    part = Part(1, spec, [(0, KeyRange(0, 10)), (1, KeyRange(10, 20))])
+    part.write(m.Change(1, "push"), None, part.extent.whole)
+    part.table.push(KeyRange(0, 20), np.ones((20, 1), np.float32))
+    part.version[:] = [4, 5]
+    digest, books = part.digest(1), part.books(1)
+    alone = Part(1, spec, [(1, KeyRange(10, 20))], part.ground)
+    alone.enter([books])
+    assert alone.digest(1) == digest and alone.version.tolist() == [5]
+
+
+def test_ranges_are_joined_and_taken_from_one_another_however_they_are_cut() -> None:
+    assert joined(ranges((0, 5), (5, 9), (10, 12))) == ranges((0, 9), (10, 12))
+    assert without(ranges((0, 10), (20, 30)), ranges((3, 4), (8, 25))) == ranges((0, 3), (4, 8), (25, 30))
+    assert without(ranges((0, 5), (5, 10)), ranges((0, 10))) == []
+    assert without(ranges((0, 10)), []) == ranges((0, 10))
+    assert without([], ranges((0, 10))) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_taking_ranges_from_one_another_is_taking_their_keys(seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def cut() -> list[KeyRange]:
+        at = np.unique(random.integers(0, 60, 12)).tolist()
+        return [KeyRange(a, b) for a, b in zip(at[:-1:2], at[1::2], strict=False)]
+
+    these, those = cut(), cut()
+    left = {key for one in without(these, those) for key in range(one.start, one.stop)}
+    assert left == {k for one in these for k in range(one.start, one.stop)} - {
+        k for one in those for k in range(one.start, one.stop)
+    }
+
+
+def test_a_ground_without_segments_holds_nothing() -> None:
+    for spec in (tables.Dense(rows=10, initial=tables.Constant(3.0)), tables.Sparse(keys=10)):
+        assert ground_of(spec).rows == 0
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_a_segment_goes_from_one_ground_to_the_other_beside_it_as_it_lies() -> None:
+    spec = tables.Dense(rows=100, initial=tables.Constant(2.0))
+    copies = ground_of(spec, ranges((0, 20), (40, 60)))
+    own = Table(spec, ranges((40, 60)), ground_of(spec, (), copies))
+    rows, _ = copies.image(1, copy=False)
+    own.part.place(KeyRange(40, 60), 0, rows, None)
+    assert np.shares_memory(own.image(0, copy=False)[0], rows)
+    copies.hold(tuple(ranges((0, 20))))  # who had it before gives nothing back
+    assert own.pull(np.array([40, 59], np.uint64)).ravel().tolist() == [2, 2]
+
+
+def test_only_who_claimed_rows_last_gives_them_back() -> None:
+    reserve, page = Reserve(1 << 20, 1), 1 << 16
+    reserve.slab[:] = 1.0
+    one, other = reserve.enter(), reserve.enter()
+    reserve.claim(one, ranges((0, 4 * page)))
+    reserve.claim(other, ranges((page, 2 * page)))
+    reserve.let_go(one, KeyRange(0, 3 * page))
+    assert reserve.slab[[0, page, 2 * page, 3 * page], 0].tolist() == [0, 1, 0, 1]
+    reserve.let_go(other, KeyRange(0, 4 * page))
+    assert reserve.slab[[0, page, 2 * page, 3 * page], 0].tolist() == [0, 0, 0, 1]

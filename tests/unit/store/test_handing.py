@@ -213,12 +213,13 @@ def test_nothing_is_served_before_the_former_owner_has_let_go() -> None:
     assert town.opened() == [[1]]
 
 
-def test_what_waits_for_a_copy_is_cut_to_what_is_left_and_the_rest_goes_on() -> None:
+@pytest.mark.parametrize("spec", [DENSE, STEPS], ids=["each", "steps"])
+def test_what_waits_for_a_copy_is_cut_to_what_is_left_and_the_rest_goes_on(spec: Table) -> None:
     """Otherwise the copies refuse it for ever, with all that comes after it."""
-    town = Town(placed(DENSE, "ax", "ax"))
-    town.become(moving(DENSE, "ax", "ax"))
+    town = Town(placed(spec, "ax", "ax"))
+    town.become(moving(spec, "ax", "ax"))
     town.deliver()
-    town.next_view(handed(DENSE, "ax", "bx", 3))
+    town.next_view(handed(spec, "ax", "bx", 3))
     town.takes("b", "x")
     town.push(0)  # of both segments: x and b refuse it, since one of them is b's
     town.deliver()

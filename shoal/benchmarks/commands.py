@@ -40,6 +40,17 @@ def bench_wire(quick: bool, json_file: Path | None) -> None:
     _bench("forms", quick, json_file)
 
 
+@bench.command("curve")
+@click.option("--quick", is_flag=True, help="Smaller, and fewer repeats: no figures to quote.")
+@click.option(
+    "--rows", type=click.IntRange(0), help="Of the run that is trained both ways; 0: none.  [default: 200,000]"
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_curve(quick: bool, rows: int | None, json_file: Path | None) -> None:
+    """What keys cost: pushes, pulls, round trips and a run over tcp, in the clear and encrypted; how soon a stranger is told."""
+    _bench("curve", quick, json_file, rows=rows)
+
+
 @bench.command("filters")
 @click.option("--quick", is_flag=True, help="Fewer slots and repeats.")
 @click.option("--slots", type=click.IntRange(1), help="How many.  [default: 40]")
@@ -358,6 +369,15 @@ def bench_elastic(quick: bool, seconds: float | None, picture: Path | None, json
     results = _bench("elastic", quick, json_file, seconds=seconds)
     if picture is not None:
         importlib.import_module("shoal.benchmarks.elastic").draw(results, picture)
+
+
+@bench.command("billion")
+@click.option("--quick", is_flag=True, help="20 million, over two servers.")
+@click.option("--floats", type=click.IntRange(1_000_000), help="How many.  [default: 1,000,000,000, which take 4 GB]")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_billion(quick: bool, floats: int | None, json_file: Path | None) -> None:
+    """A billion floats over four servers: pushed and pulled by range, and one more server joins."""
+    _bench("billion", quick, json_file, floats=floats)
 
 
 def _counts(given: str | None) -> tuple[int, ...] | None:

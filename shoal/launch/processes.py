@@ -36,6 +36,7 @@ from shoal.launch.nursery import Setup
 from shoal.launch.supervising import Supervisor
 from shoal.nodes.storage import Journal
 from shoal.wire import Transport
+from shoal.wire.address import check_address
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
@@ -60,8 +61,10 @@ class ProcessCluster(Cluster):
     ) -> None:
         """``listen``: an address of this host at which nodes of others reach it, too; ``advertise``: what they call it by."""
         check_callable(listen, advertise)
-        super().__init__(journal, copies)
         self._safety = safety or Safety.local()
+        if listen:
+            check_address(bind_of(listen), self._safety)
+        super().__init__(journal, copies)
         journal.close()  # it is the coordinator's
         self.on_ended: Callable[[str, str], None] | None = None
         """Called with the name of a process that is no more, and why. It must not wait: no ``fork`` in there."""

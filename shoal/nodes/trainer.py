@@ -217,8 +217,8 @@ class Trainer:
         self._run(self._lane)
         while self._lanes:
             await self._report()
-            if self._most and self._taken >= self._most and not self._mine:
-                self.leaving = True
+            if self._most and self._taken >= self._most and not any(lane.queue for lane in self._lanes):
+                self.leaving = True  # others may be what it waits for
             for lane, task in list(self._lanes.items()):
                 if task.done:
                     await task  # one that failed ends this life: another may wait for its slot

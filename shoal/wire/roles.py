@@ -34,7 +34,7 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Fence, m.Moved, m.Rollback, m.Busy, m.No, m.Held, m.Done), _SERVERS),  # of each other's calls
     **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.Told), _NOBODY),
     **dict.fromkeys((m.View, m.Welcome, m.Over, m.Alive, m.Standing, m.Release, m.Allowed), _NOBODY),
-    **dict.fromkeys((m.Deal, m.Judge), _NOBODY),
+    **dict.fromkeys((m.Deal, m.Judge, m.Described, m.Fed, m.Dismissed), _NOBODY),
     **dict.fromkeys((neighbours.Leg, neighbours.Without, neighbours.Offer, neighbours.Reached, neighbours.Meet), _USERS),
     **dict.fromkeys((neighbours.Met, neighbours.Along, neighbours.Rest, neighbours.Show, neighbours.Heard), _USERS),
     **dict.fromkeys((peers.Said, peers.Beat, peers.Greet, peers.Here, peers.Fetch, peers.Piece), _USERS),

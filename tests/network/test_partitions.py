@@ -71,7 +71,8 @@ def check_nothing_alone(crowd: Crowd, record: Record, cut: int) -> None:
 # ---------------------------------------------------------------- cut both ways
 
 
-@pytest.mark.parametrize("kind", [pytest.param("each", marks=pytest.mark.soak), "step"])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["each", "step"])
 def test_a_worker_that_does_not_reach_one_server_for_a_while_goes_on_when_it_does(kind: str, site: Site) -> None:
     """F16: its pushes are sent again, and count once."""
     crowd, incarnations = site.gather(kind), site.members()
@@ -141,6 +142,7 @@ ONE_WAY = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", ONE_WAY)
 def test_who_is_not_heard_is_given_up_once_and_not_again_and_again(way: str, site: Site) -> None:
     """F19: at most one change in a minute, and it lasts here a fifth of that; after it all is as before."""
@@ -207,6 +209,7 @@ def descriptors(site: Site) -> dict[str, int]:
     return {name: psutil.Process(process.pid).num_fds() for name, process in site.processes.items()}
 
 
+@pytest.mark.soak
 def test_a_host_that_vanished_in_the_middle_of_its_pushes_keeps_no_descriptor(site: Site) -> None:
     """F26: no FIN ever comes, and what was on its way to it is never acknowledged."""
     assert soon(lambda: not site.members("client").keys() - {"operator"})

@@ -98,6 +98,6 @@ class Line:
 
     def _wrong_key(self) -> str:
         return (
-            f"{self.address} breaks off whenever it is greeted: it has another key than the address says: take the address that it "
+            f"{self.address} breaks off whenever it is greeted: it has another key than the address says, or runs without keys: take the address that it "
             f"prints now, or shoal key list there"
         )

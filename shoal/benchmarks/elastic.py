@@ -15,20 +15,25 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from shoal.benchmarks.store import Machine, _machine
-from shoal.chaos.stage import Stage
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Gone, Handed, RunEvent, Voided, Warned
 from shoal.job import Job
-from shoal.strategies import TABLE
+from shoal.launch.looking import Looking, look_at
+from shoal.launch.training import Training
+from shoal.strategies import TABLE, TALLY
+from shoal.tables import Sparse, Update
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 TICK = 0.05  # seconds between two looks at how far it is
 WARM = 0.1  # of the time at the beginning that no figure is taken from: caches fill, kernels are loaded
 WORDS = 3  # of a row: the weight, and the two numbers that FTRL keeps
+_LOOK = 1.0  # seconds: who takes longer is asked again
 _WITHIN = 120.0  # seconds for a server to get its share, or to be let go
 
 
@@ -109,10 +115,36 @@ class Story:
     seen: list[tuple[float, int]] = field(default_factory=list)  # seconds, rows
     marks: dict[str, float] = field(default_factory=dict)
     failed: list[BaseException] = field(default_factory=list)
+    share: float = 0.0  # of the work that is done
+    held: dict[str, int] = field(default_factory=dict)  # segments, by server
+    moving: bool = False
+    looked: threading.Event = field(default_factory=threading.Event)
 
     @property
     def now(self) -> float:
         return time.monotonic() - self.began
+
+    def look(self, looking: Looking, batch: int) -> None:
+        """How far it is, and who holds what."""
+        at, standing, view = self.now, looking.look(_LOOK), looking.view(_LOOK)
+        if (course := standing.course) is not None:
+            self.seen.append((at, course.done * batch))
+            self.share = course.done / course.limit if course.limit else 0.0
+        places = [place for one in view.tables for place in one.places]
+        self.held = Counter(name for place in places for name in place.servers)
+        self.moving = bool(standing.moves) or any(place.filling for place in places)
+        self.looked.set()
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait for what the looks show."""
+        deadline = time.monotonic() + _WITHIN
+        while not true():
+            if time.monotonic() > deadline:
+                raise ShoalError(
+                    f"nothing came of it in {_WITHIN:g} s: look at what was printed above, and report this"
+                )
+            self.looked.clear()
+            self.looked.wait(TICK)
 
     def hear(self, event: RunEvent) -> None:
         match event:
@@ -135,20 +167,20 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
     dataset = load(job.data, job.seed, progress=progress)
     story = Story()
     progress(f"{settings.probe:g} s, to see how fast it is")
-    rate = _run(job, dataset, story, None)[0].done / settings.probe
+    rate = _run(job, dataset, story, comes=False)[0] / settings.probe
     passes = max(1, round(rate * settings.seconds / job.slots(dataset.train.rows).per_pass))
     progress(f"{passes:,} passes, about {settings.seconds:g} s: one more server joins, and leaves")
     story = Story()
-    course, account, over = _run(_job(settings, {"epochs": float(passes)}), dataset, story, settings)
+    slots, (lost, doubled), over = _run(_job(settings, {"epochs": float(passes)}), dataset, story, comes=True)
     return Results(
         _machine(),
         settings,
         settings.features * WORDS * 4 / 1e6,
         round(over, 2),
-        course.done,
-        account.lost,
-        account.doubled,
-        [*story.errors, *account.wrong],
+        slots,
+        lost,
+        doubled,
+        story.errors,
         _phases(story, over),
         story.moves,
         _rates(story.seen),
@@ -173,62 +205,61 @@ def _job(settings: Settings, stop: dict[str, float]) -> Job:
     )
 
 
-def _run(job: Job, dataset: Dataset, story: Story, settings: Settings | None) -> tuple[Any, Any, float]:
-    """Train. With settings, one server comes and goes."""
-    with Stage(job, dataset, story.hear) as stage:
+class Counting(Training):
+    """A training whose workers count every slot in a table beside the model."""
+
+    def _start_evaluator(self) -> None:
+        self._client.create(
+            TALLY, Sparse(hashed=True, update=Update("sum"), max_delay=None)
+        )  # before any worker is there
+        super()._start_evaluator()
+
+    def counted(self) -> tuple[int, int]:
+        """Of all slots of a run that came to its end: how many were never counted, and how many once too often."""
+        found: Any = self._client.pull(TALLY, slice(None)).result(_WITHIN)
+        times = np.zeros(self.course.done, np.int64)
+        times[found.keys.astype(np.int64)] = np.rint(found.values).astype(np.int64).reshape(-1)
+        return int((times < 1).sum()), int(np.maximum(times - 1, 0).sum())
+
+
+def _run(job: Job, dataset: Dataset, story: Story, comes: bool) -> tuple[int, tuple[int, int], float]:
+    """Train; a server may come and go. How many slots were reported, those lost and doubled, and the seconds."""
+    training = Counting(job, dataset, story.hear)
+    with training:
         story.began = time.monotonic()
-        helper = threading.Thread(target=_come_and_go, args=(stage, story), daemon=True)
-        if settings is not None:
-            helper.start()
-        while (outcome := stage.wait(TICK)) is None:
-            if (seen := stage.seen) is not None and seen.standing.course is not None:
-                story.seen.append((seen.asked - story.began, seen.standing.course.done * job.data.batch))
-        over = story.now
-        if settings is not None:
-            helper.join(_WITHIN)
+        looking = look_at(training._cluster.address)
+        helper = threading.Thread(target=_come_and_go, args=(training, story), daemon=True)
+        try:
+            if comes:
+                helper.start()
+            while (outcome := training.wait(TICK)) is None:
+                with suppress(ShoalError):  # it is asked again
+                    story.look(looking, job.data.batch)
+            over = story.now
+            if comes:
+                helper.join(_WITHIN)
+        finally:
+            looking.close()
         if outcome.failed:
             raise ShoalError(f"the run failed: {outcome.why}")
         if story.failed:
             raise ShoalError(f"the servers did not come and go as they should: {story.failed[0]}")
-        return stage.training.course, stage.balance(), over
+        return training.course.done, training.counted() if comes else (0, 0), over
 
 
-def _come_and_go(stage: Stage, story: Story) -> None:
+def _come_and_go(training: Training, story: Story) -> None:
     try:
-        _until(lambda: _share(stage) >= 1 / 3, stage)
+        story.until(lambda: story.share >= 1 / 3)
         story.marks["joins"] = story.now
-        name = stage.training.add_server()[0]
-        _until(lambda: _holds(stage, name) > 0 and not _moving(stage), stage)
+        name = training.add_server()[0]
+        story.until(lambda: story.held.get(name, 0) > 0 and not story.moving)
         story.marks["has its share"] = story.now
-        _until(lambda: _share(stage) >= 2 / 3, stage)
+        story.until(lambda: story.share >= 2 / 3)
         story.marks["leaves"] = story.now
-        stage.training.remove_server(name)
+        training.remove_server(name)
         story.marks["is gone"] = story.now
     except BaseException as error:
         story.failed.append(error)
-
-
-def _until(true: Callable[[], bool], stage: Stage) -> None:
-    deadline = time.monotonic() + _WITHIN
-    while not true():
-        if time.monotonic() > deadline:
-            raise ShoalError(f"nothing came of it in {_WITHIN:g} s: look at what was printed above, and report this")
-        stage.next_look(TICK)
-
-
-def _share(stage: Stage) -> float:
-    course = stage.course
-    return course.done / course.limit if course is not None and course.limit else 0.0
-
-
-def _holds(stage: Stage, name: str) -> int:
-    assert stage.seen is not None
-    return sum(name in place.servers for one in stage.seen.view.tables for place in one.places)
-
-
-def _moving(stage: Stage) -> bool:
-    assert stage.seen is not None
-    return bool(stage.seen.standing.moves) or any(p.filling for one in stage.seen.view.tables for p in one.places)
 
 
 # ---------------------------------------------------------------- figures

@@ -11,10 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 from shoal import limits
+from shoal.cluster import groups
 from shoal.cluster.member import Membership
 from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
-from shoal.nodes.snapshots import Snapshots
+from shoal.nodes.keeping import Keeping
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding
@@ -24,6 +25,7 @@ from shoal.store.pace import Pace
 from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
+from shoal.wire.groups import Group
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
@@ -44,7 +46,7 @@ class Server:
         self.member = Membership(name, "server", token, address)
         self.member.reaches = {"server"}
         self.tables: dict[int, Holding] = {}
-        self._snapshots = Snapshots(disk or Disk())
+        self._keeping = Keeping(disk or Disk(), self.member)
         self._calls = Calls()
         self.handles = Handles()
         self.counts: Counter[str] = Counter()
@@ -52,6 +54,7 @@ class Server:
         self._inline = inline
         self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
+        self._groups: dict[str, Group] = {}
         self._backlog: deque[Received] = deque()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
@@ -80,10 +83,10 @@ class Server:
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
-            case Received(sender, m.Snap()) if sender == self.member.coordinator:
+            case Received(sender, m.Snap(_, table)) if self._keeping.may_ask(sender, self.tables.get(table)):
                 effects = self._queue(now, event)
             case Stored():
-                effects = self._snapshots.stored(self.member.incarnation, event)
+                effects = self._keeping.stored(event)
             case Received(sender, message) if sender == self.member.coordinator:
                 effects = self._greeting(now, message)
             case Computed(token, _, error) if token == self._token and self._works:
@@ -95,8 +98,8 @@ class Server:
                 effects = []
         while self._backlog and not self._works:
             effects += self._request(now, self._backlog.popleft())
-        if self._snapshots.later and not self._works:
-            effects += self._carry_on(Outcome(works=[self._snapshots.later.popleft()]))
+        if self._keeping.later and not self._works:
+            effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
         if self.leaving and not self.released and now >= self._next_leave:
             self._next_leave = now + limits.HEARTBEAT
@@ -141,7 +144,7 @@ class Server:
             self._members.clear()
             self._backlog.clear()
             self._early.clear()
-            self._snapshots.clear()
+            self._keeping.forget()
             self.handles = Handles()
             self._calls.clear()
             self._works.clear()
@@ -170,6 +173,7 @@ class Server:
         outcome = Outcome()
         self.tables.update(made)
         self._members = {member.incarnation: member for member in view.members}
+        self._groups = groups.by_name(view)
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
         self.handles.live(everyone)
@@ -194,7 +198,7 @@ class Server:
         for table in new:
             try:
                 holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace)
-                holding.set_up(servers, self._snapshots.loader(table))
+                holding.set_up(servers, self._keeping.loader(table))
                 made[table.number] = holding
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
@@ -231,10 +235,7 @@ class Server:
                 return []
             return self._carry_on(holding.heard(now, event.sender, request, event.arrays))
         if isinstance(request, m.Snap):
-            holding = self.tables.get(request.table)
-            if holding is None or request.view > self.member.shown:
-                return []  # it is asked again
-            return self._carry_on(self._snapshots.snap(now, event.sender, request, holding, self.member.incarnation))
+            return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
             return [Send(event.sender, stopped)]
@@ -292,6 +293,11 @@ class Server:
             return m.Moved(request.request, view.number)
         if isinstance(request, m.Ask):
             return None
+        if not isinstance(request, m.Call) and known is not None and known.group:
+            name, push = holding.placed.name, isinstance(request, m.Push)
+            if why := groups.refused(known, self._groups, name, push):
+                self.counts["another group's"] += 1
+                return m.No(request.request, "setting", why)
         if request.view < self._moved[request.table] or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
             return m.Moved(request.request, self.member.shown)

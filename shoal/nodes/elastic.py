@@ -226,10 +226,11 @@ class Elastic:
             place = table.places[one.segment]
             if place.filling:
                 self._begun[table.number, one.segment] = now, one.why
-            elif one.target and place.servers[0] == one.target:
-                life, view = of.roster.people[one.target].member.incarnation, of.roster.number
+            elif place.since == of.roster.number:  # another of the set is primary: where one goes and nobody comes, too
+                target, view = place.servers[0], of.roster.number
+                life = of.roster.people[target].member.incarnation
                 self._openings.append(
-                    Opening(one.table, table.number, [one.segment], one.source, one.target, life, one.why, now, view)
+                    Opening(one.table, table.number, [one.segment], one.source, target, life, one.why, now, view)
                 )
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:

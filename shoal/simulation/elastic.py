@@ -115,8 +115,9 @@ class Elastic:
 
     def _ask(self, name: str, how: str, back: int, rolls: bool = False) -> bool:
         host = self.world.hosts.get(name)
-        if host is None or name in self._leaving or name not in self.cluster.servers:
-            return False
+        server = self.cluster.servers.get(name)
+        if host is None or name in self._leaving or server is None or not server.member.joined:
+            return False  # a process that goes before it has joined says nothing of the life before it
         if not any(
             other in self.world.hosts and other not in self._leaving for other in self.cluster.servers if other != name
         ):

@@ -109,6 +109,10 @@ def main() -> None:
     help="0: errors only. 1: how it goes. 2: also who joins, what is saved, where time goes. 3: every event.  [default: 1]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option(
+    "--listen", metavar="ADDRESS", help="Where nodes of other hosts reach it (shoal join).  [default: nowhere]"
+)
+@asks_for_keys
 @click.pass_obj
 def train(
     head: Head | None,
@@ -130,6 +134,9 @@ def train(
     resume: Path | None,
     verbosity: int | None,
     as_json: bool,
+    listen: str | None,
+    keys: str | None,
+    insecure: bool,
 ) -> None:
     """Train a model on DATA (a name of `shoal data list`, or a file), or as JOB.toml says.
 
@@ -155,6 +162,7 @@ def train(
         raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
     given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs, "verbosity": verbosity}
+    given |= {"launch.listen": listen, "launch.keys": keys, "launch.insecure": insecure or None}
     given |= {"launch.how": on, "strategy.allow_disconnected": allow_disconnected or None}
     settings = {name: value for name, value in given.items() if value is not None}
     try:

@@ -45,6 +45,10 @@ DEAD_AFTER = 5 * SECOND
 HELLO_WITHIN = 5 * SECOND
 
 # Who may call.
+CONNECTIONS = 2_048  # to one node that listens; fewer where the process may have fewer descriptors
+CONNECTIONS_LEAST = 8
+CONNECTIONS_AGAIN = 0.9  # of them: when so few are left, more are taken
+DESCRIPTORS_KEPT = 128  # for a node's own files and calls, and those who call while the door is being closed
 LOG_LINES = 50  # about callers that were refused, in a second; more are counted
 REFUSED_AFTER = 3  # handshakes in a row that the other side broke off: it will not have us
 REDIAL = 1 * SECOND  # between two calls to a node that refused us
@@ -116,6 +120,9 @@ MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
 MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
 MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
 PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks
+COPIES_WITHIN = (
+    0.25  # of the mean: a server that has so many more copies of a table's segments, or fewer, keeps what it has
+)
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it

@@ -61,9 +61,10 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one rule did, over all changes."""
 
     copied: int  # segments
-    primaries: list[float]  # after each change: the most of one server over the mean
-    held: list[float]  # of all copies, likewise
-    each: list[int]  # segments copied, by change
+    primaries: float  # the most of one server over the mean: on the mean of all changes,
+    primaries_worst: float  # and after the worst of them
+    held: float  # of all copies, likewise
+    held_worst: float
 
     def ratio(self, least: float) -> float:
         return self.copied / least
@@ -150,7 +151,7 @@ def _least(changes: Sequence[Change], servers: int, segments: int, copies: int) 
 def _judged(rule: Rule, changes: Sequence[Change], servers: int) -> Figures:
     alive: dict[str, None] = {}
     before: Sets = []
-    primaries, held, each = [], [], []
+    copied, primaries, held = 0, list[float](), list[float]()
     for at, ((kind, name), sets) in enumerate(zip(changes, rule(changes), strict=True)):
         if kind == "join":
             alive[name] = None
@@ -161,9 +162,9 @@ def _judged(rule: Rule, changes: Sequence[Change], servers: int) -> Figures:
         if at >= servers:
             primaries.append(_most([holders[:1] for holders in sets], list(alive)))
             held.append(_most(sets, list(alive)))
-            each.append(sum(one not in old for old, new in zip(before, sets, strict=True) for one in new))
+            copied += sum(one not in old for old, new in zip(before, sets, strict=True) for one in new)
         before = sets
-    return Figures(sum(each), primaries, held, each)
+    return Figures(copied, fmean(primaries), max(primaries), fmean(held), max(held))
 
 
 def _most(sets: Sequence[Holders], alive: Sequence[str]) -> float:
@@ -194,7 +195,12 @@ def _on_ring(segment: int, alive: Sequence[str], copies: int) -> Holders:
     if names not in _RINGS:
         _RINGS.clear()
         _RINGS[names] = Ring(names)
-    return tuple(dict.fromkeys(_RINGS[names].walk(1, segment)))[:copies]
+    met: dict[str, None] = {}
+    for name in _RINGS[names].walk(1, segment):
+        met[name] = None
+        if len(met) == copies:
+            break
+    return tuple(met)
 
 
 def _by_rank(segment: int, alive: Sequence[str], copies: int) -> Holders:
@@ -234,7 +240,8 @@ def _rearranged(roster: Roster, leaving: list[str]) -> None:
     while moves := plan(list(roster.tables.values()), roster.servers(), leaving=leaving, balance="count", most=1 << 60):
         for one in moves:
             table = roster.tables[one.table]
-            servers = [one.target if name == one.source else name for name in table.places[one.segment].servers]
+            turn = {one.source: one.target, one.target: one.source}
+            servers = [turn.get(name, name) for name in table.places[one.segment].servers]
             _put(roster, table, one.segment, replace(table.places[one.segment], servers=[n for n in servers if n]))
         roster.changed()
 
@@ -292,10 +299,10 @@ def table(results: Results) -> Table:
                 *head,
                 name,
                 f"{one.ratio(case.least):.2f}",
-                f"{fmean(one.primaries):.2f}",
-                f"{max(one.primaries):.2f}",
-                f"{fmean(one.held):.2f}",
-                f"{max(one.held):.2f}",
+                f"{one.primaries:.2f}",
+                f"{one.primaries_worst:.2f}",
+                f"{one.held:.2f}",
+                f"{one.held_worst:.2f}",
                 end_section=at + 1 == len(case.rules),
             )
     return shown
@@ -312,12 +319,14 @@ def draw(results: Results, path: Path) -> Figure:
         cases = [case for case in results.cases if case.copies == copies]
         for name, color, mark in zip(cases[0].rules, SERIES, "os^D", strict=False):
             x = [case.rules[name].ratio(case.least) for case in cases]
-            y = [fmean(case.rules[name].primaries) for case in cases]
+            y = [case.rules[name].primaries for case in cases]
             panel.plot(x, y, mark, color=color, markersize=5, label=name, alpha=0.85)
         panel.axvline(1, color=INK, linewidth=0.6)
         panel.axhline(1, color=INK, linewidth=0.6)
         titled(panel, "one copy" if copies == 1 else f"{copies} copies")
         panel.set(xscale="log", xlabel="copied, over the least")
+        panel.set_xticks([1, 2, 5, 10, 20], labels=["1", "2", "5", "10", "20"])
+        panel.minorticks_off()
         tidy(panel)
     panels[0].set_ylabel("primaries: most over mean")
     panels[0].legend(frameon=False, fontsize=8)
@@ -326,7 +335,5 @@ def draw(results: Results, path: Path) -> Figure:
 
 
 def _line(case: Case) -> str:
-    rules = "  ".join(
-        f"{name} {one.ratio(case.least):.2f} ({fmean(one.primaries):.2f})" for name, one in case.rules.items()
-    )
+    rules = "  ".join(f"{name} {one.ratio(case.least):.2f} ({one.primaries:.2f})" for name, one in case.rules.items())
     return f"{case.servers} servers, {case.segments} segments, {case.copies} copies: copied (even) {rules}"

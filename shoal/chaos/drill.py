@@ -209,7 +209,7 @@ class Drill:
                 self._say("heal", text)
             if patient.is_well:
                 patient.saw("well", self.now)
-                self.board.recoveries += 1
+                self.board.recoveries += not patient.planned
 
     def _resume(self) -> None:
         for patient in self.patients:
@@ -272,7 +272,7 @@ class Drill:
                 patient.until = self.now + fault.seconds
                 self.stage.pause(fault.name)
         self.patients.append(patient)
-        self.board.faults += 1
+        self.board.faults += not patient.planned
         owns = f", which owns {words.many(len(owned), 'segment')} of the tally" if owned else ""
         self._say("fault", f"{fault}{owns}")
         if owned and fault.kind != "join":
@@ -357,6 +357,7 @@ class Drill:
         return Report(
             **{name: getattr(account, name) for name in ("sent", "acknowledged", "counted", "lost", "doubled")},
             faults=board.faults,
+            changes=sum(one.planned for one in self.patients),
             beyond=self.settings.beyond,
             recoveries=board.recoveries,
             loss=None if outcome.judged is None else outcome.judged.loss,

@@ -45,6 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     copies: int
     steps: int
     rollbacks: int
+    changes: int = 0  # servers that joined, or were asked to go
     beyond: bool = False  # more could be killed than the copies bear
     healed: list[Healed]
     throughput: list[tuple[float, float]]  # seconds, rows a second
@@ -57,6 +58,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, "
             f"through {words.many(self.faults, 'fault')}"
+            f"{f' and {self.changes:,} comings and goings of servers' if self.changes else ''}"
         )
 
 

@@ -2,7 +2,7 @@
 
 A server is brought up to hold a segment while the set serves on (``Place.filling``). When it has everything, its primary
 says so (``full``), and it becomes one more of the set, or takes the place of another (``Place.instead``): so a segment
-moves, whether it is the primary's place or a backup's. Every change of a set is of a new epoch, and ends whatever was being
+moves, whether it is the primary's place or a backup's. Two members of one set may also change places: nothing is copied. Every change of a set is of a new epoch, and ends whatever was being
 filled: what is said of an older epoch counts for nothing. Only one that has shown the view by which it is no member of
 a set is named to be filled for it: so it has let go of what it had.
 
@@ -163,7 +163,11 @@ class Handing:
                 return False
             return self._put_one(table, one.segment, self._left(place, one.source))
         person = self.people.get(one.target)
-        if person is None or person.member.leaving or person.suspected or not self._may_fill(now, one.target, place):
+        if person is None or person.member.leaving or person.suspected:
+            return False
+        if one.target in place.servers:
+            return self._put_one(table, one.segment, self._swapped(place, one.source, one.target))
+        if not self._may_fill(now, one.target, place):
             return False
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
 
@@ -216,6 +220,12 @@ class Handing:
         left = [one for one in place.servers if one != server]
         since = place.since if left[:1] == place.servers[:1] else self.number + 1
         return Place(self.number + 1, left, "" if left else server, since=since)
+
+    def _swapped(self, place: Place, source: str, target: str) -> Place:
+        other = {source: target, target: source}
+        servers = [other.get(one, one) for one in place.servers]
+        since = place.since if servers[0] == place.servers[0] else self.number + 1
+        return Place(self.number + 1, servers, since=since)
 
     def _replace(self, change: Callable[[Place], Place]) -> bool:
         """Change places; the set of a segment that changes is of a new epoch, and whoever was being filled begins anew."""

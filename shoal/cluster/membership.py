@@ -210,7 +210,7 @@ class Roster(Handing):
         self.changed()
 
     def may_split(self, table: Placed) -> bool:
-        """Every server has the table as it is: none of them would find it cut otherwise than where its rows come from."""
+        """Every server has the table as it is: none finds it cut otherwise than where its rows come from, or misses a change of hands."""
         since = max((place.since for place in table.places), default=0)
         return all(self.people[name].view >= since for name in self.servers())
 

@@ -1,7 +1,7 @@
 """Who should hold what next: few moves that bring every server to its share, first of segments, then of what is asked of them.
 
     leaving    what a server that goes still holds goes to others; where no other is left, the set gets smaller
-    count      primaries of a table: no two servers differ by more than one; then the same for all its copies
+    count      primaries of a table: no two servers differ by more than one; of all its copies every server has about the mean
     load       the server that is asked for most, if that is well above the mean, trades a segment for a colder one of the
                server that is asked for least; a segment that is above the mean all alone should be two (``split``)
 
@@ -30,7 +30,10 @@ Sizes = Mapping[int, Mapping[int, int]]  # bytes, likewise
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One segment that should change hands: ``target`` takes the place of ``source`` in its set."""
+    """One segment that should change hands: ``target`` takes the place of ``source`` in its set.
+
+    A target that is in the set already swaps places with the source: nothing is copied.
+    """
 
     table: str
     segment: int
@@ -189,6 +192,22 @@ class _Part:
                 self._count(segment, 0, name, 1)
         self.cluster.wanted.append(Wanted(self.table.name, segment, source, target, why))
 
+    def _swap(self, segment: int, target: str, why: str) -> None:
+        """Its primary and one of its backups change places."""
+        holders = self.sets[segment]
+        source, rank = holders[0], holders.index(target)
+        self.fixed[segment] = True
+        for name, at, by in ((source, 0, -1), (target, rank, -1), (target, 0, 1), (source, rank, 1)):
+            self._count(segment, at, name, by)
+        holders[0], holders[rank] = target, source
+        self.cluster.wanted.append(Wanted(self.table.name, segment, source, target, why))
+
+    def give(self, segment: int, rank: int, target: str, why: str) -> None:
+        if target in self.sets[segment]:
+            self._swap(segment, target, why)
+        else:
+            self._move(segment, rank, target, why)
+
     # ------------------------------------------------------------ leaving
 
     def empty(self, leaving: Collection[str]) -> None:
@@ -217,7 +236,7 @@ class _Part:
             self._even(self.copies, lambda holders: range(1, len(holders)))
 
     def _even(self, counts: dict[str, int], ranks: Callable[[Sequence[str]], range]) -> None:
-        """From those who have most to those who have least, until they differ by one."""
+        """From those who have most to those who have least, until they differ by one, or are near enough."""
         if len(counts) < 2 or max(counts.values()) - min(counts.values()) < 2:
             return
         have: dict[str, list[tuple[float, int, int, int]]] = {name: [] for name in self.cluster.names}
@@ -231,37 +250,47 @@ class _Part:
         while (found := self._next(counts, have)) is not None:
             _, _, segment, rank = found[1]
             have[found[0]].remove(found[1])
-            self._move(segment, rank, found[2], "count")
+            self.give(segment, rank, found[2], "count")
 
     def _next(
         self, counts: Mapping[str, int], have: Mapping[str, list[tuple[float, int, int, int]]]
     ) -> tuple[str, tuple[float, int, int, int], str] | None:
         by_count = sorted(counts, key=lambda name: self._order(counts, name))
+        mean = sum(counts.values()) / len(counts)
+        within = 0.0 if counts is self.primaries else limits.COPIES_WITHIN * mean
         for source in reversed(by_count):
             for target in by_count:
                 if counts[source] - counts[target] < 2:
                     break
-                if (one := self._fitting(have[source], target, counts)) is not None:
+                if max(counts[source] - mean, mean - counts[target]) <= within:
+                    break  # neither has far too many, nor far too few
+                if (one := self._fitting(have[source], source, target, counts)) is not None:
                     return source, one, target
         return None
 
     def _fitting(
-        self, those: list[tuple[float, int, int, int]], target: str, counts: Mapping[str, int]
+        self, those: list[tuple[float, int, int, int]], source: str, target: str, counts: Mapping[str, int]
     ) -> tuple[float, int, int, int] | None:
-        """Of these, one that the target has not, and that brings it near its share of what is asked."""
+        """Of these, one that brings the target near its share of what is asked.
+
+        One of which it has a copy, since the two swap places then; but where it lacks copies, too, one of which it has none.
+        """
         lacks = max(1, sum(counts.values()) // len(counts) - counts[target])
         ideal = max(0.0, (self.cluster.mean - self.cluster.asked[target]) / lacks)
-        return next((one for one in _nearest(those, ideal) if target not in self.sets[one[2]]), None)
+        other = next((one for one in _nearest(those, ideal) if target not in self.sets[one[2]]), None)
+        if counts is self.primaries and (other is None or self.copies[source] - self.copies[target] < 2):
+            return next((one for one in _nearest(those, ideal) if target in self.sets[one[2]]), other)
+        return other
 
     # ------------------------------------------------------------ load
 
-    def trade(self, hot: str, cold: str) -> tuple[float, list[tuple[int, str]]]:
+    def trade(self, hot: str, cold: str, swaps: bool) -> tuple[float, list[tuple[int, str]]]:
         """The move, or exchange, that does most for these two, and what the busier one is spared by it."""
         gap = self.cluster.asked[hot] - self.cluster.asked[cold]
-        givers = [segment for segment in self._owned(hot) if cold not in self.sets[segment]]
-        takers = [segment for segment in self._owned(cold) if hot not in self.sets[segment]]
+        givers = [segment for segment in self._owned(hot) if (cold in self.sets[segment]) == swaps]
+        takers = [segment for segment in self._owned(cold) if (hot in self.sets[segment]) == swaps]
         best: tuple[float, list[tuple[int, str]]] = (0.0, [])
-        if self.primaries[hot] > self.primaries[cold] and self.copies[hot] > self.copies[cold]:
+        if self.primaries[hot] > self.primaries[cold] and (swaps or self.copies[hot] > self.copies[cold]):
             # The counts stay as even as they were if one goes alone.
             for segment in givers:
                 best = max(best, (_spared(gap, self.load(segment)), [(segment, cold)]), key=lambda one: one[0])
@@ -277,9 +306,6 @@ class _Part:
     def _owned(self, server: str) -> list[int]:
         found = [s for s, holders in enumerate(self.sets) if holders[:1] == [server] and not self.fixed[s]]
         return sorted(found, key=self.load)
-
-    def give(self, segment: int, target: str) -> None:
-        self._move(segment, 0, target, "load")
 
 
 def hottest(asked: Mapping[str, float]) -> str | None:
@@ -316,11 +342,12 @@ def _trade(cluster: _Cluster, parts: Sequence[_Part]) -> None:
     for cold in sorted(cluster.names, key=lambda name: (cluster.asked[name], name)):
         if cold == hot:
             continue
-        spared, moves, part = max(((*part.trade(hot, cold), part) for part in parts), key=lambda one: one[0])
-        if spared >= limits.LOAD_GAIN * cluster.mean:
-            for segment, target in moves:
-                part.give(segment, target)
-            return
+        for swaps in (True, False):  # a swap copies nothing
+            spared, moves, part = max(((*part.trade(hot, cold, swaps), part) for part in parts), key=lambda one: one[0])
+            if spared >= limits.LOAD_GAIN * cluster.mean:
+                for segment, target in moves:
+                    part.give(segment, 0, target, "load")
+                return
 
 
 def _spared(gap: float, moved: float) -> float:
@@ -354,6 +381,8 @@ def _at_once(wanted: Sequence[Wanted], tables: Mapping[str, Placed], sizes: Size
         known = sizes.get(table.number, {})
         size = known[one.segment] if one.segment in known else estimated(table, one.segment)
         left = room.get((sender, one.target), most)
-        if not one.target or left == most or size <= left:
+        if not one.target or one.target in table.places[one.segment].servers:
+            yield one  # nothing is copied
+        elif left == most or size <= left:
             room[sender, one.target] = max(0, left - size)
             yield one

@@ -21,7 +21,7 @@ def halved(table: Placed, segment: int, at: int, view: int) -> Placed:
     starts = [*table.starts[: segment + 1], at, *table.starts[segment + 1 :]]
     places = [replace(place, epoch=view, since=view) for place in table.places]
     places.insert(segment, places[segment])
-    return replace(table, starts=starts, places=places)
+    return replace(table, starts=starts, places=places, cut=view)
 
 
 def why_not(table: Placed, segment: int, at: int) -> str:

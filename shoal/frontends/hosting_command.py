@@ -17,12 +17,14 @@ from shoal import limits
 from shoal.errors import ClusterError, Invalid
 from shoal.folder import Folder, Lock
 from shoal.job import Job
-from shoal.launch.addresses import bind_of
+from shoal.launch.addresses import bind_of, check_callable
 from shoal.launch.hosting import HostCluster, Hosting, stands_in
 from shoal.launch.looking import ADDRESS
+from shoal.launch.processes import safety_of
 from shoal.nodes.storage import Journal
 from shoal.settings import changed, settings_of
 from shoal.strategies.parameter_server import OnServers
+from shoal.wire.address import check_address
 from shoal.wire.security import Safety
 
 if TYPE_CHECKING:
@@ -62,9 +64,24 @@ def run(options: Mapping[str, Any]) -> Run:
         if stands:
             show.note("it goes on with those who are still there")
         hears = None if options["as_json"] and not sys.stderr.isatty() else show
-        with ending(hosting.expect_another):
+        with ending(hosting.expect_another), _said_how_to_go_on(folder.path):
             found: Run = execute(job, folder, hears, show.note, launcher=hosting, stands=stands)
     return found
+
+
+@contextlib.contextmanager
+def _said_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Somebody ended it before its time."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if (folder / "job.toml").exists():
+            left = f"; go on with it: shoal launch coordinator --out {click.format_filename(folder)}"
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(left) from None
+            wait = limits.HOST_PATIENCE // limits.SECOND
+            say(f"interrupted{left} (who is here waits {wait} s for that)")
+        raise
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +118,8 @@ def _check(job: Job) -> None:
         raise Invalid(f"launch.how={job.launch.how!r}: nodes that come from elsewhere are processes: leave it out")
     if not job.launch.listen:
         raise Invalid("nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT)")
+    check_callable(job.launch.listen, job.launch.advertise)
+    check_address(bind_of(job.launch.listen), safety_of(job))
 
 
 def store(options: Mapping[str, Any]) -> None:

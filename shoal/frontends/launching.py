@@ -65,6 +65,7 @@ class Launching:
         assert isinstance(cluster, ProcessCluster)
         self._cluster = cluster
         self._cluster.on_ended = self._server_ended
+        self._cluster.parting = ""  # the workers are ours, and end first
         self._cluster.on_back = lambda name: self._news.put(f"shoal: {name} is back\n")
         try:
             self._kv: KV = self._cluster.client("launcher")

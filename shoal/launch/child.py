@@ -26,6 +26,7 @@ import msgspec
 
 from shoal.errors import Invalid, ShoalError
 from shoal.events import RunEvent
+from shoal.wire.descriptors import raise_descriptors
 
 if TYPE_CHECKING:
     from shoal.wire import Transport
@@ -129,6 +130,7 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
 
     ``hangup`` is watched, ``reports`` written to; by ``inbox`` a coordinator or a peer hears from the top process.
     """
+    raise_descriptors()
     watch = threading.Thread(target=end_with, args=(nursery, hangup, orders.folder), name="shoal-watch", daemon=True)
     watch.start()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as title:  # what `top` shows

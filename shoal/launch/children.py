@@ -25,6 +25,7 @@ from shoal import limits
 from shoal.errors import Invalid, StartFailed
 from shoal.events import RunEvent
 from shoal.launch.child import Failed, Happened, Line, Orders, Retired, Running, event_of
+from shoal.launch.endings import Endings
 from shoal.launch.nursery import Ended, Fork, Forked, HandOn, Refused, Report, Settled, Setup, Signal
 
 DONE = "it ended"  # as it should
@@ -91,6 +92,7 @@ class Children:
         self._happened, self._told_gone = happened, gone
         self.gone = ""  # why there is no nursery any more
         self._lost, self._ended = lost, ended
+        self._endings = Endings()
         self._settled = False
         self._refused = ""
         self._error = ""  # of the nursery itself
@@ -222,12 +224,12 @@ class Children:
                     self._end(name, DONE, lost=False)
                 case Ended(name, code):
                     error = self.known[name].error
-                    self._end(name, f"its process ended ({error or _how(code)})")
+                    self._end(name, f"its process ended ({error or self._endings.how(code)})")
                 case report:
                     with self._news:
                         self._note(report)
                         self._news.notify_all()
-        how = _how(nursery.wait())
+        how = self._endings.how(nursery.wait())
         if not self._closing:
             self._told_gone(f"the nursery ended ({how})")
         with self._news:
@@ -299,7 +301,3 @@ def _environment() -> dict[str, str]:
     """The very shoal that runs here comes first; and numpy's library would start threads when it is imported."""
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
-
-
-def _how(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

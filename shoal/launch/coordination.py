@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal import limits
+from shoal.cluster.moves import Moves
 from shoal.data.fingerprint import fingerprint
 from shoal.events import RunEvent, Started
 from shoal.launch.child import Happened, Line, Orders, Running, say
@@ -33,7 +34,6 @@ from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
-    from shoal.cluster.moves import Moves
     from shoal.data.datasets import Dataset
     from shoal.job import Job
 
@@ -87,6 +87,7 @@ class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copies: int = 1
     run: Facts | None = None
     ended: list[Saw] = []  # before it was there
+    moves: Moves | None = None  # where there is no run to say so
 
 
 def coordinate(orders: Orders, reports: int, inbox: int) -> None:
@@ -98,7 +99,7 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves_of(work.run))
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves_of(work.run) or work.moves)
     node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()
@@ -125,11 +126,6 @@ def hear(inbox: int, loop: Loop, group: str = "") -> None:
 def report(reports: int, name: str, event: RunEvent) -> None:
     for piece in Happened.pieces(name, event):
         say(reports, piece)
-
-
-def moves_of(facts: Facts | None) -> Moves | None:
-    """How segments change hands, if a job says so."""
-    return None if facts is None else _job(facts.job).moves
 
 
 def dealing_of(facts: Facts) -> Dealing:
@@ -175,6 +171,16 @@ def dealing_of(facts: Facts) -> Dealing:
     if job.emulate.arrive:
         found.await_only(1)
     return found
+
+
+def moves_of(facts: Facts | None) -> Moves | None:
+    """How segments may change hands; None: as usual."""
+    return None if facts is None else _job(facts.job).moves
+
+
+def dealing_for(job: Job, dataset: Dataset) -> Dealing:
+    """What the coordinator of such a run deals."""
+    return dealing_of(Facts.of(job, dataset))
 
 
 def saving_of(facts: Facts) -> Saving:

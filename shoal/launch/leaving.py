@@ -48,6 +48,8 @@ def let_go(looking: Looking, name: str, say: Say = lambda text: None, still: flo
             left, since = now, time.monotonic()
     if whole and left and (why := _lost(looking, name)):
         raise ClusterError(f"{name} was gone before others had all that it had: {why}")
+    if whole and said:
+        say(f"{name}: 0 of {counted(whole, 'part')} left")
 
 
 def held(view: m.View, name: str) -> int:

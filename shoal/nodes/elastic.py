@@ -55,7 +55,8 @@ class Elastic:
         self.moves = moves or Moves()
         self._begun: dict[_Key, tuple[int, str]] = {}  # moves that were named: when, and why
         self._openings: list[Opening] = []
-        self._planned = (-1, -1)  # the view, and how many openings there were, when there was nothing to do
+        self._planned: tuple[int, ...] = ()  # what the last plan followed from
+        self._waits = False  # some of it could not be begun yet
         self._again = 0  # when to look again, whatever happened
         self._asked: list[
             tuple[str, int, int]
@@ -184,8 +185,7 @@ class Elastic:
         """To be called whenever anything has happened."""
         self._forget(now, of)
         effects = self._release(now, of)
-        state = of.roster.number, len(self._openings)
-        if (state == self._planned and now < self._again) or not of.roster.tables:
+        if (self._state(of) == self._planned and now < self._again) or not of.roster.tables:
             return effects
         if not of.roster.has_copies or of.saving.is_writing:
             return effects
@@ -206,14 +206,31 @@ class Elastic:
         busy = {(one.source, one.target) for one in self._openings}
         wanted = [one for one in wanted if (one.source, one.target) not in busy]
         begun = of.roster.begin(now, wanted)
-        for one in begun:
-            if one.target:
-                self._begun[of.roster.tables[one.table].number, one.segment] = now, one.why
-        of.counts["moves begun"] += len(begun)
+        self._note(now, begun, of)
         if len(begun) < len(wanted):  # who is to be filled has not shown yet that it let go of what it had
             self._again = now + limits.HEARTBEAT
-        self._planned = of.roster.number, len(self._openings)
+        self._waits = len(begun) < len(wanted)
+        self._planned = self._state(of)
         return effects
+
+    def _state(self, of: Coordinator) -> tuple[int, ...]:
+        """What a plan follows from, as far as it takes to know whether to make another."""
+        shown = [of.roster.people[name].view for name in of.roster.servers()] if self._waits else []
+        return of.roster.number, len(self._openings), *shown
+
+    def _note(self, now: int, begun: Sequence[rebalance.Wanted], of: Coordinator) -> None:
+        """Moves that were begun; those of a set whose members change places are handed over with the next view."""
+        of.counts["moves begun"] += len(begun)
+        for one in begun:
+            table = of.roster.tables[one.table]
+            place = table.places[one.segment]
+            if place.filling:
+                self._begun[table.number, one.segment] = now, one.why
+            elif one.target and place.servers[0] == one.target:
+                life, view = of.roster.people[one.target].member.incarnation, of.roster.number
+                self._openings.append(
+                    Opening(one.table, table.number, [one.segment], one.source, one.target, life, one.why, now, view)
+                )
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
         """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""

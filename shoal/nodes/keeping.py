@@ -86,14 +86,18 @@ class Keeping:
         def copy(segment: int) -> Work:
             images: list[Image] = []
 
+            def take() -> None:
+                if holding.own is own:  # else its rows may be nowhere here; no view is taken while this goes on
+                    images.append(own.image(segment))
+
             def hand_over(now: int) -> Outcome:
-                if holding.own is not own:
-                    return Outcome()
+                if not images or holding.own is not own:
+                    return Outcome()  # it has changed hands: this one is given up
                 self._stores += 1
                 name = seen(holding.placed.name, namespace(sender))
                 return Outcome([snapping.write(self._stores, sender, snap, name, images)])
 
-            return Work(lambda: images.append(own.image(segment)), hand_over, None)
+            return Work(take, hand_over, None)
 
         if holding.own is not own:
             return Outcome()  # they have changed hands: this one is given up

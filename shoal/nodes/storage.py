@@ -26,6 +26,7 @@ class Journal:
         self.records: list[bytes] = []
         self.damaged: int | None = None  # the byte from which on it could not be read, and was cut
         self._file: int | None = None
+        self._whole: int | None = None  # what lies beyond this byte was refused, and is still to be cut off
         if path is not None:
             self._open(path)
 
@@ -57,16 +58,26 @@ class Journal:
         """Empty when it would survive a crash; otherwise why not."""
         if self._file is None:
             return ""
-        size = os.fstat(self._file).st_size
         try:
-            written = os.write(self._file, _framed(record))
-            if written != _HEAD + len(record):
+            self._cut()
+            self._whole = os.fstat(self._file).st_size
+            if os.write(self._file, _framed(record)) != _HEAD + len(record):
                 raise OSError(28, "no space left on device")
             os.fsync(self._file)
         except OSError as error:
-            os.ftruncate(self._file, size)
+            with contextlib.suppress(
+                OSError
+            ):  # a disk that takes nothing is not cut, either: before the next record, then
+                self._cut()
             return error.strerror or str(error)
+        self._whole = None
         return ""
+
+    def _cut(self) -> None:
+        """Nothing of a record that was refused may stand before the next one."""
+        if self._whole is not None and self._file is not None:
+            os.ftruncate(self._file, self._whole)
+            self._whole = None
 
     def rewrite(self, records: Sequence[bytes]) -> None:
         """From now on it has these records and no others; it has the old ones, whole, until it has the new ones.
@@ -93,7 +104,7 @@ class Journal:
                 os.unlink(beside)
             return
         self.close()
-        self._file, self.records = new, list(records)
+        self._file, self._whole, self.records = new, None, list(records)
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,6 +1,6 @@
 """One more table, and a client of its own that only adds to it: what happens to it while all else goes on.
 
-It pushes one to every segment, pulls now and then, and counts. So any value it pulls lies between what was acknowledged before and
+It pushes one to every segment (or, where segments move by load, to all keys of the first one), pulls now and then, and counts. So any value it pulls lies between what was acknowledged before and
 what was ever sent. Not in plans that go back to a checkpoint: what is lost then is for the other table to show.
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from random import Random
+from unittest import mock
 
 import numpy as np
 
+from shoal import limits
 from shoal.errors import ShoalError
 from shoal.keys import Keys
 from shoal.limits import MILLISECOND
@@ -21,8 +24,13 @@ from shoal.simulation.faults import Plan
 from shoal.tables import Dense, Sparse, Table
 
 ASIDE = "aside"
-WIDTH = 16  # keys in a segment
+WIDTH = 64  # keys in a segment
 NAME = "bystander"
+
+
+def little_load() -> AbstractContextManager[object]:
+    """Runs are short here: it is told more often. But few rows are pushed, by chance more here or there: that must not count."""
+    return mock.patch.multiple(limits, LOAD_LEAST=200.0, LOAD_ABOVE=1.0, LOAD_EVERY=500 * MILLISECOND)
 
 
 class Bystander:
@@ -34,17 +42,18 @@ class Bystander:
         self.violations: list[Violation] = []
         self.stopped = False
         self.done = False
-        self._keys: Keys = np.arange(segments, dtype=np.uint64) * np.uint64(WIDTH)
+        self._span, self._pause = WIDTH * segments, 60 if plan.balance == "load" else 300
+        hot = plan.balance == "load"  # then all that it pushes is for the first segment, which is split for it
+        self._keys: Keys = np.arange(0, WIDTH if hot else self._span, 1 if hot else WIDTH, dtype=np.uint64)
 
     def spec(self) -> Table:
         """Of the other shape than the workers' table."""
-        span = WIDTH * len(self._keys)
-        return Sparse(keys=span) if self.plan.dense else Dense(rows=span)
+        return Sparse(keys=self._span) if self.plan.dense else Dense(rows=self._span)
 
     async def life(self, worker: Worker, came_to_rest: Callable[[], bool]) -> None:
         await self._create(worker)
         while not self.stopped or not came_to_rest():
-            await worker.sleep(self._random.randrange(20, 300) * MILLISECOND)
+            await worker.sleep(self._random.randrange(20, self._pause) * MILLISECOND)
             await self._once(worker)
         while not self.done:  # the last word
             self.done = await self._look(worker)

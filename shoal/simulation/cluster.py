@@ -196,6 +196,11 @@ class Cluster:
         roster = self.coordinator.roster
         return all(self._holds(roster, name) for name in self.servers) and len(roster.servers()) == len(self.servers)
 
+    def all_know(self) -> bool:
+        """Every server has the newest view."""
+        newest = self.coordinator.roster.number
+        return all(server.member.shown == newest for server in self.servers.values())
+
     def whole(self) -> bool:
         """Everybody is there, every segment has as many copies as it should, and none is being made."""
         roster = self.coordinator.roster
@@ -214,3 +219,12 @@ class Cluster:
             return None
         follows = [follow.part for follow in holding.follows.values()]
         return next((part for part in (holding.own, *follows) if part is not None and segment in part.segments), None)
+
+    def part_from(self, server: str, table: int, start: int) -> tuple[Part, int] | None:
+        """The same, of the segment that begins with this key; and its number there."""
+        holding = self.servers[server].tables.get(table) if server in self.servers else None
+        if holding is None or start not in holding.placed.starts:
+            return None
+        segment = holding.placed.starts.index(start)
+        part = self.part(server, table, segment)
+        return None if part is None else (part, segment)

@@ -26,7 +26,7 @@ class Owners:
         self.violations: list[Violation] = []
         self._pushes: dict[int, m.Push] = {}  # by request
         self._first_view: dict[tuple[int, int], int] = {}  # by which a push was first split
-        self._highest: dict[tuple[int, int], tuple[int, str]] = {}  # by table and segment: the epoch, and whose
+        self._highest: dict[tuple[int, int], tuple[int, str]] = {}  # by table and first key: the epoch, and whose
         watch = self._world.watch
         watch(m.Push, self._push)
         watch(m.Counted, self._counted)
@@ -51,26 +51,29 @@ class Owners:
         server = self._cluster.servers.get(sender)
         if push is None or server is None or sender in self._world.twins or push.table not in server.tables:
             return
-        places = server.tables[push.table].placed.places
+        placed = server.tables[push.table].placed
+        places = placed.places
         for segment in range(push.first, min(push.last + 1, len(places))):
             place = places[segment]
             if place.servers[:1] != [sender] or place.since > push.view:  # it was asked for what it had then
                 continue
             if answer.new:
-                self._acknowledged(push, segment, place.epoch, sender)
+                self._acknowledged(push, placed.starts[segment], place.epoch, sender)
             elif self._first_view[push.stream, push.number] < place.since:
                 self._world.counts["rare: duplicate reached the new primary"] += 1
 
-    def _acknowledged(self, push: m.Push, segment: int, epoch: int, server: str) -> None:
-        highest, owner = self._highest.get((push.table, segment), (0, ""))
+    def _acknowledged(self, push: m.Push, start: int, epoch: int, server: str) -> None:
+        """By its first key a segment is known, whatever its number is by now."""
+        highest, owner = self._highest.get((push.table, start), (0, ""))
         if epoch > highest:
-            self._highest[push.table, segment] = (epoch, server)
+            self._highest[push.table, start] = (epoch, server)
         elif owner == server:
             return
         elif epoch == highest:
-            what = f"{server} and {owner} have both acknowledged for segment {segment} in epoch {epoch}"
+            what = f"{server} and {owner} have both acknowledged for the segment from key {start} in epoch {epoch}"
             self.violations.append(Violation("I7 one owner", what))
-        elif (part := self._cluster.part(owner, push.table, segment)) is not None:
+        elif (found := self._cluster.part_from(owner, push.table, start)) is not None:
+            part, segment = found
             self._world.counts["rare: told by a deposed server"] += 1
             if push.stream < 0 and -push.stream not in self._cluster.incarnations():
                 return  # its client is gone, and with it what is known of its pushes

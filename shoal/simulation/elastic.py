@@ -157,7 +157,9 @@ class Elastic:
 
     def _released(self, name: str) -> None:
         """It was told to go: its process ends."""
-        for segment in self._held_by(name):
+        person = self.cluster.coordinator.roster.people.get(name)
+        ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
+        for segment in self._held_by(name) if ours else ():  # else a former life of it did
             self.violations.append(Violation("P9 planned", f"{name} was told to go, and holds {segment}"))
         self.cluster.end(name)
         self.world.counts["moves: servers that left"] += 1
@@ -296,6 +298,10 @@ class Elastic:
             failed = next((one for one in history if isinstance(one, End) and one.outcome != "ok"), None)
             if failed is not None:
                 found.append(Violation("P9 planned", f"call {failed.call} failed: {failed.error}"))
+            told = sum((one.counts for one in self.cluster.coordinators), Counter[str]())
+            for what in ("shrunk", "removed", "hand-overs unheard"):
+                if told[what]:
+                    found.append(Violation("P9 planned", f"{what}, {told[what]} times, though nobody failed"))
             if self.stalls and max(self.stalls) * SECOND > LONGEST_STALL:
                 found.append(Violation("P9 planned", f"a segment stood still for {max(self.stalls):.3f} s"))
         return found
@@ -307,8 +313,6 @@ class Elastic:
             return ""
         if wanted := rebalance.plan(self.cluster.tables(), servers, balance="count"):
             return f"{len(wanted)} segments should move, the first of them {wanted[0]}"
-        if self.plan.copies > 1:
-            return ""  # who is in a set already cannot take a place in it
         for table in self.cluster.tables():
             owned = Counter(dict.fromkeys(servers, 0) | Counter(place.servers[0] for place in table.places))
             if max(owned.values()) - min(owned.values()) > 1:

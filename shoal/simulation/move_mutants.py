@@ -11,7 +11,6 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from shoal import limits
 from shoal.cluster.handing import Handing
 from shoal.keys import KeyRange
 from shoal.nodes.coordinator import Coordinator
@@ -209,9 +208,3 @@ def move_does_not_change_the_epoch() -> Any:
         return taken
 
     return mock.patch.object(Handing, "full", full)
-
-
-@mutant
-def never_given_up() -> Any:
-    """A move whose other side cannot be reached stays named for ever."""
-    return mock.patch.object(limits, "SHRINK_AFTER", 1 << 60)

@@ -72,7 +72,7 @@ def _ambushes(plan: Plan, random: Random) -> list[Fault]:
             random.choice([0, 300, 1_500, 3_000, 7_000]),
             random.choice(VICTIMS),
             (random.choice(ACTIONS),),
-            rate=random.randrange(LONGEST_WAIT),
+            rate=random.choice([0, 0, random.randrange(5), random.randrange(LONGEST_WAIT)]),
             how=random.choice(STAGES),
         )
         for _ in range(random.choice([0, 1, 1, 2, 3]))

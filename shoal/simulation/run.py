@@ -16,7 +16,7 @@ from shoal import limits
 from shoal.errors import ShoalError
 from shoal.events import Event, RunEvent
 from shoal.nodes.worker import Worker
-from shoal.simulation.bystander import NAME, Bystander
+from shoal.simulation.bystander import NAME, Bystander, little_load
 from shoal.simulation.checker import Violation, check, check_end
 from shoal.simulation.cluster import COORDINATOR, Cluster
 from shoal.simulation.copies import Owners, differences, left_behind
@@ -111,7 +111,7 @@ class Run:
         batch = BATCH if "small batches" in self.plan.habits else limits.MOVE_BYTES
         small = mock.patch.multiple(limits, FILL_BYTES=pieces, MOVE_BYTES=batch)
         try:
-            with small, little_room(self.plan.seed), quick():
+            with small, little_load(), little_room(self.plan.seed), quick():
                 violations = self._run()
         except Exception as error:  # what must never happen at all
             violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
@@ -396,4 +396,5 @@ class Run:
         later = self.world.now + REST
         self.world.at(later, lambda: None)
         self._until(lambda: self.world.now >= later, 2 * REST)
+        self._until(lambda: self._at_rest() and self.cluster.all_know(), LIVE_WITHIN)  # something may have moved since
         return [*self.owners.violations, *differences(self.cluster), *left_behind(self.cluster)]

@@ -222,6 +222,8 @@ def newest(disk: Disk, root: Path, job: str | None = None) -> tuple[tuple[Path, 
 
 def images(disk: Disk, folder: Path, table: m.Placed, segments: Sequence[int]) -> Iterator[Image]:
     """These segments of a table that is to be as it was, one at a time."""
+    if not disk.names(folder):
+        raise BadCheckpoint(str(folder), "is not there: servers of other hosts need the run's folder, too (share it)")
     manifest = read_manifest(disk, folder)
     names = (table.name, seen(table.name, namespace(table.name)))  # a group's names are those within it
     was = next((one for one in manifest.tables if one.name in names), None)

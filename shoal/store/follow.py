@@ -29,13 +29,18 @@ from shoal.wire.effects import Send
 Ranges = Callable[[int], KeyRange]  # of a segment
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A change, the rows that came with it, and the segments that they are for."""
 
     change: m.Change
     given: KeyValues | None
     covers: tuple[int, ...]
+
+    def named(self) -> list[int]:
+        """The segments that it is done to, of those whose rows are here: what was handed over since may be named still."""
+        only = set(self.change.only)
+        return [number for number in self.covers if not only or number in only]
 
 
 @dataclass(slots=True)
@@ -54,9 +59,19 @@ class Arriving:
 class Follow:
     """What one server holds of one table because another one is, or was, its primary."""
 
-    def __init__(self, number: int, spec: Spec, primary: str, incarnation: int, ranges: Ranges, inline: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        primary: str,
+        incarnation: int,
+        ranges: Ranges,
+        inline: int,
+        new_ground: Callable[[], Ground] | None = None,
+    ) -> None:
         self.number, self.spec, self.primary, self.incarnation = number, spec, primary, incarnation
         self.ranges, self.inline = ranges, inline
+        self._new_ground = new_ground or (lambda: ground_of(spec))
         self.part: Part | None = None
         self._ground: Ground | None = None  # where rows lie: those of the part, and those that arrive
         self.have = -1  # all changes up to this one are here; -1: nothing was heard of the log yet
@@ -74,6 +89,11 @@ class Follow:
     @property
     def segments(self) -> list[int]:
         return [] if self.part is None else self.part.segments
+
+    @property
+    def live(self) -> list[int]:
+        """Those of them that follow the primary's log."""
+        return [segment for segment in self.segments if segment not in self._frozen]
 
     # ------------------------------------------------------------ changes
 
@@ -121,7 +141,7 @@ class Follow:
         part, change = self.part, one.change
         if part is None:
             return Outcome()
-        named = set(change.only or one.covers)
+        named = set(one.named())
         mine = [number for number in among if number in named and self._after[number] < change.seq]
         if not mine:
             return Outcome()
@@ -174,7 +194,7 @@ class Follow:
 
     def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
         """The rows of a piece go straight to where they will lie. False if they cannot."""
-        self._ground = self._ground or ground_of(self.spec)
+        self._ground = self._ground or self._new_ground()
         keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
         if not arrays:
             return sparse or not len(keys)
@@ -236,7 +256,7 @@ class Follow:
             if self._ground is not None:
                 self._ground.hold(())
             return
-        self._ground = self._ground or ground_of(self.spec)
+        self._ground = self._ground or self._new_ground()
         self.part = Part(
             self.number, self.spec, [(number, self.ranges(number)) for number in self._after], self._ground
         )
@@ -257,7 +277,7 @@ class Follow:
         No segment is arriving: what was is part of what is held, or given up.
         """
         every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
-        for one in {id(one): one for one in every}.values():  # a change may be kept in several places: once is enough
+        for one in dict.fromkeys(every):  # a change may be kept in several places: once is enough
             one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
         self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
         self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}
@@ -287,11 +307,17 @@ class Follow:
         if not new:
             return
         frozen = set(new)
-        kept = [one for one in self.kept if not frozen.isdisjoint(one.change.only or one.covers)]
+        kept = [one for one in self.kept if not frozen.isdisjoint(one.named())]
         for number in new:
             self._after[number] = max(self.have, self._after[number])
             self._frozen[number] = kept
         self._early.clear()  # of what is still ours to follow it comes again
+
+    def thaw(self, segments: Iterable[int], seq: int) -> None:
+        """Their primary is the same again, and brought us level: from this change of its log on they follow it as before."""
+        for number in segments:
+            del self._frozen[number]
+            self._after[number] = seq
 
     def is_frozen(self, segment: int) -> bool:
         return segment in self._frozen
@@ -307,7 +333,7 @@ class Follow:
         for kept in self._snapshots(segments):
             wanted = {number for number in segments if self._frozen.get(number) is kept}
             for one in kept:
-                only = [number for number in (one.change.only or one.covers) if number in wanted]
+                only = [number for number in one.named() if number in wanted]
                 if one.change.seq <= least or not only:
                     continue
                 given = one.given
@@ -319,8 +345,12 @@ class Follow:
 
     def _snapshots(self, segments: Iterable[int]) -> list[list[Kept]]:
         """What was kept of these when they were frozen: once for all that were at one moment."""
-        found = [self._frozen[number] for number in segments if number in self._frozen]
-        return list({id(kept): kept for kept in found}.values())
+        found: list[list[Kept]] = []
+        for number in segments:
+            kept = self._frozen.get(number)
+            if kept is not None and not any(kept is one for one in found):
+                found.append(kept)
+        return found
 
     def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
         """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.

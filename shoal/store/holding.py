@@ -5,6 +5,7 @@ The view says who is primary of what, who backs it up and who is being filled. `
     was a backup, is primary now     level with the other survivors, then opened
     is primary, has a new backup     filled, then the coordinator is told
     was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
+    was primary, backs up now        kept as it is, like what one has of any former primary, until it is brought level
     backs up for another primary     kept as it is, until that one says from where to follow it
     has no part in it any more       dropped
     holds a segment that was split   goes by new numbers, with the same books in both halves
@@ -15,7 +16,7 @@ gets no acknowledgement, and counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from shoal import limits
 from shoal.keys import KeyRange
@@ -27,7 +28,6 @@ from shoal.store.pace import Pace
 from shoal.store.part import Part
 from shoal.store.renumber import into
 from shoal.store.segment import Segments
-from shoal.store.table import ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -57,12 +57,15 @@ class Holding(Levelling):
                 by_primary.setdefault(place.servers[0], []).append(segment)
         for primary, segments in by_primary.items():
             if primary == self.me:
-                self.own = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log)
+                ground = self._new_ground(segments)
+                self.own = Segments(
+                    self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground
+                )
                 if load is not None:
                     self.own.load(load(self.placed, segments))
             else:
                 follow = self._following(primary)
-                part = Part(self.placed.number, self.placed.spec, self._held(segments))
+                part = Part(self.placed.number, self.placed.spec, self._held(segments), self._new_ground(segments))
                 if load is not None:
                     part.load(load(self.placed, segments))
                 follow.begin(part)
@@ -97,16 +100,28 @@ class Holding(Levelling):
             return outcome
         for follow in self.follows.values():
             follow.settle(lambda segment: self.me in placed.places[segment].servers)
-        self._drop_follows()
+        self._drop_follows(_returned(old, placed))
         here = set() if self.own is None else set(self.own.segments)
         mine = self._of_mine(lambda place: True)
         self._promoted = [segment for segment in mine if segment not in here]
         self._others = self._survivors()
-        if any(segment not in mine for segment in here):
+        if lost := [segment for segment in sorted(here) if segment not in mine]:
+            outcome += self._demote(now, [segment for segment in lost if self.me in placed.places[segment].servers])
             outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
         if self._promoted:
             outcome += self._level(now)
         return outcome + self._relink(now)
+
+    def _demote(self, now: int, segments: Sequence[int]) -> Outcome:
+        """Another member of their sets is primary: what we have made of them is what all copies have; it levels us with the rest."""
+        if not segments or self.own is None:
+            return Outcome()
+        outcome = self.own.advance(now, at_once=True)
+        follow = self._following(self.me)
+        follow.adopt([self.own.image(segment, copy=False) for segment in segments], self.log.applied)
+        follow.have = self.log.applied
+        follow.freeze(segments)
+        return outcome
 
     def _cut(self, now: int, placed: m.Placed) -> Outcome:
         """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
@@ -125,16 +140,15 @@ class Holding(Levelling):
         same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
         return self._renew(now, old, books, [], same)
 
-    def _drop_follows(self) -> None:
-        """Let go of what is not ours to hold, freeze what lost its primary."""
+    def _drop_follows(self, returned: Collection[int] = ()) -> None:
+        """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
         for key, follow in list(self.follows.items()):
             gone, orphans = [], []
             lives = self._members.get(key[0], 0) == key[1]
             for segment in follow.known:
                 place = self.placed.places[segment]
-                if lives and place.servers[:1] == [key[0]]:
+                if lives and place.servers[:1] == [key[0]] and segment not in returned and key[0] != self.me:
                     keep = self.me in place.servers or place.filling == self.me
-                    keep = keep and not follow.is_frozen(segment)  # what it did since it has them again we never heard
                 else:
                     keep = self.me in place.servers and segment in follow.segments
                     orphans.append(segment)
@@ -144,7 +158,7 @@ class Holding(Levelling):
             if gone:
                 follow.drop(gone)
             follow.freeze(orphans)
-            if not follow.known and not lives:
+            if not follow.known and (not lives or key[0] == self.me):
                 del self.follows[key]
 
     def _relink(self, now: int) -> Outcome:
@@ -206,7 +220,7 @@ class Holding(Levelling):
         self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)
         opened = m.Opened(self.incarnation, self.placed.number, self.log.view, promoted)
         outcome.effects.append(Send(limits.COORDINATOR, opened))
-        for key, other in others.items():
+        for key, other in ((key, other) for key, other in others.items() if not other.leaves):
             self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
         self._drop_follows()
         outcome += self._relink(now)
@@ -221,6 +235,8 @@ class Holding(Levelling):
         books = {} if old is None else {segment: old.books(segment) for segment in kept}
         books |= {image.segment: image.books for image in images}
         if not books:
+            if old is not None:
+                old.ground.hold(())
             self.own = None
             self.log.emptied()
             return Outcome()
@@ -240,7 +256,7 @@ class Holding(Levelling):
     ) -> Outcome:
         """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
         segments = sorted(books)
-        ground = ground_of(self.placed.spec) if old is None else old.ground
+        ground = self._new_ground() if old is None else old.ground
         new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
         new.place(images)
         new.enter([books[segment] for segment in segments])
@@ -281,7 +297,8 @@ class Holding(Levelling):
                 follow = self._following(sender)
                 places = self.placed.places
                 if any(
-                    self.me in places[segment].servers and segment not in follow.known for segment in message.covers
+                    self.me in places[segment].servers and (segment not in follow.known or follow.is_frozen(segment))
+                    for segment in message.covers
                 ):
                     # We have it from a primary that is gone, and were never brought level: without an answer the sender asks
                     # to go on without us, and we are filled.
@@ -346,3 +363,14 @@ class Holding(Levelling):
             {} if own is None else own.clocks.shown(),
             digests,
         )
+
+
+def _returned(old: m.Placed, new: m.Placed) -> set[int]:
+    """Segments whose primary is the same, and was another one in a view that we did not see."""
+    if old.starts != new.starts:
+        # By the split all of them are of a new view: what is newer than that has changed hands since.
+        to = into(old.starts, new.starts)
+        pieces = [(was, n) for i, was in enumerate(old.places) for n in to[i] if new.places[n].since > new.cut]
+        return {n for was, n in pieces if was.servers[:1] == new.places[n].servers[:1]}
+    pairs = enumerate(zip(old.places, new.places, strict=True))
+    return {i for i, (was, now) in pairs if was.servers[:1] == now.servers[:1] and was.since != now.since}

@@ -4,11 +4,14 @@ The primary is gone, and its changes may have come to one of them and not to ano
 others what it has (``Level``), takes what it lacks itself (``Levels``), and sends each of them what that one lacks (``Adopt``).
 So nothing that any of them acknowledged is lost, and all agree, whoever was chosen. Asked again, in another view, everybody
 answers the same.
+
+Where the former primary lives, and only gave them away, it is asked as well: it answers when it has let go of them, so that nobody reads there what
+was overtaken here. One that does not answer is not waited for longer than ``SHRINK_AFTER``: it may count nothing, whatever it believes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shoal import limits
@@ -16,6 +19,7 @@ from shoal.keys import KeyRange
 from shoal.store.follow import Follow
 from shoal.store.outcome import Outcome, Work
 from shoal.store.replicate import Log
+from shoal.store.table import Ground, ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
@@ -31,6 +35,7 @@ class Other:
     follow: Follow  # through which we have them
     level: bool = False  # we have what it has
     adopted: bool = False  # it has what we have, and follows us
+    leaves: bool = False  # it is no survivor: it was primary, lives, and has to let go of them
     theirs: list[int] = field(default_factory=list)
     again: int = 0
     since: int = 0  # it has not answered since
@@ -46,7 +51,15 @@ class Levelling:
         self.counts: dict[str, int] = {}
         self._members: dict[str, int] = {}  # servers by name: incarnation
         self._others: dict[Key, Other] = {}  # to be level with before we open
+        self._first_ground: Ground | None = None
         self._promoted: list[int] = []  # segments that are ours now, and not open yet
+
+    def _new_ground(self, segments: Sequence[int] = ()) -> Ground:
+        """Where rows will lie, those of these segments as they are born: all that we have of a table lies side by side."""
+        ranges = [self.range(segment) for segment in segments]
+        ground = ground_of(self.placed.spec, ranges, self._first_ground)
+        self._first_ground = self._first_ground or ground
+        return ground
 
     @property
     def opening(self) -> bool:
@@ -65,7 +78,9 @@ class Levelling:
         key = primary, self._members.get(primary, 0)
         follow = self.follows.get(key)
         if follow is None:
-            follow = self.follows[key] = Follow(self.placed.number, self.placed.spec, *key, self.range, self.inline)
+            follow = self.follows[key] = Follow(
+                self.placed.number, self.placed.spec, *key, self.range, self.inline, self._new_ground
+            )
             follow.awaited = self._awaited(primary)
         return follow
 
@@ -79,7 +94,7 @@ class Levelling:
     def _open(self, now: int) -> Outcome:
         raise AssertionError  # ``Holding`` does
 
-    def _drop_follows(self) -> None:
+    def _drop_follows(self, returned: Collection[int] = ()) -> None:
         raise AssertionError
 
     def _survivors(self) -> dict[Key, Other]:
@@ -92,12 +107,25 @@ class Levelling:
                 key = name, follow.primary, follow.incarnation
                 other = others.setdefault(key, Other(self._members.get(name, 0), [], follow))
                 other.segments.append(segment)
+            if self._gave_away(follow, segment):
+                key = follow.primary, "", follow.incarnation
+                other = others.setdefault(key, Other(follow.incarnation, [], follow, leaves=True))
+                other.segments.append(segment)
         return others
+
+    def _gave_away(self, follow: Follow, segment: int) -> bool:
+        """Whether the former primary lives, and has no part in this segment any more."""
+        name = follow.primary
+        lives = self._members.get(name, 0) == follow.incarnation
+        return lives and name != self.me and name not in self.placed.places[segment].servers
 
     def _holder(self, segment: int) -> Follow | None:
         return next((follow for follow in self.follows.values() if segment in follow.segments), None)
 
     def _level(self, now: int) -> Outcome:
+        for other in self._others.values():
+            if other.leaves and other.since and now - other.since >= limits.SHRINK_AFTER:
+                other.level = other.adopted = True
         if all(other.adopted for other in self._others.values()):
             return self._open(now)
         outcome = Outcome()
@@ -115,7 +143,7 @@ class Levelling:
                 seqs = other.follow.seqs(other.segments)
                 message = m.Level(table, view, self.incarnation, other.incarnation, other.segments, seqs, key[2])
                 outcome.effects.append(Send(name, message))
-            elif all(one.level for one in self._others.values()):
+            elif all(one.level or one.leaves for one in self._others.values()):
                 changes, arrays = other.follow.lacks(other.segments, other.theirs)
                 adopt = m.Adopt(table, view, self.incarnation, other.incarnation, other.segments, self.log.seq, changes)
                 outcome.effects.append(Send(name, adopt, arrays))
@@ -129,7 +157,9 @@ class Levelling:
         if other is None or message.view != self.log.view or message.incarnation != self.incarnation:
             return Outcome()
         outcome = Outcome()
-        if isinstance(message, m.Adopted):
+        if other.leaves:
+            other.level = other.adopted = True
+        elif isinstance(message, m.Adopted):
             other.adopted = other.level
         elif not other.level:
             caught_up = other.follow.catch_up(message.changes, arrays)
@@ -159,8 +189,11 @@ class Levelling:
     def _answer_level(self, sender: str, ask: m.Level) -> Outcome:
         if not self._is_primary(sender, ask.segments, ask.view):
             return self._ignored("not from the primary")
+        if all(self.me not in self.placed.places[segment].servers for segment in ask.segments):
+            levels = m.Levels(ask.table, ask.view, ask.incarnation, ask.segments, ask.seqs, [])
+            return Outcome([Send(sender, levels)])  # we have let go of them
         ours = self.follows.get((sender, ask.incarnation))
-        adopted = set() if ours is None else set(ours.segments)  # by this very primary, in an earlier view
+        adopted = set() if ours is None else set(ours.live)  # by this very primary, in an earlier view
         left = [segment for segment in ask.segments if segment not in adopted]
         former = self._holder(left[0]) if left else None
         if left and (former is None or any(segment not in former.segments for segment in left)):
@@ -184,7 +217,7 @@ class Levelling:
             return self._ignored("not from the primary")
         new = self._following(sender)
         answer = Outcome([Send(sender, m.Adopted(adopt.table, adopt.view, adopt.incarnation, adopt.segments))])
-        moving = [segment for segment in adopt.segments if segment not in new.segments]
+        moving = [segment for segment in adopt.segments if segment not in new.live]
         if not moving:
             return answer
         former = self._holder(moving[0])
@@ -196,6 +229,9 @@ class Levelling:
 
         def move(now: int) -> Outcome:
             assert former.part is not None
+            if former is new:
+                new.thaw(moving, adopt.seq)
+                return answer
             new.adopt([former.part.image(segment, copy=False) for segment in moving], adopt.seq)
             former.drop(moving)
             self._drop_follows()

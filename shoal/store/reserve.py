@@ -1,18 +1,24 @@
 """Address space for all rows of a dense table, of which only what is written to costs memory.
 
 A server holds some segments of a table. Each lies where it would lie if all of them were here, so the row of a key is its number, and a
-segment that comes or goes moves nobody else's rows. What goes is given back to the system page by page. Nothing here knows what a row is.
+segment that comes or goes moves nobody else's rows. What goes is given back to the system page by page.
+
+All that a server has of a table lies in one such place: segments of its own, copies of others', what is arriving. Each of these claims what it
+holds, and who claims last has it: so a copy becomes a primary's segment without a row being touched, and whoever had it before gives
+nothing back. That no two of them write to the same segment is for ``holding`` to see to.
 """
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 
-from shoal.keys import Values
+from shoal.keys import KeyRange, Values
 from shoal.limits import ADDRESS_BYTES, MB
+from shoal.store.ranges import joined, without
 
 _SMALL = 1 * MB  # below that an ordinary array does: there is nothing worth giving back
 _HUGE = 2 * MB  # a large page of most machines; numpy asks for them as we do
@@ -24,6 +30,7 @@ class Reserve:
     """Room for so many rows of so many words, all of them zero."""
 
     def __init__(self, rows: int, words: int) -> None:
+        self._claims: list[list[KeyRange]] = []  # by holder
         size = rows * words * 4
         if size > ADDRESS_BYTES:
             raise MemoryError(f"{rows} rows of {words} words: more than a process can address; narrow the table")
@@ -37,6 +44,26 @@ class Reserve:
         except (OSError, OverflowError) as error:
             raise MemoryError(f"no address space for {rows} rows of {words} words ({error}): add servers") from error
         self.slab = np.frombuffer(self._map, np.float32).reshape(rows, words)
+
+    def enter(self) -> int:
+        """One more holder: its number."""
+        self._claims.append([])
+        return len(self._claims) - 1
+
+    def claim(self, holder: int, ranges: Sequence[KeyRange]) -> None:
+        """These are this one's from now on, whoever had them."""
+        for other, claimed in enumerate(self._claims):
+            if claimed:
+                self._claims[other] = without(claimed, ranges)
+        mine = sorted([*self._claims[holder], *ranges], key=lambda keys: keys.start)
+        self._claims[holder] = joined(mine)
+
+    def let_go(self, holder: int, keys: KeyRange) -> None:
+        """Of these rows, those that are still this one's are here no more."""
+        claimed = self._claims[holder]
+        self._claims[holder] = left = without(claimed, [keys])
+        for gone in without(claimed, left):
+            self.give_back(gone.start, gone.stop)
 
     def settle(self, low: int, high: int) -> None:
         """These rows will be here: in large pages, as far as they fill some."""

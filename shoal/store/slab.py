@@ -65,6 +65,10 @@ class Part:
         self.starts = np.array([segment.start for segment in self.segments], np.uint64)
         self.stops = np.array([segment.stop for segment in self.segments], np.uint64)
 
+    def _look_for(self, keys: KeyRange) -> None:
+        if keys not in self.segments:  # whoever asks has an old table in hand: anything is better than another's rows
+            raise AssertionError(f"segment {keys} is not on this ground any more")
+
     def push_rows(self, rows: Rows, gradients: Values) -> None:
         """Update rows that were found before, each named once."""
         self.updates.push_rows(self.slab, self.word, rows, gradients, self.given)
@@ -76,12 +80,16 @@ class Part:
 class DenseRows(Part):
     """Rows that are alive from the start."""
 
-    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> None:
+    def __init__(
+        self, spec: tables.Table, segments: tuple[KeyRange, ...] = (), beside: DenseRows | None = None
+    ) -> None:
+        """``beside`` others of the same table they lie in the same place, and a segment goes from one to the other as it lies."""
         super().__init__(spec)
         from shoal.store.generate import dense_kernels
 
         self.updates = dense_kernels(self.rule)
-        self._reserve = Reserve(spec.span, self.words)
+        self._reserve: Reserve = Reserve(spec.span, self.words) if beside is None else beside._reserve
+        self._me = self._reserve.enter()
         self.slab = self._reserve.slab
         self._runs: list[KeyRange] = []  # segments side by side are one
         self._before: list[int] = []  # rows before each of them
@@ -96,6 +104,7 @@ class DenseRows(Part):
         for gone in without(self.segments, segments):
             self.let_go(gone)
         self.segments, self._runs = segments, joined(segments)
+        self._reserve.claim(self._me, self._runs)
         self._before = [0, *accumulate(len(run) for run in self._runs)]
         self.rows = self._before[-1]
         for run in self._runs:
@@ -103,7 +112,7 @@ class DenseRows(Part):
         self._bound()
 
     def let_go(self, keys: KeyRange) -> None:
-        self._reserve.give_back(keys.start, keys.stop)
+        self._reserve.let_go(self._me, keys)
 
     @property
     def memory(self) -> int:
@@ -157,15 +166,18 @@ class DenseRows(Part):
             self.kernels.gather_rows(self.slab, keys.view(np.int64), 0, out)
         return wrong
 
-    def image(self, segment: int, copy: bool) -> tuple[Values, Keys | None]:
+    def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
         """One segment's rows, weights and state, and which keys they are (None: all, in order)."""
-        keys = self.segments[segment]
+        self._look_for(keys)
         rows = self.slab[keys.start : keys.stop]
         return rows.copy() if copy else rows, None
 
     def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
-        """Take rows of a segment as they were once copied, from its ``row``-th on."""
-        self.slab[keys.start + row : keys.start + row + len(rows)] = rows
+        """Take rows of a segment as they were once copied, from its ``row``-th on; or as they lie here already."""
+        self._reserve.claim(self._me, [keys])
+        there = self.slab[keys.start + row : keys.start + row + len(rows)]
+        if there.ctypes.data != rows.ctypes.data:
+            there[:] = rows
 
     def _wrong(self, keys: Keys) -> tuple[int, int] | None:
         code, position = self.kernels.check_keys(keys, self.starts, self.stops)
@@ -249,9 +261,9 @@ class SparseRows(Part):
         self.kernels.gather_rows(self.slab, places[order], self.kernels.KEY_WORDS, out)
         return names[order], out, resume
 
-    def image(self, segment: int, copy: bool) -> tuple[Values, Keys | None]:
+    def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
         """A copy, in any case, of one segment's live rows, weights and state, in key order, and their keys."""
-        keys = self.segments[segment]
+        self._look_for(keys)
         names, places = np.empty(self.rows, np.uint64), np.empty(self.rows, np.int64)
         low, high = np.uint64(keys.start), np.uint64(keys.stop)
         _, found = self.kernels.collect(self.slots, 0, self.rows, low, high, names, places, 0)

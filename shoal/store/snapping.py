@@ -78,6 +78,10 @@ class Snapping:
             return []
         if event.error is not None:
             reason = getattr(event.error, "strerror", None) or str(event.error) or type(event.error).__name__
+            if isinstance(event.error, FileNotFoundError):  # the coordinator has made it, so this is another host
+                reason += (
+                    " (servers of other hosts need the run's folder, too: share it, or --set checkpoint.every=inf)"
+                )
             return [
                 self.cannot(writing.asker, incarnation, writing.number, f"cannot write to {writing.folder}: {reason}")
             ]

@@ -25,9 +25,11 @@ T = TypeVar("T", bound=np.generic)
 Ground = DenseRows | SparseRows  # where rows lie: segments come and go, and it stays
 
 
-def ground_of(spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> Ground:
-    """Room for rows, those of these segments as they are born."""
-    return DenseRows(spec, segments) if isinstance(spec, tables.Dense) else SparseRows(spec, segments)
+def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Ground | None = None) -> Ground:
+    """Room for rows, those of these segments as they are born; ``beside`` what else the same server has of the table."""
+    if isinstance(spec, tables.Dense):
+        return DenseRows(spec, tuple(segments), beside if isinstance(beside, DenseRows) else None)
+    return SparseRows(spec, tuple(segments))
 
 
 class Table:
@@ -138,7 +140,7 @@ class Table:
 
     def image(self, segment: int, copy: bool = True) -> tuple[Values, Keys | None]:
         """The rows of the n-th segment, weights and state; and their keys, if not all are there."""
-        return self._part.image(segment, copy)
+        return self._part.image(self.segments[segment], copy)
 
     def load(self, segment: int, rows: Values, names: Keys | None) -> None:
         """Take such a copy in: for a segment that has no rows of its own yet."""

@@ -15,7 +15,7 @@ from shoal.data.slots import Slots
 from shoal.events import RunEvent
 from shoal.filters import described
 from shoal.job import Job
-from shoal.launch.training import dealing_of
+from shoal.launch.coordination import dealing_for
 from shoal.launch.work import parts_of
 from shoal.limits import SECOND
 from shoal.models.learning import learner_of
@@ -60,7 +60,7 @@ class Ship:
     def __init__(self, rows: Dataset, seed: int = 0, cache: int = 1 << 30, **settings: Any) -> None:
         changes = {name.replace("__", "."): value for name, value in settings.items()}
         self.job, self.rows, self.cache = Job.of(changed(JOB, changes)), rows, cache
-        self.dealing = dealing_of(self.job, rows)
+        self.dealing = dealing_for(self.job, rows)
         self.draw = random.Random(seed)
         self.now = 1_000 * SECOND
         self.nodes: dict[str, Node] = {}
@@ -71,7 +71,7 @@ class Ship:
         self.ends: dict[str, Task] = {}
         self.drop: Callable[[str, str, m.Message], bool] = lambda sender, to, message: False
         self.journal: list[bytes] = []
-        self.board(Coordinator(dealing=self.dealing))
+        self.board(Coordinator(copies=self.job.copies, dealing=self.dealing, moves=self.job.moves))
         for i in range(self.job.servers):
             self.board(Server(f"server-{i}", "token", f"memory:server-{i}"))
         client = Worker("launcher", "client", "token")
@@ -122,7 +122,7 @@ class Ship:
             match effect:
                 case Send(to, message, arrays) if not self.drop(name, to, message):
                     self.roads.setdefault((name, to), deque()).append(Received(name, message, arrays))
-                case Wake(at):
+                case Wake(at) if name in self.nodes:
                     self.wakes[name] = at
                 case Compute(token, function):
                     self.roads.setdefault((name, name), deque()).append(Computed(token, function()))
@@ -135,6 +135,9 @@ class Ship:
                     self.told.append(happening)
 
     def turn(self) -> None:
+        for name in [name for name, node in self.nodes.items() if getattr(node, "released", False)]:
+            self.nodes.pop(name)  # it was let go, and its process ends
+            self.wakes.pop(name)
         open_roads = [road for road, letters in self.roads.items() if letters]
         if open_roads:
             road = self.draw.choice(open_roads)
@@ -168,8 +171,10 @@ class Ship:
                 arrives = self.draw.randrange(len(letters) + 1)
                 for _ in range(len(letters) - arrives):
                     letters.pop() if road[0] == "coordinator" else letters.popleft()
-        self.dealing = dealing_of(self.job, self.rows)
-        self.board(Coordinator(journal=self.journal, dealing=self.dealing))
+        self.dealing = dealing_for(self.job, self.rows)
+        self.board(
+            Coordinator(copies=self.job.copies, journal=self.journal, dealing=self.dealing, moves=self.job.moves)
+        )
 
     def home(self) -> Ship:
         """To the end of the run, and of all who take part."""

@@ -114,8 +114,8 @@ class Log:
 class Door:
     """Answers handshakes, and knows whose messages are taken, and to whom answers may go."""
 
-    def __init__(self, context: zmq.Context[Any], name: str, guests: Guests, counts: Counter[str]) -> None:
-        self.guests, self.log = guests, Log(name)
+    def __init__(self, context: zmq.Context[Any], name: str, guests: Guests, counts: Counter[str], log: Log) -> None:
+        self.guests, self.log = guests, log
         self.is_authority = name == limits.COORDINATOR  # its list is everybody's
         self.names: dict[str, str] = {}  # who has called, and by which key
         self._counts = counts

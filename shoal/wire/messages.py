@@ -218,6 +218,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     starts: list[int]
     places: list[Place]
     origin: str = ""  # the folder of the checkpoint that its rows come from; empty: they begin at their initial values
+    cut: int = 0  # the view in which a segment of it was last made two; 0: never
 
 
 class View(Message, frozen=True):

@@ -34,7 +34,7 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Fence, m.Moved, m.Rollback, m.Busy, m.No, m.Held, m.Done), _SERVERS),  # of each other's calls
     **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.Told), _NOBODY),
     **dict.fromkeys((m.View, m.Welcome, m.Over, m.Alive, m.Standing, m.Release, m.Allowed), _NOBODY),
-    **dict.fromkeys((m.Deal, m.Judge), _NOBODY),
+    **dict.fromkeys((m.Deal, m.Judge, m.Described, m.Fed, m.Dismissed), _NOBODY),
     **dict.fromkeys((neighbours.Leg, neighbours.Without, neighbours.Offer, neighbours.Reached, neighbours.Meet), _USERS),
     **dict.fromkeys((neighbours.Met, neighbours.Along, neighbours.Rest, neighbours.Show, neighbours.Heard), _USERS),
     **dict.fromkeys((peers.Said, peers.Beat, peers.Greet, peers.Here, peers.Fetch, peers.Piece), _USERS),
@@ -51,15 +51,16 @@ BE = {
 
 def objection(key: Key, message: m.Message) -> str:
     """Why whoever has this key may not say this; empty if it may."""
-    if key.role == "coordinator":
-        return ""
-    kind = type(message)
-    if key.role not in MAY.get(kind, _NOBODY):
+    why = of_kind(key, type(message))
+    return _hello(key, message) if not why and isinstance(message, m.Hello) and key.role != "coordinator" else why
+
+
+def of_kind(key: Key, kind: type[m.Message]) -> str:
+    """The same, of any message of that kind."""
+    if key.role != "coordinator" and key.role not in MAY.get(kind, _NOBODY):
         who = sorted(MAY.get(kind, _NOBODY))
         needs = " or ".join([*who, "coordinator"])
         return f"the key of {key.name} is a {key.role}'s, and this ({kind.__name__.lower()}) needs one of a {needs}"
-    if isinstance(message, m.Hello):
-        return _hello(key, message)
     return ""
 
 

@@ -16,6 +16,8 @@ import math
 import os
 import weakref
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
@@ -25,9 +27,10 @@ from shoal.errors import Invalid, OtherVersion, WireError
 from shoal.wire.address import check_address, parsed, with_key
 from shoal.wire.calling import EVENTS, Line, monitor
 from shoal.wire.coding import decode, encode
-from shoal.wire.door import Door, Guests, revoked
+from shoal.wire.door import Door, Guests, Log, revoked
 from shoal.wire.effects import Received
 from shoal.wire.keyring import Key, bytes_of
+from shoal.wire.listening import Listening
 from shoal.wire.messages import Allowed, Arrays, Message, No
 from shoal.wire.roles import objection
 from shoal.wire.security import Safety
@@ -59,7 +62,8 @@ class ZmqTransport:
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
         self._lines: dict[str, Line] = {}  # calls over tcp
-        self._watches: dict[zmq.Socket[bytes], Line] = {}
+        self._sides: dict[Any, Callable[[list[Received]], None]] = {}  # sockets that bring news, not messages
+        self._log = Log(name)
         self._door: Door | None = None  # where we listen with keys
         self._names: dict[zmq.Socket[bytes], str] = {}
         self._mutual: set[str] = set()  # nodes that we call and that call us
@@ -84,21 +88,22 @@ class ZmqTransport:
             self.close()
             raise
         self._router = self._socket(zmq.ROUTER)
+        listening = Listening(self._context, self._router, self._counts, self._log, own is not None)
+        self._watch(listening.watch, lambda found: listening.look())
         if own is not None:
-            self._door = Door(self._context, self._name.decode(), Guests(self._safety.folder, own), self._counts)
-            self._open.append(self._door.socket)
-            self._poller.register(self._door.socket, zmq.POLLIN)
+            guests = Guests(self._safety.folder, own)
+            self._door = Door(self._context, self._name.decode(), guests, self._counts, self._log)
+            self._watch(self._door.socket, self._answer_door)
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
             self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, b"shoal")
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is an error we count, not silence
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back has its name again at once
         try:
-            self._router.bind(address)
+            self._address = listening.bind(address)
         except zmq.ZMQError as error:
             self.close()
             raise Invalid(f"cannot listen at {address}: {error.strerror}: take another address") from None
-        self._address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         if advertise:
             self._address = f"tcp://{advertise}:{self._address.rpartition(':')[2]}"
         if own is not None:
@@ -150,7 +155,8 @@ class ZmqTransport:
                 dealer.setsockopt(zmq.CURVE_PUBLICKEY, bytes_of(own.public))
                 dealer.setsockopt(zmq.CURVE_SERVERKEY, bytes_of(key))
             if where.plain.startswith("tcp"):
-                self._watch(Line(name, where.plain, key, monitor(self._context, dealer, EVENTS)))
+                self._lines[name] = line = Line(name, where.plain, key, monitor(self._context, dealer, EVENTS))
+                self._watch(line.watch, partial(self._look, line))
             dealer.connect(where.plain)
         except (zmq.ZMQError, Invalid) as error:
             self._unwatch(name)
@@ -166,14 +172,14 @@ class ZmqTransport:
         self._dealers[name], self._names[dealer], self._addresses[name] = dealer, name, address
         self._poller.register(dealer, zmq.POLLIN)
 
-    def _watch(self, line: Line) -> None:
-        self._lines[line.name] = self._watches[line.watch] = line
-        self._open.append(line.watch)
-        self._poller.register(line.watch, zmq.POLLIN)
+    def _watch(self, socket: zmq.Socket[bytes], look: Callable[[list[Received]], None]) -> None:
+        self._sides[socket] = look
+        self._open.append(socket)
+        self._poller.register(socket, zmq.POLLIN)
 
     def _unwatch(self, name: str) -> None:
         if (line := self._lines.pop(name, None)) is not None:
-            del self._watches[line.watch]
+            del self._sides[line.watch]
             self._poller.unregister(line.watch)
             self._open.remove(line.watch)
             line.watch.close(0)
@@ -229,8 +235,10 @@ class ZmqTransport:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._alarm, 65_536)
                 continue
-            if socket in self._watches or (self._door is not None and socket is self._door.socket):
-                self._look(socket, found)
+            if (side := self._sides.get(socket)) is not None:
+                side(found)
+                continue
+            if socket.closed:  # it was dialled anew just now
                 continue
             for _ in range(_BATCH):
                 frames = self._frames(socket)
@@ -280,9 +288,7 @@ class ZmqTransport:
                 raise WireError("a message without a header")
             message, arrays = decode(frames[0].buffer, [frame.buffer for frame in frames[1:]])
         except WireError as error:
-            self._counts["other version" if isinstance(error, OtherVersion) else "not a message"] += 1
-            if socket is self._router:
-                self.send(sender, No(0, "version" if isinstance(error, OtherVersion) else "wire", str(error)), ())
+            self._not_understood(socket, sender, error, found)
             return
         if key is not None and not self._is_welcome(sender, key, message):
             return
@@ -293,14 +299,27 @@ class ZmqTransport:
             return
         found.append(Received(sender, message, arrays))
 
+    def _not_understood(self, socket: Any, sender: str, error: WireError, found: list[Received]) -> None:
+        """Whoever called is told; and if we did, and they speak another version, so are we."""
+        other = isinstance(error, OtherVersion)
+        self._counts["other version" if other else "not a message"] += 1
+        no = No(0, "version" if other else "wire", str(error))
+        if socket is self._router:
+            if other:
+                self._log(f"{sender[: limits.NAME_CHARS]!r} was refused: {error}")
+            self.send(sender, no, ())
+        elif other:
+            found.append(Received(sender, no, ()))
+
     # ------------------------------------------------------------ keys
 
-    def _look(self, socket: zmq.Socket[bytes], found: list[Received]) -> None:
-        """Somebody is at the door, or something has happened to a call of ours."""
-        if (line := self._watches.get(socket)) is None:
-            assert self._door is not None
-            self._door.answer()
-        elif why := line.look():
+    def _answer_door(self, found: list[Received]) -> None:
+        assert self._door is not None
+        self._door.answer()
+
+    def _look(self, line: Line, found: list[Received]) -> None:
+        """Something has happened to a call of ours."""
+        if why := line.look():
             self._counts["refused"] += 1
             found.append(Received(line.name, No(0, "key", why), ()))
 

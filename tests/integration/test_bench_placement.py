@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 
 import msgspec
 from click.testing import CliRunner
@@ -15,10 +14,10 @@ from shoal.cli import main
 def test_ours_is_even_after_every_change_and_copies_little_more_than_the_least() -> None:
     for case in measure(Settings(servers=(4,), per_server=(8,), copies=(1, 2), changes=40)).cases:
         ours = case.rules["shoal"]
-        assert max(ours.primaries) <= 1.5  # one more than the mean, where that is a few
+        assert ours.primaries_worst <= 1.5  # one more than the mean, where that is a few
         assert ours.ratio(case.least) < 1.25
         for rival in ("ring", "rendezvous", "modulo"):
-            assert fmean(case.rules[rival].primaries) > fmean(ours.primaries)
+            assert case.rules[rival].primaries > ours.primaries
 
 
 def test_the_same_seed_is_the_same_run() -> None:

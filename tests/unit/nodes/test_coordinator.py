@@ -360,7 +360,7 @@ def test_answers_are_remembered_but_not_for_ever() -> None:
     office = Office()
     for request in range(limits.MEMBERS + 50):
         office.say("ann", m.Drop(request, "w"))
-    assert len(office.coordinator._answered) <= limits.MEMBERS
+    assert len(office.coordinator.changing._answered) <= limits.MEMBERS
 
 
 # ---------------------------------------------------------------- a journal that outlives it (F14)

@@ -1,0 +1,39 @@
+"""Hosts whose monotonic clocks are days apart (F28): no time that one host read means anything to another."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from shoal.testing.den import soon
+from shoal.testing.site import Site
+
+DAY = 86_400
+
+
+def in_another_time(seconds: int) -> list[str]:
+    """What stands before a command whose clocks are that much later; skips where that cannot be."""
+    command = ["unshare", "-T", "--monotonic", str(seconds), "--boottime", str(seconds)]
+    try:
+        done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=20, check=False)
+    except FileNotFoundError:
+        pytest.skip("the command unshare is not installed")
+    if done.returncode != 0:
+        pytest.skip(f"no time namespaces here: {done.stderr.strip()}")
+    return command
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["step", "clients"])
+def test_servers_whose_clocks_are_days_apart_keep_their_promises(kind: str, site: Site) -> None:
+    before = site.members()
+    for number, name in enumerate(site.servers):
+        site.processes[name].kill()
+        site.processes[name].communicate()
+        site.post(name, within=in_another_time(DAY * (number + 1)))
+        assert soon(lambda name=name: site.members().get(name, 0) > before[name])  # type: ignore[misc]
+    crowd, here = site.gather(kind), site.members()
+    site.check(crowd)
+    assert crowd.ended == []
+    assert site.members() == here  # and nobody was given up

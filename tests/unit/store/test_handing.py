@@ -1,0 +1,370 @@
+"""Segments that change hands, on servers that take the new view one after the other: what each of them may then say (F13, S1-22 to S1-24)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.limits import COORDINATOR, SECOND, SHRINK_AFTER
+from shoal.store.holding import FromServer, Holding
+from shoal.store.outcome import Outcome
+from shoal.store.update import Sum
+from shoal.tables import Dense, Sparse, Step, Table
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+
+ANN = 9
+SERVERS = {"a": 1, "b": 2, "x": 3, "y": 4}
+ROWS = 8  # of two segments
+DENSE, SPARSE = Dense(rows=ROWS, update=Sum()), Sparse(keys=ROWS, update=Sum())
+STEPS = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1))
+
+
+def placed(spec: Table, *places: str | m.Place) -> m.Placed:
+    """A table of two segments: each as its servers' names, the first of them its primary."""
+    made = [one if isinstance(one, m.Place) else m.Place(1, list(one), since=1) for one in places]
+    return m.Placed(1, "w", spec, [0, ROWS // 2], made)
+
+
+@dataclass
+class Town:
+    """Servers that hold a table. Messages between them wait until somebody delivers them."""
+
+    table: m.Placed
+    now: int = 0
+    view: int = 1
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    post: deque[tuple[str, Send]] = field(default_factory=deque)
+    answers: list[m.Message] = field(default_factory=list)
+    told: list[m.Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, incarnation in SERVERS.items():
+            holding = self.holdings[name] = Holding(name, incarnation, self.table, 1 << 20)
+            holding.set_up(SERVERS, None)
+            self.carry_out(name, holding.take(self.now, self.table, SERVERS, self.view))
+            holding.live({}, {ANN: "ann"})
+
+    def next_view(self, table: m.Placed) -> None:
+        """There is one; nobody has it yet."""
+        self.view, self.table = self.view + 1, table
+
+    def takes(self, *names: str) -> None:
+        for name in names:
+            self.carry_out(name, self.holdings[name].take(self.now, self.table, SERVERS, self.view))
+
+    def become(self, table: m.Placed) -> None:
+        self.next_view(table)
+        self.takes(*SERVERS)
+
+    def push(self, number: int, server: str = "a", segments: Sequence[int] = (0, 1)) -> None:
+        """Ann adds 1 to every row of these segments, at this server."""
+        own = self.holdings[server].own
+        assert own is not None
+        stream = 0 if isinstance(self.table.spec.apply, Step) else -ANN
+        keys = np.concatenate([np.arange(4, dtype=np.uint64) + 4 * segment for segment in segments])
+        facts: dict[str, Any] = {"request": number + 1, "table": 1, "view": self.view, "generation": 0}
+        facts |= {"incarnation": ANN, "stream": stream, "number": number, "floor": 0, "step": 0, "entered": 0}
+        push = m.Push(**facts, count=len(keys), spell=0, first=segments[0], last=segments[-1] + 1)
+        self.carry_out(server, own.push(self.now, "ann", push, (keys, np.ones(len(keys), np.float32))))
+
+    def carry_out(self, sender: str, outcome: Outcome | list[Effect]) -> None:
+        if isinstance(outcome, Outcome):
+            assert not outcome.works
+            outcome = outcome.effects
+        for effect in outcome:
+            assert isinstance(effect, Send)
+            if effect.to == COORDINATOR:
+                self.told.append(effect.message)
+            elif effect.to == "ann":
+                self.answers.append(effect.message)
+            else:
+                self.post.append((sender, effect))
+
+    def deliver(self, *to: str) -> None:
+        """Deliver what is under way, and what follows from it; to these servers only, if any are named."""
+        held: list[tuple[str, Send]] = []
+        while self.post:
+            sender, send = self.post.popleft()
+            if to and send.to not in to:
+                held.append((sender, send))
+                continue
+            assert isinstance(send.message, FromServer)
+            outcome = self.holdings[send.to].heard(self.now, sender, send.message, tuple(send.arrays))
+            self.carry_out(send.to, outcome)
+        self.post.extend(held)
+
+    def tick(self, *names: str) -> None:
+        for name in names or SERVERS:
+            self.carry_out(name, self.holdings[name].tick(self.now, False))
+
+    def settle(self) -> None:
+        """Time passes, and whatever was refused or lost comes again."""
+        for _ in range(20):
+            self.deliver()
+            self.now += SECOND // 4
+            self.tick()
+
+    def counted(self) -> list[int]:
+        return [answer.request for answer in self.answers if isinstance(answer, m.Counted)]
+
+    def values(self, segment: int) -> dict[str, float]:
+        """The first row of a segment, wherever there is one."""
+        found = {}
+        for name, holding in self.holdings.items():
+            parts = [holding.own, *(follow.part for follow in holding.follows.values())]
+            for part in parts:
+                if part is not None and segment in part.segments:
+                    found[name] = float(part.table.pull(np.array([4 * segment], np.uint64)).item())
+        return found
+
+    def digests(self, segment: int) -> set[str]:
+        ask = m.Ask(1, 1, self.view, digests=True)
+        told = [holding.told(ask).digests for holding in self.holdings.values()]
+        return {one[segment] for one in told if segment in one}
+
+    def opened(self) -> list[list[int]]:
+        return [one.segments for one in self.told if isinstance(one, m.Opened)]
+
+
+def moving(spec: Table, first: str, second: str, filling: str = "b", instead: str = "a") -> m.Placed:
+    """The second segment is on its way."""
+    return placed(spec, first, m.Place(1, list(second), filling=filling, since=1, instead=instead))
+
+
+def handed(spec: Table, first: str, second: str, view: int) -> m.Placed:
+    """The second segment has another primary since this view."""
+    return placed(spec, first, m.Place(view, list(second), since=view))
+
+
+# ---------------------------------------------------------------- to a newcomer
+
+
+@pytest.mark.parametrize("spec", [DENSE, SPARSE, STEPS], ids=["dense", "sparse", "steps"])
+@pytest.mark.parametrize("others", ["", "x", "xy"], ids=["alone", "a backup", "two backups"])
+def test_a_segment_changes_hands_with_all_that_was_counted(spec: Table, others: str) -> None:
+    town = Town(placed(spec, "a" + others, "a" + others))
+    town.push(0)
+    town.deliver()
+    town.become(moving(spec, "a" + others, "a" + others))
+    town.push(1)  # while it is copied
+    town.deliver()
+    assert any(isinstance(one, m.Full) for one in town.told)
+    town.push(2)  # while the coordinator makes up its mind
+    town.deliver()
+    town.become(handed(spec, "a" + others, "b" + others, town.view + 1))
+    town.settle()
+    assert town.opened() == [[1]] and town.counted() == [1, 2, 3]
+    town.push(3, "a", [0])
+    town.push(3, "b", [1])
+    town.settle()
+    assert set(town.values(0)) == {"a", *others} and set(town.values(0).values()) == {4.0}
+    assert set(town.values(1)) == {"b", *others} and set(town.values(1).values()) == {4.0}
+    assert len(town.digests(0)) == len(town.digests(1)) == 1
+
+
+def test_what_comes_again_is_not_counted_again_by_the_next_owner() -> None:
+    """The ledger moves with the rows: a push whose answer was lost is sent to whoever has the segment now."""
+    town = Town(placed(DENSE, "a", "a"))
+    town.push(0)
+    town.become(moving(DENSE, "a", "a"))
+    town.deliver()
+    town.become(handed(DENSE, "a", "b", 3))
+    town.deliver()
+    town.push(0, "b", [1])
+    assert isinstance(town.answers[-1], m.Counted) and not town.answers[-1].new
+    assert town.values(1) == {"b": 1.0}
+
+
+def test_an_owner_that_has_not_heard_of_it_counts_nothing_more() -> None:
+    town = Town(placed(DENSE, "a", "a"))
+    town.become(moving(DENSE, "a", "a"))
+    town.deliver()
+    town.next_view(handed(DENSE, "a", "b", 3))
+    town.takes("b")
+    town.push(0)  # at the one that it was
+    town.settle()
+    assert not town.counted()  # b refuses what a says of its segment
+    assert town.opened() == [[1]]  # it has waited long enough for a
+    town.takes("a")
+    town.settle()
+    assert town.values(1) == {"b": 0.0}  # who asked asks again, by the new view
+    assert town.values(0) == {"a": 1.0}
+
+
+def test_nothing_is_served_before_the_former_owner_has_let_go() -> None:
+    """Else one who still goes by the old view reads there what another has overtaken here."""
+    town = Town(placed(DENSE, "ax", "ax"))
+    town.become(moving(DENSE, "ax", "ax"))
+    town.deliver()
+    town.next_view(handed(DENSE, "ax", "bx", 3))
+    town.takes("b", "x")
+    town.deliver("b", "x")
+    town.tick("b")
+    town.deliver("b", "x")
+    assert not town.opened()
+    town.takes("a")
+    town.deliver()
+    assert town.opened() == [[1]]
+
+
+@pytest.mark.parametrize("spec", [DENSE, STEPS], ids=["each", "steps"])
+def test_what_waits_for_a_copy_is_cut_to_what_is_left_and_the_rest_goes_on(spec: Table) -> None:
+    """Otherwise the copies refuse it for ever, with all that comes after it."""
+    town = Town(placed(spec, "ax", "ax"))
+    town.become(moving(spec, "ax", "ax"))
+    town.deliver()
+    town.next_view(handed(spec, "ax", "bx", 3))
+    town.takes("b", "x")
+    town.push(0)  # of both segments: x and b refuse it, since one of them is b's
+    town.deliver()
+    town.takes("a")
+    town.settle()
+    assert town.values(0) == {"a": 1.0, "x": 1.0} and town.values(1) == {"b": 0.0, "x": 0.0}
+    town.push(0, "a", [0])
+    town.push(0, "b", [1])
+    town.settle()
+    assert set(town.values(0).values()) == set(town.values(1).values()) == {1.0}
+    assert len(town.digests(0)) == len(town.digests(1)) == 1
+
+
+def test_a_change_that_one_copy_has_and_another_has_not_is_levelled_though_their_former_primary_goes_on() -> None:
+    """Its log goes on with other segments, and what is acknowledged of that says nothing about the one it gave away."""
+    town = Town(placed(DENSE, "ax", "ax"))
+    town.become(moving(DENSE, "ax", "ax"))
+    town.deliver()
+    town.push(0)
+    town.deliver("b")  # the newcomer has it, x has not
+    town.post.clear()
+    town.next_view(handed(DENSE, "ax", "bx", 3))
+    town.takes("x", "a")
+    town.push(1, "a", [0])
+    town.now += SECOND
+    town.tick("a")
+    town.deliver("x", "a")  # x follows a's log further, without the segment
+    town.next_view(town.table)
+    town.takes("x")  # another view, for whatever reason
+    town.takes("a", "b")
+    town.settle()
+    assert town.opened() == [[1]]
+    assert town.values(1) == {"b": 1.0, "x": 1.0} and len(town.digests(1)) == 1
+    assert town.values(0) == {"a": 2.0, "x": 2.0} and len(town.digests(0)) == 1
+
+
+def test_a_backup_changes_hands_and_the_owner_stays() -> None:
+    town = Town(placed(DENSE, "ax", "ax"))
+    town.push(0)
+    town.become(moving(DENSE, "ax", "ax", "y", "x"))
+    town.push(1)
+    town.deliver()
+    town.become(placed(DENSE, "ax", m.Place(3, ["a", "y"], since=1)))
+    town.push(2)
+    town.settle()
+    assert town.counted() == [1, 2, 3] and not town.opened()
+    assert town.values(1) == {"a": 3.0, "y": 3.0} and town.values(0) == {"a": 3.0, "x": 3.0}
+
+
+def test_an_owner_whose_last_segment_went_may_have_others_later() -> None:
+    town = Town(placed(DENSE, "x", "ax"))
+    town.become(moving(DENSE, "x", "ax"))
+    town.deliver()
+    town.push(0, "a", [1])
+    town.become(handed(DENSE, "x", "bx", 3))
+    town.settle()
+    town.become(placed(DENSE, "x", m.Place(3, ["b", "x"], filling="a", since=3, instead="b")))
+    town.settle()
+    town.become(placed(DENSE, "x", m.Place(5, ["a", "x"], since=5)))
+    town.settle()
+    town.push(1, "a", [1])
+    town.settle()
+    assert town.counted()[-1] == 2 and len(set(town.values(1).values())) == 1 and len(town.digests(1)) == 1
+
+
+# ---------------------------------------------------------------- fills that stop
+
+
+def test_nobody_is_waited_for_any_more_when_its_fill_was_given_up() -> None:
+    town = Town(placed(DENSE, "a", "a"))
+    town.become(moving(DENSE, "a", "a"))
+    town.deliver()
+    town.push(0)
+    assert not town.counted()  # it is full: nothing counts without it
+    town.become(placed(DENSE, "a", m.Place(3, ["a"], since=1)))
+    assert town.counted() == [1] and town.values(1) == {"a": 1.0}
+
+
+def test_one_that_was_told_of_as_full_is_waited_for_whatever_else_it_is_to_be_filled_with() -> None:
+    """The coordinator may have made it the owner already."""
+    town = Town(placed(DENSE, "a", "a"))
+    town.become(moving(DENSE, "a", "a"))
+    town.deliver()
+    assert any(isinstance(one, m.Full) for one in town.told)
+    both = m.Place(1, ["a"], filling="b", since=1, instead="a")
+    town.next_view(placed(DENSE, both, both))
+    town.takes("a")
+    town.push(0)
+    assert not town.counted()
+
+
+def test_who_is_filled_and_silent_is_told_of() -> None:
+    town = Town(placed(DENSE, "a", "a"))
+    town.become(moving(DENSE, "a", "a"))
+    town.post.clear()
+    town.now += SHRINK_AFTER + SECOND
+    town.tick("a")
+    assert any(isinstance(one, m.Shrink) and one.server == "b" for one in town.told)
+
+
+# ---------------------------------------------------------------- members that change places
+
+
+@pytest.mark.parametrize("spec", [DENSE, SPARSE, STEPS], ids=["dense", "sparse", "steps"])
+@pytest.mark.parametrize("others", ["", "y"], ids=["two", "three"])
+def test_an_owner_and_its_backup_change_places_and_nothing_is_copied(spec: Table, others: str) -> None:
+    town = Town(placed(spec, "ax" + others, "ax" + others))
+    town.push(0)
+    town.deliver()
+    town.become(handed(spec, "ax" + others, "xa" + others, 2))
+    assert not any(isinstance(send.message, m.Fill) for _, send in town.post)
+    town.settle()
+    assert town.opened() == [[1]]
+    town.push(1, "a", [0])
+    town.push(1, "x", [1])
+    town.settle()
+    assert set(town.values(1).values()) == set(town.values(0).values()) == {2.0}
+    assert len(town.digests(0)) == len(town.digests(1)) == 1
+
+
+def test_what_only_the_backup_has_is_there_when_it_is_the_owner() -> None:
+    town = Town(placed(DENSE, "ax", "ax"))
+    town.push(0)
+    town.deliver("x")  # a has not heard that x has it
+    town.post.clear()
+    town.become(handed(DENSE, "ax", "xa", 2))
+    town.settle()
+    assert town.values(1) == {"a": 1.0, "x": 1.0} and len(town.digests(1)) == 1
+
+
+def test_an_owner_that_has_its_place_again_in_the_next_view_lacks_nothing_and_doubles_nothing() -> None:
+    """Also if the backup never saw the view between the two."""
+    town = Town(placed(DENSE, "ax", "ax"))
+    town.push(0)
+    town.deliver("x")
+    town.post.clear()
+    town.next_view(handed(DENSE, "ax", "xa", 2))
+    town.takes("a")
+    town.next_view(handed(DENSE, "ax", "ax", 3))
+    town.takes("a", "x", "b", "y")
+    town.settle()
+    assert town.opened() == [[1]]
+    town.push(0)  # Ann asks again
+    town.settle()
+    assert set(town.values(1).values()) == set(town.values(0).values()) == {1.0}
+    town.push(1)
+    town.settle()
+    assert set(town.values(1).values()) == {2.0} and len(town.digests(1)) == 1

@@ -1,0 +1,169 @@
+"""A host's keys, as files (T8, T12, T15)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import Invalid
+from shoal.wire import keyring
+from shoal.wire.keyring import Key
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_secret_is_for_its_owner_alone_whatever_the_umask_is(folder: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        keyring.make(folder, "hostb", "worker")
+    finally:
+        os.umask(before)
+    assert mode(folder) == 0o700
+    assert mode(folder / "hostb.secret") == 0o600
+
+
+def test_a_key_is_read_as_it_was_made(folder: Path) -> None:
+    made = keyring.make(folder, "hostb", "worker")
+    assert keyring.own_keys(folder) == [made]
+    assert keyring.parse((folder / "hostb.public").read_text()) == Key("worker", "hostb", made.public)
+
+
+def test_nothing_that_is_shown_of_a_key_has_its_secret_in_it(folder: Path) -> None:
+    made = keyring.make(folder, "hostb", "worker")
+    secret = (folder / "hostb.secret").read_text().strip().split(":")[2]
+    for shown in (repr(made), str(made), made.line, (folder / "hostb.public").read_text()):
+        assert secret not in shown
+        assert str(made.secret) not in shown
+
+
+def test_a_secret_that_others_can_read_is_refused_with_what_to_do(folder: Path) -> None:
+    keyring.make(folder, "hostb", "worker")
+    (folder / "hostb.secret").chmod(0o640)
+    with pytest.raises(Invalid, match=r"mode 0640\): chmod 600"):
+        keyring.own_keys(folder)
+
+
+def test_a_folder_that_others_can_write_to_is_refused_and_one_they_can_read_is_closed(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(Invalid, match="chmod 700"):
+        keyring.make(folder, "hostb", "worker")
+    folder.chmod(0o755)
+    keyring.make(folder, "hostb", "worker")
+    assert mode(folder) == 0o700
+
+
+@pytest.mark.parametrize(
+    "text", ["", "worker:hostb", "worker:hostb:short", "worker:other:" + "a" * 52, "\x00\xff" * 40]
+)
+def test_a_damaged_secret_is_named_and_not_a_letter_of_it_is_shown(folder: Path, text: str) -> None:
+    keyring.make(folder, "hostb", "worker")
+    (folder / "hostb.secret").write_text(text)
+    with pytest.raises(Invalid, match=r"hostb\.secret") as caught:
+        keyring.own_keys(folder)
+    assert "short" not in str(caught.value)
+
+
+def test_a_key_is_never_made_over_another(folder: Path) -> None:
+    made = keyring.make(folder, "hostb", "worker")
+    with pytest.raises(Invalid, match="is there already"):
+        keyring.make(folder, "hostb", "server")
+    assert keyring.own_keys(folder) == [made]
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a/b", "../a", "a:b", "-a", "a" * 65, "a b", "ä b"])
+def test_a_name_that_is_no_name_makes_no_file(folder: Path, name: str) -> None:
+    with pytest.raises(Invalid, match="name"):
+        keyring.make(folder, name, "worker")
+    assert not folder.exists()
+
+
+def test_the_coordinators_name_is_for_its_own_key_alone(folder: Path) -> None:
+    with pytest.raises(Invalid, match="coordinator's own"):
+        keyring.make(folder, "coordinator", "worker")
+    with pytest.raises(Invalid, match="coordinator's own"):
+        keyring.parse("worker:coordinator:" + "a" * 52)
+    assert keyring.make(folder, "coordinator", "coordinator").is_of("anyone")
+
+
+@pytest.mark.parametrize(
+    "line", ["", "worker:hostb", "boss:hostb:" + "a" * 52, "worker:hostb:" + "1" * 52, "worker:hostb:aa"]
+)
+def test_a_line_that_is_no_key_is_refused(line: str) -> None:
+    with pytest.raises(Invalid):
+        keyring.parse(line)
+
+
+def test_a_key_is_for_its_name_and_what_stands_under_it_and_nobody_else(folder: Path) -> None:
+    key = keyring.make(folder, "hostb", "worker")
+    assert all(key.is_of(name) for name in ("hostb", "hostb.worker-1", "hostb/worker-1"))
+    assert not any(key.is_of(name) for name in ("hostbc", "hostb-1", "host", "coordinator", ""))
+
+
+def test_who_is_revoked_stays_so_until_it_has_a_new_key(folder: Path, tmp_path: Path) -> None:
+    old = keyring.make(tmp_path / "old", "hostb", "worker")
+    assert keyring.allow(folder, old) is None
+    assert keyring.revoke(folder, "hostb") == [Key("worker", "hostb", old.public)]
+    with pytest.raises(Invalid, match="was revoked"):
+        keyring.allow(folder, old)
+    with pytest.raises(Invalid, match="no key of 'hostb'"):
+        keyring.revoke(folder, "hostb")
+    new = keyring.make(tmp_path / "new", "hostb", "worker")
+    keyring.allow(folder, new)
+    assert [(key.role, key.public) for key in keyring.read_list(folder)[0]] == [
+        ("revoked", old.public),
+        ("worker", new.public),
+    ]
+
+
+def test_a_second_key_of_a_name_takes_the_place_of_the_first(folder: Path, tmp_path: Path) -> None:
+    first, second = (keyring.make(tmp_path / place, "hostb", "worker") for place in ("one", "two"))
+    keyring.allow(folder, first)
+    assert keyring.allow(folder, first) is None  # the same again changes nothing
+    assert keyring.allow(folder, second) == Key("worker", "hostb", first.public)
+    assert [key.role for key in keyring.read_list(folder)[0]] == ["revoked", "worker"]
+
+
+def test_one_key_has_one_name(folder: Path, tmp_path: Path) -> None:
+    made = keyring.make(tmp_path / "one", "hostb", "worker")
+    keyring.allow(folder, made)
+    with pytest.raises(Invalid, match="is hostb's already"):
+        keyring.allow(folder, Key("server", "hostc", made.public))
+
+
+def test_a_list_is_read_around_lines_that_are_not_understood_and_never_written_over_them(folder: Path) -> None:
+    made = keyring.make(folder, "hostb", "worker")
+    text = f"# who may call\n\n{made.line}\nnonsense\n"
+    (folder / "allowed").write_text(text)
+    keys, wrong = keyring.read_list(folder)
+    assert [key.name for key in keys] == ["hostb"]
+    assert len(wrong) == 1 and "line 4" in wrong[0]
+    with pytest.raises(Invalid, match="mend it first"):
+        keyring.revoke(folder, "hostb")
+    assert (folder / "allowed").read_text() == text
+
+
+def test_a_list_that_is_not_there_lets_nobody_in(folder: Path) -> None:
+    assert keyring.read_list(folder) == ([], [])
+    (folder / "allowed").mkdir(parents=True)
+    keys, wrong = keyring.read_list(folder)
+    assert keys == [] and "nobody is let in" in wrong[0]
+
+
+def test_the_usual_folder_is_the_users_own_unless_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SHOAL_KEYS", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert keyring.default_folder() == tmp_path / "shoal" / "keys"
+    monkeypatch.setenv("SHOAL_KEYS", str(tmp_path / "mine"))
+    assert keyring.default_folder() == tmp_path / "mine"

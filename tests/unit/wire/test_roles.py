@@ -1,0 +1,71 @@
+"""Who may say what: every message there is, said by every role (T6)."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from shoal.wire import messages as m
+from shoal.wire.keyring import ROLES, Key
+from shoal.wire.roles import BE, MAY, objection, of_kind
+
+KINDS = get_args(m.AnyMessage)
+CHANGES = (m.Create, m.Drop, m.Delay, m.Save, m.Drain)
+COPIES = (m.Append, m.Fill, m.Level, m.Adopt, m.Full, m.Shrink, m.Opened, m.Snapped)
+WORDS_OF_THE_COORDINATOR = (m.View, m.Welcome, m.Over, m.Alive, m.Release, m.Standing, m.Allowed, m.Deal)
+
+
+def key(role: str) -> Key:
+    return Key(role, "hostb", "a" * 52)
+
+
+def says(role: str, kind: type[m.Message]) -> str:
+    return of_kind(key(role), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_message_is_for_roles_that_are_named(kind: type[m.Message]) -> None:
+    assert kind in MAY, "say in wire/roles.py who may say it"
+    assert says("coordinator", kind) == ""
+    for role in ROLES[1:]:
+        assert (says(role, kind) == "") == (role in MAY[kind])
+    assert says("revoked", kind) != ""
+
+
+@pytest.mark.parametrize("kind", CHANGES, ids=lambda kind: kind.__name__)
+def test_a_worker_or_a_server_changes_no_table_and_sends_nobody_away(kind: type[m.Message]) -> None:
+    for role in ("worker", "server"):
+        assert "needs one of a client or coordinator" in says(role, kind)
+    assert says("client", kind) == ""
+
+
+@pytest.mark.parametrize("kind", COPIES, ids=lambda kind: kind.__name__)
+def test_only_a_server_says_what_servers_say(kind: type[m.Message]) -> None:
+    assert says("worker", kind) and says("client", kind)
+    assert says("server", kind) == ""
+
+
+@pytest.mark.parametrize("kind", WORDS_OF_THE_COORDINATOR, ids=lambda kind: kind.__name__)
+def test_nobody_speaks_for_the_coordinator(kind: type[m.Message]) -> None:
+    assert all(says(role, kind) for role in ROLES[1:])
+
+
+@pytest.mark.parametrize("role", ["server", "worker", "client", "evaluator", "scheduler"])
+def test_nobody_joins_as_what_its_key_is_not_for(role: str) -> None:
+    hello = m.Hello("hostb", role, "t")
+    for mine in ROLES[1:]:
+        assert (objection(key(mine), hello) == "") == (role in BE[mine])
+    assert objection(key("coordinator"), hello) == ""
+
+
+def test_the_address_that_is_given_has_the_key_of_the_one_who_gives_it() -> None:
+    def hello(address: str) -> m.Hello:
+        return m.Hello("hostb", "server", "t", address)
+
+    assert objection(key("server"), hello(f"tcp://{'a' * 52}@10.0.0.1:7000")) == ""
+    for address in (f"tcp://{'b' * 52}@10.0.0.1:7000", "tcp://10.0.0.1:7000"):
+        assert "not one of its key's" in objection(key("server"), hello(address))
+    assert "nobody calls those" in objection(
+        key("worker"), m.Hello("hostb", "worker", "t", f"tcp://{'a' * 52}@10.0.0.1:7000")
+    )

@@ -93,6 +93,7 @@ class Trainer:
         self._nap: Task | None = None
         self.low = 0  # slots in the queue at which more are asked for
         self._done = self._measured = self._last = 0
+        self._leaves_since = 0
         self._most, self._taken = most, 0  # slots that it may have, and has had; 0: as many as there are
 
     def start(self) -> Task:
@@ -219,6 +220,8 @@ class Trainer:
             await self._report()
             if self._most and self._taken >= self._most and not any(lane.queue for lane in self._lanes):
                 self.leaving = True  # others may be what it waits for
+            if self._waits_in_vain():
+                break
             for lane, task in list(self._lanes.items()):
                 if task.done:
                     await task  # one that failed ends this life: another may wait for its slot
@@ -230,6 +233,16 @@ class Trainer:
         if self.leaving and not self.strategy.in_steps:
             await self.worker.client.flush(TABLE)
         await self._report()
+
+    def _waits_in_vain(self) -> bool:
+        """It would go, and its last slots are held in a step that nobody completes: perhaps all others would go, too.
+
+        So it goes: whoever is dealt these slots again pushes them under the same numbers, and servers count them once.
+        """
+        if not self.leaving or not self.strategy.in_steps:
+            return False
+        self._leaves_since = self._leaves_since or self.worker.now
+        return self.worker.now - self._leaves_since > limits.DRAIN
 
     def _check_module(self) -> None:
         """A module that is another one here would learn nothing, or nonsense."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.events import Evaluated, Gone, Joined
+from shoal.events import Evaluated, Gone, Joined, Warned
 
 SMALL = {"data.rows": 2_000, "data.batch": 50, "strategy.name": "sync", "emulate.per_example": 2e-4}
 
@@ -36,7 +36,8 @@ def gang(cache: Path) -> shoal.Run:
 )
 def test_sync_is_the_same_run_however_its_workers_come_and_go(gang: shoal.Run, emulate: dict[str, Any]) -> None:
     run = train(**emulate)
-    assert np.array_equal(run.model.table, gang.model.table)  # type: ignore[union-attr]
+    newer = any(isinstance(event, Warned) and "newer" in event.what for event in run.events)  # P3's one exception
+    assert newer or np.array_equal(run.model.table, gang.model.table)  # type: ignore[union-attr]
     assert run.summary["examples"] == gang.summary["examples"]
     joined = [event for event in run.events if isinstance(event, Joined) and event.role == "worker"]
     gone = [event for event in run.events if isinstance(event, Gone) and event.role == "worker"]

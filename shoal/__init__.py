@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shoal.keys import KeyList as KeyList
     from shoal.keys import KeyRange as KeyRange
     from shoal.keys import KeyValues as KeyValues
+    from shoal.launch.guest import serve as serve
     from shoal.launch.local import Cluster as Cluster
     from shoal.launch.local import connect as connect
     from shoal.launch.local import local as local
@@ -86,6 +87,7 @@ _WHERE = {
         "filter",
     ],
     "shoal.job": ["Job"],
+    "shoal.launch.guest": ["serve"],
     "shoal.launch.local": ["Cluster", "connect", "local"],
     "shoal.launch.querying": ["query"],
     "shoal.models.trained": ["Trained"],

@@ -16,6 +16,7 @@ from shoal.chaos.command import chaos
 from shoal.data.command import data
 from shoal.doors import Wrong, asks_for_keys, end_when_told
 from shoal.frontends.export_command import export
+from shoal.frontends.groups_command import evaluate, groups
 from shoal.frontends.hosts_command import launch
 from shoal.frontends.join_command import join, leave, show_peers
 from shoal.frontends.key_command import key
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from shoal.folder import Folder
     from shoal.job import Job
     from shoal.launch import mpi, ranks
+    from shoal.launch.training import Launcher
     from shoal.run import Run
 
     Head = ranks.Head | mpi.Head
+    Guests = tuple[str | None, str | None] | None  # at whose servers, and as which group
 
 
 class Commands(click.Group):
@@ -84,6 +87,10 @@ def main() -> None:
 )
 @click.option("--on", help="Where they run: processes, threads, or mpi, which starts mpirun.  [default: processes]")
 @click.option(
+    "--servers-at", metavar="RUN|ADDRESS", help="Train on the servers of another run, or of a cluster, as --group."
+)
+@click.option("--group", help="The name of this run's workers there: its tables are its own.")
+@click.option(
     "--test", metavar="PATH", help="Rows to judge the model on.  [default: the set's own, or a share held out]"
 )
 @click.option("--epochs", type=float, help="Passes over the data.")
@@ -102,6 +109,10 @@ def main() -> None:
     help="0: errors only. 1: how it goes. 2: also who joins, what is saved, where time goes. 3: every event.  [default: 1]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option(
+    "--listen", metavar="ADDRESS", help="Where nodes of other hosts reach it (shoal join).  [default: nowhere]"
+)
+@asks_for_keys
 @click.pass_obj
 def train(
     head: Head | None,
@@ -113,6 +124,8 @@ def train(
     copies: int | None,
     allow_disconnected: bool,
     on: str | None,
+    servers_at: str | None,
+    group: str | None,
     test: str | None,
     epochs: float | None,
     seed: int | None,
@@ -121,6 +134,9 @@ def train(
     resume: Path | None,
     verbosity: int | None,
     as_json: bool,
+    listen: str | None,
+    keys: str | None,
+    insecure: bool,
 ) -> None:
     """Train a model on DATA (a name of `shoal data list`, or a file), or as JOB.toml says.
 
@@ -131,6 +147,7 @@ def train(
     shoal train mnist --model cnn --workers 4 --set data.batch=64
     shoal train mnist --strategy gossip --workers 8 --set strategy.topology=torus
     shoal train --resume runs/clicks-logistic-async-1 --workers 8
+    shoal train rcv1 --servers-at runs/clicks-logistic-async-1 --group b
     torchrun --nproc-per-node 5 -m shoal train clicks --servers 2
     mpirun -n 4 python -m shoal train clicks --strategy averaging
 
@@ -145,17 +162,19 @@ def train(
         raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
     given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs, "verbosity": verbosity}
+    given |= {"launch.listen": listen, "launch.keys": keys, "launch.insecure": insecure or None}
     given |= {"launch.how": on, "strategy.allow_disconnected": allow_disconnected or None}
     settings = {name: value for name, value in given.items() if value is not None}
     try:
         settings |= settings_of(changes)
     except Invalid as error:
         raise click.BadParameter(str(error), param_hint="--set") from None
+    guests = None if servers_at is None and group is None else (servers_at, group)
     try:
         if resume is None:
-            run = _train(data or "", settings, out, as_json, head)
+            run = _train(data or "", settings, out, as_json, head, guests)
         else:
-            run = _resume(resume, settings, as_json, head)
+            run = _resume(resume, settings, as_json, head, guests)
     except Invalid as error:
         raise Wrong(str(error)) from None
     except ShoalError as error:
@@ -171,7 +190,9 @@ def train(
         raise click.ClickException(why) from None
 
 
-def _train(data: str, settings: dict[str, Any], out: Path | None, quiet: bool, head: Head | None) -> Run:
+def _train(
+    data: str, settings: dict[str, Any], out: Path | None, quiet: bool, head: Head | None, guests: Guests
+) -> Run:
     from shoal.folder import Folder
     from shoal.job import Job
     from shoal.resuming import open_folder
@@ -182,10 +203,10 @@ def _train(data: str, settings: dict[str, Any], out: Path | None, quiet: bool, h
         job = head.staffed(job, out is None)
     name = f"{Path(job.data.source).name.split('.')[0][:64]}-{job.model.name}-{job.strategy.name}"
     folder = open_folder(out, job) if out is not None else Folder.numbered(Path("runs") / name, job)
-    return _run(job, folder, quiet, head)
+    return _run(job, folder, quiet, head, guests)
 
 
-def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None) -> Run:
+def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None, guests: Guests) -> Run:
     from shoal.resuming import finished, job_of, reopen
 
     if (run := finished(path, settings)) is not None:
@@ -194,12 +215,22 @@ def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None
     if head is not None:
         job = head.staffed(job_of(path, settings))
         settings |= {"workers": job.workers, "launch.how": job.launch.how}
-    return _run(*reopen(path, settings), quiet, head)
+    return _run(*reopen(path, settings), quiet, head, guests)
 
 
-def _run(job: Job, folder: Folder, quiet: bool, head: Head | None) -> Run:
+def _run(job: Job, folder: Folder, quiet: bool, head: Head | None, guests: Guests) -> Run:
     from shoal.run import execute
     from shoal.views.terminal import view
+
+    launcher: Launcher | None = None if head is None else head.cluster
+    if guests is not None:
+        from shoal.launch.attached import guest
+
+        try:
+            job, launcher = guest(job, *guests)
+        except BaseException:
+            folder.discard()
+            raise
 
     end_when_told()
     if head is not None and job.verbosity:
@@ -207,7 +238,7 @@ def _run(job: Job, folder: Folder, quiet: bool, head: Head | None) -> Run:
     try:
         with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
             hears = None if quiet and not sys.stderr.isatty() else show
-            return execute(job, folder, hears, show.note, launcher=None if head is None else head.cluster)
+            return execute(job, folder, hears, show.note, launcher=launcher)
     except (KeyboardInterrupt, SystemExit) as error:
         if (folder.path / "summary.json").exists():
             shown = click.format_filename(folder.path)
@@ -290,7 +321,9 @@ main.add_command(bench)
 main.add_command(chaos)
 main.add_command(data)
 main.add_command(join)
+main.add_command(evaluate)
 main.add_command(export)
+main.add_command(groups)
 main.add_command(key)
 main.add_command(launch)
 main.add_command(leave)

@@ -1,9 +1,15 @@
-"""Computation that takes longer than it would: to study stragglers, and more workers than there are cores.
+"""Computation that takes longer than it would, and workers that come late and are taken away: to study stragglers, more workers than
+there are cores, and what a resource manager does to a run.
 
     [emulate]
     per_example = 50e-6     # seconds: a gradient takes at least this for each of its rows, most of it asleep
     slow = [0]              # these workers, by number, ...
     factor = 5.0            # ... take so many times as long
+    arrive = 2.0            # seconds from the start of one worker to that of the next
+    preempt = 1.0           # seconds after which a worker is taken away, and then the next; ...
+    away = 0.5              # ... so long, ...
+    sticky = true           # ... and comes back as it was; otherwise it is killed, and another is started in its place
+    task = 1                # slots, after which a worker leaves and another is started in its place
 
 What is measured so is called emulated wherever it is shown: waiting, delay and staleness are real, in real processes over
 real sockets, the work is not. A gradient that takes longer than it is to be emulated takes what it takes.
@@ -32,15 +38,22 @@ class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall: float = 0.0  # seconds that they stand still once ...
     stall_at: float = 0.0  # ... after so many seconds of computing
     link: float = 0.0  # seconds that every message between peers takes
+    arrive: float = 0.0  # seconds between the starts of two workers; 0: training begins when all are there
+    preempt: float = 0.0  # seconds between two times that a worker is taken away, one after another; 0: none is
+    away: float = 1.0  # seconds until it is back
+    sticky: bool = False  # as the same process, with all that it had read and was known for
+    task: int = 0  # slots that a worker computes before it leaves and another is started; 0: it stays
 
     def __post_init__(self) -> None:
-        for name in ("per_example", "pause", "stall", "stall_at", "link"):
+        for name in ("per_example", "pause", "stall", "stall_at", "link", "arrive", "preempt", "away"):
             if not 0 <= getattr(self, name) <= 3600:
                 raise Invalid(f"emulate.{name}={getattr(self, name)!r}: needs 0 to 3600 seconds")
         if not 0 < self.pause_every < math.inf:
             raise Invalid(f"emulate.pause_every={self.pause_every!r}: needs a number of seconds above 0")
         if not 1 <= self.factor <= 1e6:
             raise Invalid(f"emulate.factor={self.factor!r}: needs 1 or more: nobody is made faster")
+        if not 0 <= self.task <= 1 << 20:
+            raise Invalid(f"emulate.task={self.task!r}: needs a number of slots, 1 or more, or 0")
         if any(number < 0 for number in self.slow):
             raise Invalid(f"emulate.slow={self.slow}: needs numbers of workers, 0 or more")
 
@@ -57,6 +70,18 @@ class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the chosen workers are slower than the others."""
         return bool(self.slow) and (self.factor > 1 or self.pause > 0 or self.stall > 0)
 
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether workers do, other than all at the beginning and all at the end."""
+        return self.arrive > 0 or self.preempt > 0 or self.task > 0
+
+    def check_goes(self, on_servers: bool, processes: bool) -> None:
+        """Where nobody deals anew what a worker had, none can be taken away."""
+        if self.comes_and_goes and not on_servers:
+            raise Invalid("emulate.arrive, preempt and task are for workers of servers: choose sync, bounded or async")
+        if self.preempt and not processes:
+            raise Invalid("emulate.preempt takes processes away: leave launch.how=threads out")
+
     def words(self) -> str:
         """What is emulated, for whoever looks at figures; nothing if nothing is."""
         said = [f"emulated compute ({_short(self.per_example)} per example)"] if self.per_example else []
@@ -69,6 +94,13 @@ class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             said.append(f"{_names(self.slow)} {' and '.join(how)}{'' if said else ' (emulated)'}")
         if self.link:
             said.append(f"emulated links ({_short(self.link)} for a message)")
+        if self.arrive:
+            said.append(f"workers arrive {_short(self.arrive)} apart")
+        if self.preempt:
+            taken = "stands still for" if self.sticky else "is killed, and replaced after"
+            said.append(f"every {_short(self.preempt)} a worker {taken} {_short(self.away)}")
+        if self.task:
+            said.append(f"a new worker for every {'slot' if self.task == 1 else f'{self.task} slots'}")
         return ", ".join(said)
 
     def pace(self, worker: int, seed: int) -> Pace | None:

@@ -172,6 +172,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                 f"emulate.link={self.emulate.link:g} is for workers that talk to each other (gossip, peer-to-peer), and strategy "
                 f"{self.strategy.name!r} has none: leave it out"
             )
+        self.emulate.check_goes(isinstance(self.strategy, OnServers), self.launch.how == "processes")
         self.update.check(self.launch.modules, isinstance(self.strategy, OnServers))
         self._check_filters()
         go_together(self.strategy, self.model, self.update, self.stop, self.workers)

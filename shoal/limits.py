@@ -19,6 +19,9 @@ COORDINATOR = "coordinator"  # its name, everywhere
 NAME_CHARS = 128  # node and table names
 MEMBERS = 1_024  # nodes in one cluster
 TABLES = 256  # tables in one cluster
+GROUPS = 64  # of workers that the operator has named
+GROUP_TABLES = 16  # of one group, if the operator says nothing else
+GROUP_MEMBERS = 256
 
 # What a table may be.
 KEY_LIMIT = 1 << 63  # keys are below this
@@ -117,6 +120,9 @@ MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
 MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
 MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
 PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks
+COPIES_WITHIN = (
+    0.25  # of the mean: a server that has so many more copies of a table's segments, or fewer, keeps what it has
+)
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it

@@ -27,6 +27,7 @@ from shoal.settings import changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
+    from shoal.launch.local import Cluster
     from shoal.launch.training import Launcher, Outcome
     from shoal.launch.underway import Underway
     from shoal.models.learning import Keeps, Learner
@@ -91,6 +92,8 @@ def train(
     on_event: EventCall | None = None,
     progress: Callable[[str], None] | None = None,
     view: bool = False,
+    cluster: str | Cluster | None = None,
+    group: str | None = None,
 ) -> Run:
     """Train a model on this machine; returns when it is done.
 
@@ -98,6 +101,7 @@ def train(
     a job file, such as {"update.step": 0.05}. With ``out`` a run folder is written; if an unfinished run of the same job lies
     there, it goes on. ``resume`` is the folder of a run to take up again, with its own job: who computes and serves, and when
     it stops, may be changed. ``view`` shows the run on standard error while it goes on; ``on_event`` hears what happens.
+    With ``cluster`` (an address, a run's folder or a cluster) it has no servers of its own: its workers are a ``group`` on those.
     """
     given = {
         "model": model,
@@ -133,12 +137,17 @@ def train(
         job = Job.load(Path(data), changes)
     else:
         job = Job.of(changed({"data": os.fspath(data)}, changes))
+    launcher: Launcher | None = None
+    if cluster is not None or group is not None:
+        from shoal.launch.attached import guest
+
+        job, launcher = guest(job, cluster, group)
     if not view:
-        return execute(job, folder, on_event, progress)
+        return execute(job, folder, on_event, progress, launcher=launcher)
     from shoal.views.terminal import view as views
 
     with views(epochs=job.stop.passes, verbosity=job.verbosity) as show:
-        return execute(job, folder, both(show, on_event), progress or show.note)
+        return execute(job, folder, both(show, on_event), progress or show.note, launcher=launcher)
 
 
 def both(first: EventCall, second: EventCall | None) -> EventCall:

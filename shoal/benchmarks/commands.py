@@ -40,6 +40,17 @@ def bench_wire(quick: bool, json_file: Path | None) -> None:
     _bench("forms", quick, json_file)
 
 
+@bench.command("curve")
+@click.option("--quick", is_flag=True, help="Smaller, and fewer repeats: no figures to quote.")
+@click.option(
+    "--rows", type=click.IntRange(0), help="Of the run that is trained both ways; 0: none.  [default: 200,000]"
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
+def bench_curve(quick: bool, rows: int | None, json_file: Path | None) -> None:
+    """What keys cost: pushes, pulls, round trips and a run over tcp, in the clear and encrypted; how soon a stranger is told."""
+    _bench("curve", quick, json_file, rows=rows)
+
+
 @bench.command("filters")
 @click.option("--quick", is_flag=True, help="Fewer slots and repeats.")
 @click.option("--slots", type=click.IntRange(1), help="How many.  [default: 40]")
@@ -202,16 +213,18 @@ def bench_failover(quick: bool, kills: int | None, stops: int | None, json_file:
 
 @bench.command("placement")
 @click.option("--quick", is_flag=True, help="Smaller clusters.")
+@click.option(
+    "--skew", is_flag=True, help="Real servers, a few keys of which are asked for most: by count, and by load."
+)
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
-def bench_placement(quick: bool, picture: Path | None, json_file: Path | None) -> None:
+def bench_placement(quick: bool, skew: bool, picture: Path | None, json_file: Path | None) -> None:
     """Servers come, leave and die: how even segments lie, and what had to be copied, against other rules."""
-    results = _bench("placement", quick, json_file)
+    name = "skew" if skew else "placement"
+    results = _bench(name, quick, json_file)
     if picture is not None:
-        from shoal.benchmarks.placement import draw
-
         with _in_words():
-            draw(results, picture)
+            importlib.import_module(f"shoal.benchmarks.{name}").draw(results, picture)
         click.echo(f"the picture: {picture}")
 
 

@@ -195,7 +195,12 @@ def _on_ring(segment: int, alive: Sequence[str], copies: int) -> Holders:
     if names not in _RINGS:
         _RINGS.clear()
         _RINGS[names] = Ring(names)
-    return tuple(dict.fromkeys(_RINGS[names].walk(1, segment)))[:copies]
+    met: dict[str, None] = {}
+    for name in _RINGS[names].walk(1, segment):
+        met[name] = None
+        if len(met) == copies:
+            break
+    return tuple(met)
 
 
 def _by_rank(segment: int, alive: Sequence[str], copies: int) -> Holders:

@@ -33,6 +33,7 @@ class Membership:
         self.incarnation = 0  # none yet
         self.view = NO_VIEW
         self.failed: dict[int, str] = {}
+        self.group = ""  # of workers, if it belongs to one
         self.loads: dict[int, dict[int, float]] = {}  # of a server: what the next heartbeat tells, once
         self.halves: dict[int, dict[int, int]] = {}
         self.reaches: set[str] = set()  # roles that this node sends to
@@ -66,7 +67,7 @@ class Membership:
             self._asked_since = self._asked_since or now
             self._next = now + self._wait
             self._wait = min(2 * self._wait, limits.RESEND_MOST)
-            hello = m.Hello(self.name, self.role, f"{self._token}.{self._life}", self.address)
+            hello = m.Hello(self.name, self.role, f"{self._token}.{self._life}", self.address, self.group)
             return [Send(self.coordinator, hello)]
         self._next = now + limits.HEARTBEAT
         return [self.heartbeat()]
@@ -121,7 +122,7 @@ class Membership:
         wanted = {
             member.name: member.address
             for member in view.members
-            if member.role in self.reaches and member.name != self.name
+            if member.role in self.reaches and member.name != self.name and member.group in ("", self.group)
         }
         mutual = self.role in self.reaches
         effects: list[Effect] = [Connect(name, "") for name in self._connected if name not in wanted]

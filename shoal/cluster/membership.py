@@ -23,9 +23,10 @@ from shoal.cluster.placement import segments_of
 from shoal.cluster.splitting import halved
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
+from shoal.wire.groups import SCHEDULER, Group
 from shoal.wire.messages import Member, Place, Placed, View
 
-ROLES = ("server", "worker", "client", "evaluator")
+ROLES = ("server", "worker", "client", "evaluator", SCHEDULER)
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Roster(Handing):
     generation: int = 0
     incarnations: int = 0  # the last one handed out
     tables_made: int = 0
+    groups: dict[str, Group] = field(default_factory=dict)  # that the operator has named
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
     replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
@@ -45,7 +47,8 @@ class Roster(Handing):
     def view(self) -> View:
         if self._view is None:
             members = [person.member for person in self.people.values()]
-            self._view = View(self.term, self.number, self.generation, members, list(self.tables.values()))
+            tables, groups = list(self.tables.values()), list(self.groups.values())
+            self._view = View(self.term, self.number, self.generation, members, tables, groups)
         return self._view
 
     # ------------------------------------------------------------ members
@@ -84,13 +87,15 @@ class Roster(Handing):
         """A hello that comes too late: that life has ended."""
         return token in self.retired.get(name, ())
 
-    def join(self, now: int, name: str, role: str, token: str, address: str, incarnation: int) -> Person:
+    def join(
+        self, now: int, name: str, role: str, token: str, address: str, incarnation: int, group: str = ""
+    ) -> Person:
         if name in self.people:
             self.displace(name, token)
             self.remove(name, "another process took its name")
         self.lost.pop(name, None)
         self.released.pop(name, None)
-        person = self.people[name] = Person(Member(name, incarnation, role, address), token, now)
+        person = self.people[name] = Person(Member(name, incarnation, role, address, group=group), token, now)
         self.changed()
         person.since = self.number
         return person

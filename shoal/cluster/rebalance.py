@@ -1,7 +1,7 @@
 """Who should hold what next: few moves that bring every server to its share, first of segments, then of what is asked of them.
 
     leaving    what a server that goes still holds goes to others; where no other is left, the set gets smaller
-    count      primaries of a table: no two servers differ by more than one; then the same for all its copies
+    count      primaries of a table: no two servers differ by more than one; of all its copies every server has about the mean
     load       the server that is asked for most, if that is well above the mean, trades a segment for a colder one of the
                server that is asked for least; a segment that is above the mean all alone should be two (``split``)
 
@@ -236,7 +236,7 @@ class _Part:
             self._even(self.copies, lambda holders: range(1, len(holders)))
 
     def _even(self, counts: dict[str, int], ranks: Callable[[Sequence[str]], range]) -> None:
-        """From those who have most to those who have least, until they differ by one."""
+        """From those who have most to those who have least, until they differ by one, or are near enough."""
         if len(counts) < 2 or max(counts.values()) - min(counts.values()) < 2:
             return
         have: dict[str, list[tuple[float, int, int, int]]] = {name: [] for name in self.cluster.names}
@@ -256,10 +256,14 @@ class _Part:
         self, counts: Mapping[str, int], have: Mapping[str, list[tuple[float, int, int, int]]]
     ) -> tuple[str, tuple[float, int, int, int], str] | None:
         by_count = sorted(counts, key=lambda name: self._order(counts, name))
+        mean = sum(counts.values()) / len(counts)
+        within = 0.0 if counts is self.primaries else limits.COPIES_WITHIN * mean
         for source in reversed(by_count):
             for target in by_count:
                 if counts[source] - counts[target] < 2:
                     break
+                if max(counts[source] - mean, mean - counts[target]) <= within:
+                    break  # neither has far too many, nor far too few
                 if (one := self._fitting(have[source], source, target, counts)) is not None:
                     return source, one, target
         return None
@@ -273,11 +277,10 @@ class _Part:
         """
         lacks = max(1, sum(counts.values()) // len(counts) - counts[target])
         ideal = max(0.0, (self.cluster.mean - self.cluster.asked[target]) / lacks)
-        others = [one for one in _nearest(those, ideal) if target not in self.sets[one[2]]]
-        if counts is self.primaries and not (others and self.copies[source] - self.copies[target] > 1):
-            swaps = (one for one in _nearest(those, ideal) if target in self.sets[one[2]])
-            return next(swaps, None) or next(iter(others), None)
-        return next(iter(others), None)
+        other = next((one for one in _nearest(those, ideal) if target not in self.sets[one[2]]), None)
+        if counts is self.primaries and (other is None or self.copies[source] - self.copies[target] < 2):
+            return next((one for one in _nearest(those, ideal) if target in self.sets[one[2]]), other)
+        return other
 
     # ------------------------------------------------------------ load
 

@@ -48,6 +48,7 @@ class Workload:
         self._out: dict[int, dict[int, None]] = {}  # by worker: what it has and is not counted, in order
         self._pending: dict[int, deque[int]] = {}  # step mode: dealt, not yet asked for
         self._names: dict[int, str] = {}
+        self._going: set[int] = set()  # of these: they ask for nothing more
         self._again: deque[int] = deque()
         self._refusals: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
@@ -137,11 +138,19 @@ class Workload:
         if worker not in self._names:
             self._names[worker], self._out[worker], self._pending[worker] = name, {}, deque()
 
+    def goes(self, worker: int) -> None:
+        """It finishes what it has: what is meant for it and was not asked for is others', who may be what it waits for."""
+        if worker in self._names and worker not in self._going:
+            self._going.add(worker)
+            pending, self._pending[worker] = self._pending[worker], deque()
+            self._return(list(pending))
+
     def leave(self, worker: int, died: bool) -> int:
         """A worker is gone: what it had is dealt again. How many slots that is."""
         if worker not in self._names:
             return 0
         name = self._names.pop(worker)
+        self._going.discard(worker)
         out, pending = list(self._out.pop(worker)), self._pending.pop(worker)
         if died:
             for slot in out[:IN_HAND]:
@@ -254,7 +263,7 @@ class Workload:
 
     def _in_turn_is(self, slot: int) -> int:
         """The worker whose turn it is."""
-        workers = sorted(self._names)
+        workers = [one for one in sorted(self._names) if one not in self._going]
         return workers[slot % self.per_pass % self.order.turns % len(workers)]
 
     def _oldest(self, worker: int) -> list[int]:

@@ -17,12 +17,14 @@ from shoal import limits
 from shoal.errors import ClusterError, Invalid
 from shoal.folder import Folder, Lock
 from shoal.job import Job
-from shoal.launch.addresses import bind_of
+from shoal.launch.addresses import bind_of, check_callable
 from shoal.launch.hosting import HostCluster, Hosting, stands_in
 from shoal.launch.looking import ADDRESS
+from shoal.launch.processes import safety_of
 from shoal.nodes.storage import Journal
 from shoal.settings import changed, settings_of
 from shoal.strategies.parameter_server import OnServers
+from shoal.wire.address import check_address
 from shoal.wire.security import Safety
 
 if TYPE_CHECKING:
@@ -116,6 +118,8 @@ def _check(job: Job) -> None:
         raise Invalid(f"launch.how={job.launch.how!r}: nodes that come from elsewhere are processes: leave it out")
     if not job.launch.listen:
         raise Invalid("nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT)")
+    check_callable(job.launch.listen, job.launch.advertise)
+    check_address(bind_of(job.launch.listen), safety_of(job))
 
 
 def store(options: Mapping[str, Any]) -> None:

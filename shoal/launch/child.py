@@ -44,7 +44,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a process is to be, and what it is to do."""
 
     name: str
-    kind: Literal["server", "worker", "racer", "rank", "gossiper", "peer", "coordinator"]
+    kind: Literal["server", "worker", "racer", "rank", "gossiper", "peer", "coordinator", "scheduler"]
     token: str
     bind: str  # where it listens, if others call it
     coordinator: str
@@ -151,6 +151,8 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
                 _be_peer(orders, reports, inbox)
             case "coordinator":
                 _coordinate(orders, reports, inbox)
+            case "scheduler":
+                _schedule(orders, reports, inbox)
     except ShoalError as error:
         say(reports, Failed(orders.name, str(error)))
         return 1
@@ -163,12 +165,12 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
     return 0
 
 
-def transport_of(orders: Orders, bind: str | None = None) -> Transport:
-    """Of a node that was ordered; it calls the coordinator, if there is one yet."""
+def transport_of(orders: Orders, bind: str | None = None, name: str = "") -> Transport:
+    """Of a node that was ordered, under its name in the cluster if that is another; it calls the coordinator, if there is one yet."""
     from shoal.wire.security import Safety
     from shoal.wire.zmq import ZmqTransport
 
-    transport = ZmqTransport(orders.name, bind, Safety.of_plain(orders.safety), orders.advertise)
+    transport = ZmqTransport(name or orders.name, bind, Safety.of_plain(orders.safety), orders.advertise)
     if orders.coordinator and orders.name != "coordinator":
         transport.connect("coordinator", orders.coordinator)
     return transport
@@ -220,6 +222,12 @@ def _coordinate(orders: Orders, reports: int, inbox: int) -> None:
     from shoal.launch.coordination import coordinate
 
     coordinate(orders, reports, inbox)
+
+
+def _schedule(orders: Orders, reports: int, inbox: int) -> None:
+    from shoal.launch.scheduling import schedule
+
+    schedule(orders, reports, inbox)
 
 
 def say(reports: int, report: Line) -> None:

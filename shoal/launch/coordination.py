@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal import limits
+from shoal.cluster.moves import Moves
 from shoal.data.fingerprint import fingerprint
 from shoal.events import RunEvent, Started
 from shoal.launch.child import Happened, Line, Orders, Running, say
@@ -28,11 +29,11 @@ from shoal.nodes.saving import Saving
 from shoal.nodes.storage import Journal
 from shoal.wire import messages as m
 from shoal.wire.effects import Dismiss, Ended
+from shoal.wire.groups import member_name
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
-    from shoal.cluster.moves import Moves
     from shoal.data.datasets import Dataset
     from shoal.job import Job
 
@@ -86,6 +87,7 @@ class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copies: int = 1
     run: Facts | None = None
     ended: list[Saw] = []  # before it was there
+    moves: Moves | None = None  # where there is no run to say so
 
 
 def coordinate(orders: Orders, reports: int, inbox: int) -> None:
@@ -97,31 +99,31 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
     saving = None if work.run is None else saving_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves_of(work.run))
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves_of(work.run) or work.moves)
     node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()
     loop = Loop(node, transport, journal)
-    loop.listener = lambda event: _report(reports, orders.name, event)
+    loop.listener = lambda event: report(reports, orders.name, event)
     for one in work.ended:
         loop.tell(Ended(one.name, one.reason, one.token))
-    threading.Thread(target=_hear, args=(inbox, loop), name="shoal-inbox", daemon=True).start()
+    threading.Thread(target=hear, args=(inbox, loop), name="shoal-inbox", daemon=True).start()
     say(reports, Running(orders.name, transport.address))
     loop.run()
 
 
-def _hear(inbox: int, loop: Loop) -> None:
-    """Whatever the nursery hands on."""
+def hear(inbox: int, loop: Loop, group: str = "") -> None:
+    """Whatever the nursery hands on, which knows processes by the names that they have within their group."""
     with os.fdopen(inbox, "rb") as lines:
         for line in lines:
             match msgspec.json.decode(line, type=Saw | Ends):
                 case Saw(name, reason, token):
-                    loop.tell(Ended(name, reason, token))
+                    loop.tell(Ended(member_name(name, group), reason, token))
                 case Ends(why):
                     loop.tell(Dismiss(why))
 
 
-def _report(reports: int, name: str, event: RunEvent) -> None:
+def report(reports: int, name: str, event: RunEvent) -> None:
     for piece in Happened.pieces(name, event):
         say(reports, piece)
 
@@ -166,12 +168,19 @@ def dealing_of(facts: Facts) -> Dealing:
     second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
     found = Dealing(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = facts.elsewhere
+    if job.emulate.arrive:
+        found.await_only(1)
     return found
 
 
 def moves_of(facts: Facts | None) -> Moves | None:
     """How segments may change hands; None: as usual."""
     return None if facts is None else _job(facts.job).moves
+
+
+def dealing_for(job: Job, dataset: Dataset) -> Dealing:
+    """What the coordinator of such a run deals."""
+    return dealing_of(Facts.of(job, dataset))
 
 
 def saving_of(facts: Facts) -> Saving:

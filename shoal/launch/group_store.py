@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import TimedOut
-from shoal.launch.local import joined
+from shoal.launch.clients import joined
 from shoal.models.linear import Floats
 from shoal.nodes.blocking import KV
 from shoal.nodes.worker import Worker

@@ -177,6 +177,25 @@ class Visitor:
         return job, dataset
 
 
+def serve(
+    address: str,
+    *,
+    name: str = "",
+    listen: str = "",
+    advertise: str = "",
+    modules: Sequence[str] = (),
+    keys: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    say: Say = lambda text: None,
+) -> str:
+    """Be a server of the cluster whose coordinator is at this address (or whose run has this folder), until it is over.
+
+    Returns why it ended: the cluster is over, or this server was let go. What `shoal launch server` does, in this process.
+    """
+    own = "" if keys is None else os.fspath(keys)
+    return Visitor(Terms(address, name, listen, advertise, modules, keys=own, insecure=insecure), "server", say).run()
+
+
 def _train(trainer: Trainer, guest: Guest, loop: Loop) -> None:
     try:
         done = trainer.start()

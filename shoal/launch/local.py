@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Literal
 
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
+from shoal.launch.clients import client_of
+from shoal.launch.clients import connect as connect
 from shoal.launch.looking import Looking, Status
 from shoal.launch.telling import Listener, Telling
 from shoal.nodes.blocking import KV
@@ -31,10 +33,10 @@ from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.loop import Loop
 from shoal.nodes.records import afresh
 from shoal.nodes.storage import Journal
-from shoal.nodes.worker import Worker
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended
+from shoal.wire.groups import member_name
 
 if TYPE_CHECKING:
     from shoal.launch.coordination import Facts
@@ -92,35 +94,10 @@ def local(
     return cluster
 
 
-def connect(
-    address: str,
-    role: Literal["client", "worker", "evaluator"] = "client",
-    name: str | None = None,
-    *,
-    keys: str | Path | None = None,
-    insecure: bool = False,
-) -> KV:
-    """A client of a cluster that runs elsewhere, by the address of its coordinator.
-
-    Off this machine, and wherever there is a key in the address, this side needs one, too: in the folder ``keys``, that of SHOAL_KEYS,
-    or the usual one. ``insecure`` does without.
-    """
-    from shoal.wire.security import Safety
-    from shoal.wire.zmq import ZmqTransport
-
-    safety = Safety.chosen(keys, insecure, at=address)
-    name = name or safety.named(f"{role}-{secrets.token_hex(4)}", role)
-    transport = ZmqTransport(name, safety=safety)
-    try:
-        transport.connect("coordinator", address)
-    except BaseException:
-        transport.close()
-        raise
-    return _client(name, role, transport)
-
-
 class Cluster:
     """A running cluster. Close it, or leave its ``with`` block, and everything it started is gone."""
+
+    group = ""  # of workers, if its nodes are guests of another cluster's servers
 
     def __init__(self, journal: Journal, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
@@ -254,9 +231,12 @@ class Cluster:
         name = name or f"{role}-{secrets.token_hex(4)}"
         if not isinstance(name, str):
             raise Invalid(f"name={name!r}: needs a string")
-        if name in self._taken or any(one.name == name and not one.closed for one in self._clients):
+        full = member_name(name, self.group)
+        if name in self._taken or any(one.name == full and not one.closed for one in self._clients):
             raise Invalid(f"the name {name!r} is taken: choose another, or leave it out")
-        client = _client(name, role, self._transport(name), self)
+        alive = weakref.ref(self)
+        ended = lambda: one._ended if (one := alive()) is not None else ""  # noqa: E731
+        client = client_of(full, role, self._transport(full), ended, self.group)
         self._clients.add(client)
         return client
 
@@ -373,23 +353,6 @@ class ThreadCluster(Cluster):
 
     def _transport(self, name: str) -> Transport:
         return self._hub.open(name)
-
-
-def _client(name: str, role: str, transport: Transport, cluster: Cluster | None = None) -> KV:
-    worker = Worker(name, role, secrets.token_hex(8), seed=secrets.randbits(32))
-    alive = weakref.ref(cluster) if cluster is not None else None
-    kv = KV(worker, transport, lambda: (c._ended if (c := alive()) is not None else "") if alive is not None else "")
-    return joined(kv)
-
-
-def joined(kv: KV) -> KV:
-    """It, as soon as it is a member; closed, if it does not become one."""
-    try:
-        kv.joined((limits.SILENCE + limits.RESEND_MOST) / limits.SECOND + 1)
-    except BaseException:
-        kv.close()
-        raise
-    return kv
 
 
 def _close_quietly(cluster: weakref.ref[Cluster]) -> None:

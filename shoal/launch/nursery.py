@@ -69,7 +69,7 @@ class Signal(Line, frozen=True):
 
 
 class HandOn(Line, frozen=True):
-    """Top process to nursery: "hand this line on to it, if it still runs"; for a coordinator or a peer."""
+    """Top process to nursery: "hand this line on to it, if it still runs"; for a coordinator, a scheduler or a peer."""
 
     name: str
     line: str
@@ -162,7 +162,7 @@ class Nursery:
         inbox = -1
         try:
             self._ready_for(orders)
-            if orders.kind in ("coordinator", "peer"):
+            if orders.kind in ("coordinator", "peer", "scheduler"):
                 inbox, self._inboxes[orders.name] = os.pipe()
                 os.set_blocking(self._inboxes[orders.name], False)
             flush()

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from shoal import limits
+from shoal.cluster.moves import Moves
 from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
 from shoal.events import RunEvent, Stopped
 from shoal.job import Job
@@ -35,6 +36,7 @@ from shoal.launch.nursery import Setup
 from shoal.launch.supervising import Supervisor
 from shoal.nodes.storage import Journal
 from shoal.wire import Transport
+from shoal.wire.address import check_address
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
@@ -59,13 +61,17 @@ class ProcessCluster(Cluster):
     ) -> None:
         """``listen``: an address of this host at which nodes of others reach it, too; ``advertise``: what they call it by."""
         check_callable(listen, advertise)
-        super().__init__(journal, copies)
         self._safety = safety or Safety.local()
+        if listen:
+            check_address(bind_of(listen), self._safety)
+        super().__init__(journal, copies)
         journal.close()  # it is the coordinator's
         self.on_ended: Callable[[str, str], None] | None = None
         """Called with the name of a process that is no more, and why. It must not wait: no ``fork`` in there."""
         self.on_back: Callable[[str], None] | None = None
         """Called with the name of a process that was started again, and runs; after ``on_ended`` has heard of its end."""
+        self.moves: Moves | None = None
+        """How segments change hands, where no job says so; to be set before it is started."""
         self.supervisor = Supervisor(self._again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
@@ -182,7 +188,7 @@ class ProcessCluster(Cluster):
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
         with self._telling_ends:
-            facts = Coordination(str(journal), self._copies, self._run_facts, list(self._saw))
+            facts = Coordination(str(journal), self._copies, self._run_facts, list(self._saw), self.moves)
             self._children.order(self._orders("coordinator", "coordinator", msgspec.to_builtins(facts)))
         self._children.wait_until_running(["coordinator"], deadline)
         self._address = self._children.known["coordinator"].address

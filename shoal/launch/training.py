@@ -20,7 +20,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,12 @@ from shoal.job import Job
 from shoal.launch import coordination, work
 from shoal.launch.beginning import check, table_of
 from shoal.launch.best import Best
+from shoal.launch.coming import Coming
 from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.looking import ADDRESS, PATIENCE, Status, further
+from shoal.launch.outcome import Outcome as Outcome
 from shoal.launch.processes import ProcessCluster, safety_of
-from shoal.nodes.dealing import Dealing, State, Whole
+from shoal.nodes.dealing import State, Whole
 from shoal.nodes.evaluator import Evaluator, Judged
 from shoal.nodes.loop import Loop
 from shoal.nodes.storage import Journal
@@ -46,29 +47,11 @@ from shoal.nodes.worker import Worker
 from shoal.store.checkpoint import Manifest
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
+from shoal.wire.groups import member_name
 
 Launcher = Callable[[Job, Journal], Cluster]  # where the nodes of a run are
 NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run leaves when it is over."""
-
-    judged: Judged | None  # the model that is kept
-    why: str  # it stopped
-    failed: bool
-    seconds: float  # from the first slot to the end
-    computing: float  # to the last slot
-    steps: int
-    examples: int
-    sent: int
-    received: int
-    staleness: list[int]  # how many pushes were counted that stale
-    counts: dict[str, int]
-    filtered: dict[str, list[int]] = field(default_factory=dict)  # bytes into and out of each filter
-    left: tuple[float, float] = (0.0, 0.0)  # by filters, for later; and what of it was lost
 
 
 class Training:
@@ -109,6 +92,7 @@ class Training:
         if isinstance(self._cluster, ProcessCluster):
             self._cluster.on_ended = self._worker_gone
         self._evaluator: Evaluator | None = None
+        self._coming = Coming(self, job, self._over)
 
     def __enter__(self) -> Training:
         try:
@@ -190,7 +174,7 @@ class Training:
         """Start one more; it takes part as soon as it has joined."""
         with self._lock:
             name, self._numbers = f"worker-{self._numbers}", self._numbers + 1
-        orders = work.Work(self.job.toml(), str(self.dataset.train.folder), work.cache_bytes(self.job))
+        orders = work.orders_of(self.job, self.dataset.train.folder, self._cluster.group)
         if isinstance(self._cluster, ThreadCluster):
             transport = self._cluster._transport(name)
             trainer = work.trainer_of(name, secrets.token_hex(8), transport, orders)
@@ -291,6 +275,7 @@ class Training:
     def close(self) -> None:
         """End everything; what is not finished is lost."""
         self._closed.set()
+        self._coming.close()
         self.learner.release()
         if self._folder is not None:
             (self._folder / ADDRESS).unlink(missing_ok=True)
@@ -317,8 +302,7 @@ class Training:
             (was,) = (one for one in manifest.tables if one.name == TABLE)
             self._client.create(TABLE, table, starts=was.starts, origin=str(path))
         self._start_evaluator()
-        for _ in range(self._cluster.workers_here(job.workers)):
-            self.add_worker()
+        self._coming.start(self._cluster.workers_here(job.workers))
 
     def _write_address(self) -> None:
         """Whoever may read the run's folder may look at it while it runs: ``shoal status``."""
@@ -330,7 +314,8 @@ class Training:
                 file.write(f"{self._cluster.address}\n")
 
     def _start_evaluator(self) -> None:
-        worker = Worker("evaluator", "evaluator", secrets.token_hex(8))
+        group, name = self._cluster.group, member_name("evaluator", self._cluster.group)
+        worker = Worker(name, "evaluator", secrets.token_hex(8), group=group)
         worker.clock = time.monotonic_ns
         kept = None
         if self._folder is not None and self.job.stop.keeps_best:
@@ -340,7 +325,7 @@ class Training:
             worker, self.learner, self.dataset.test, found, None if kept is None else kept.write
         )
         done = self._evaluator.start()
-        loop = Loop(worker, self._cluster._transport("evaluator"))
+        loop = Loop(worker, self._cluster._transport(name))
         done.then(lambda task: self._evaluator_ended(task.error))
         done.then(lambda task: loop.stop())
         self._cluster._run(loop)
@@ -365,6 +350,7 @@ class Training:
             self._worker_gone()
 
     def _worker_gone(self, *_: str) -> None:
+        self._coming.look()
         with self._gone:
             self._gone.notify_all()
 
@@ -386,11 +372,6 @@ class Training:
         except (ClusterError, StoreError):
             return []
         return found
-
-
-def dealing_of(job: Job, dataset: Dataset) -> Dealing:
-    """What the coordinator of such a run deals."""
-    return coordination.dealing_of(coordination.Facts.of(job, dataset))
 
 
 def _cluster_of(job: Job, journal: Journal) -> Cluster:

@@ -27,6 +27,7 @@ from shoal.nodes.worker import Worker
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.strategies.turns import Turns
 from shoal.wire import Transport
+from shoal.wire.groups import member_name
 
 if TYPE_CHECKING:
     from shoal.launch.child import Orders
@@ -41,6 +42,12 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str  # as TOML, which knows infinity: JSON does not
     rows: str  # the folder of the packed set
     cache_bytes: int
+    group: str = ""  # its name begins with that
+
+
+def orders_of(job: Job, rows: Path, group: str = "") -> Work:
+    """For one of the workers of this job, on rows that lie there."""
+    return Work(job.toml(), str(rows), cache_bytes(job), group)
 
 
 def cache_bytes(job: Job, workers: int | None = None) -> int:
@@ -67,7 +74,7 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
     data = open_rows(Path(work.rows))
     learner = learner_of(job.model, data, job.seed, number_of(name))
     slots = job.slots(data.rows)
-    worker = Worker(name, "worker", token)
+    worker = Worker(name, "worker", token, group=work.group)
     worker.clock = time.monotonic_ns
     worker.client.names.most *= job.handles
     pace = job.emulate.pace(number_of(name), job.seed)
@@ -87,6 +94,7 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
         lambda: transport.traffic,
         pace,
         job.trace.spans,
+        job.emulate.task,
     )
 
 
@@ -136,8 +144,10 @@ def work(orders: Orders, ready: Callable[[], None]) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     ready()
-    transport = transport_of(orders)
-    trainer = trainer_of(orders.name, orders.token, transport, msgspec.convert(orders.work, Work))
+    task = msgspec.convert(orders.work, Work)
+    name = member_name(orders.name, task.group)
+    transport = transport_of(orders, name=name)
+    trainer = trainer_of(name, orders.token, transport, task)
     trainer.learner.settle(alone=True)
     asked.append(trainer.leave)
     if leaving.is_set():

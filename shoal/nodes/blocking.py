@@ -22,8 +22,9 @@ from shoal.nodes.worker import Worker
 from shoal.store.client import Client
 from shoal.store.question import Question
 from shoal.store.task import Task
-from shoal.tables import Table
+from shoal.tables import Table, whole
 from shoal.wire import Transport
+from shoal.wire.groups import Group
 
 log = logging.getLogger("shoal")
 _REMIND = 10.0  # seconds after which a wait without an end of its own says what it waits for, then twice that, ...
@@ -88,6 +89,29 @@ class KV:
     def set_max_delay(self, table: str, max_delay: int | None) -> None:
         """How far workers may run ahead of the slowest, from now on."""
         self._do(lambda: self._client.set_max_delay(table, max_delay)).result()
+
+    def allow(
+        self,
+        group: str,
+        *,
+        mb: int = 0,
+        tables: int = limits.GROUP_TABLES,
+        members: int = limits.GROUP_MEMBERS,
+        reads: Sequence[str] = (),
+    ) -> None:
+        """What a group of workers may have from now on: megabytes of weights (0: no bound), tables, members; and which
+        groups' tables it may pull from ("cluster": those of none). For members of no group."""
+        asked = Group(group, whole("mb", mb), whole("tables", tables), whole("members", members), list(reads))
+        self._do(lambda: self._client.allow(asked)).result()
+
+    def dissolve(self, group: str) -> None:
+        """Forget all tables of a group, which is not at work any more or is this member's own."""
+        self._do(lambda: self._client.dissolve(group)).result()
+
+    def groups(self) -> list[Group]:
+        """Those that were allowed something, and what."""
+        self._do(self._client.refresh).result()
+        return list(self._client.view.groups)
 
     def save(self, seconds: float | None = None) -> None:
         """Have the run make a checkpoint now; returns when it is on disk, or could not be."""

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal import limits
+from shoal.cluster import groups
 from shoal.errors import Invalid
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
+from shoal.wire.groups import Allow, Dissolve
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
+
+Change = m.Create | m.Drop | m.Delay | Allow | Dissolve
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ class Changing:
             effects.append(Send(one.asker, m.No(one.request, "full", why)))
         return effects
 
-    def change(self, sender: str, change: m.Create | m.Drop | m.Delay, of: Coordinator) -> list[Effect]:
+    def change(self, sender: str, change: Change, of: Coordinator) -> list[Effect]:
         asked = (sender, change.request)
         if sender not in of.roster.people:
             return [Send(sender, m.No(change.request, "setting", "only a member may change tables: say hello first"))]
@@ -72,7 +76,8 @@ class Changing:
             self._settling.append(Settling(sender, change.request, of.roster.number, table, number))
             return []
         try:
-            table, number = self._carry_out(change, of)
+            groups.check_change(of.roster, sender, change)
+            table, number = self._carry_out(sender, change, of)
         except Invalid as error:
             return self._answer(sender, change.request, m.No(change.request, "table", str(error)))
         self._changes[asked] = number
@@ -81,7 +86,7 @@ class Changing:
         self._settling.append(Settling(sender, change.request, of.roster.number, table, number))
         return []
 
-    def _carry_out(self, change: m.Create | m.Drop | m.Delay, of: Coordinator) -> tuple[str, int]:
+    def _carry_out(self, sender: str, change: Change, of: Coordinator) -> tuple[str, int]:
         """The name and the number of a table that was made: what there would be to undo."""
         match change:
             case m.Create():
@@ -90,6 +95,11 @@ class Changing:
                 of.roster.drop(name)
             case m.Delay(_, name, max_delay):
                 of.roster.delay(name, max_delay)
+            case Allow(_, group):
+                groups.allow(of.roster, group)
+            case Dissolve(_, name):
+                for one in groups.dissolve(of.roster, name, sender):
+                    of.see_off(one, "its group was dissolved")
         return "", 0
 
     def _create(self, create: m.Create, of: Coordinator) -> tuple[str, int]:

@@ -15,19 +15,21 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from shoal import limits
+from shoal.cluster import groups
 from shoal.cluster.membership import Roster
 from shoal.cluster.moves import Moves
-from shoal.errors import Invalid
 from shoal.nodes import records
 from shoal.nodes.changing import Changing
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
 from shoal.nodes.doorway import Doorway
 from shoal.nodes.elastic import Elastic
+from shoal.nodes.greeting import why_not
 from shoal.nodes.saving import Saving
 from shoal.nodes.standing import standing
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
 from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
+from shoal.wire.groups import Allow, Dissolve, Lost
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
@@ -71,7 +73,7 @@ class Coordinator:
             self.roster.changed()
         if self.dealing is not None and others:
             members = (person.member for person in self.roster.people.values())
-            workers = [member.incarnation for member in members if member.role == "worker"]
+            workers = [member.incarnation for member in members if member.role == "worker" and not member.group]
             self.dealing.resume([msgspec.msgpack.decode(record, type=Line) for record in others], workers)
             self._again = bool(self.roster.people)
 
@@ -165,7 +167,7 @@ class Coordinator:
         for name, hello in list(self._welcomes.items()):
             if name in here and here[name] == self.roster.people[name].member.incarnation:
                 del self._welcomes[name]
-                if self.dealing is not None:
+                if self.dealing is not None and not hello.group:
                     effects += self.dealing.joined(now, name, hello.role)
                 effects.append(Send(name, m.Welcome(hello.token, here[name], self.view, self.elastic.move_rate)))
         return effects
@@ -188,8 +190,10 @@ class Coordinator:
                 return [Send(sender, standing(self, now, request))]
             case m.Describe() | m.Feed() | m.Unfit():
                 return self.doorway.take(sender, message, self.dealing)
-            case m.Create() | m.Drop() | m.Delay():
+            case m.Create() | m.Drop() | m.Delay() | Allow() | Dissolve():
                 return self.changing.change(sender, message, self)
+            case Lost() if groups.ended(self.roster, sender, message):
+                return self._remove(now, message.name, message.why, died=True)
             case m.Want() | m.Ready():
                 return self._train(now, sender, message)
             case m.Shrink() | m.Full():
@@ -209,7 +213,7 @@ class Coordinator:
         person.heard = now
         if person.member.leaving and isinstance(ask, m.Want):
             ask = msgspec.structs.replace(ask, more=0)  # it finishes what it has, or gives it back, and goes
-        if self.dealing is None:
+        if self.dealing is None or person.member.group:
             return [Send(sender, m.No(ask.request, "setting", "there is no run here to take part in"))]
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
         if person.member.role != role:
@@ -240,7 +244,7 @@ class Coordinator:
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
             return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name!r}"))]
-        if (reason := self.roster.may_join(hello.name, hello.role, hello.token) or self._unreachable(hello)) != "":
+        if (reason := why_not(self.roster, hello, self.check_address)) != "":
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
             known.heard = now
@@ -256,7 +260,8 @@ class Coordinator:
             self.roster.displace(hello.name, hello.token)
             effects += self._remove(now, hello.name, "another process took its name", died=True)
         self.roster.incarnations += 1
-        self.roster.join(now, hello.name, hello.role, hello.token, hello.address, self.roster.incarnations)
+        number = self.roster.incarnations
+        self.roster.join(now, hello.name, hello.role, hello.token, hello.address, number, hello.group)
         self._welcomes[hello.name] = hello
         return effects
 
@@ -265,7 +270,7 @@ class Coordinator:
         self.roster.remove(name, why)
         if self._welcomes.pop(name, None) is not None:  # nobody has heard of it
             return self._never_came(now, name, why)
-        if self.dealing is None:
+        if self.dealing is None or member.group:
             return []
         if self.roster.has_lost():
             self.saving.lost(now, f"{name} is gone ({why}), and with it the only copy of its part of the model")
@@ -295,6 +300,10 @@ class Coordinator:
         self.roster.released[name] = self.roster.people[name].member.incarnation
         return self._remove(now, name, "it left: others have what it had", died=False)
 
+    def see_off(self, name: str, why: str) -> list[Effect]:
+        """It is no member any more; if its process goes on, it comes back as a new one."""
+        return self._remove(self._last, name, why, died=False)
+
     def _never_came(self, now: int, name: str, reason: str) -> list[Effect]:
         if self.dealing is None or not name.startswith("worker"):
             return []
@@ -323,13 +332,3 @@ class Coordinator:
         taken = self.roster.full(sender, ask)
         self.counts["filled"] += bool(taken)
         return self.elastic.full(now, taken, self)
-
-    def _unreachable(self, hello: m.Hello) -> str:
-        """Why others could not call this node; empty if they can, or need not."""
-        if hello.role != "server" and not hello.address:
-            return ""
-        try:
-            self.check_address(hello.address)
-        except Invalid as error:
-            return str(error)
-        return ""

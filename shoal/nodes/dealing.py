@@ -176,6 +176,8 @@ class Dealing(Kept):
         self._measure(want)
         self._count(who, sender, want)
         work.give_back(who, work.among(who, want.back))
+        if want.leaving:
+            work.goes(who)
         for slot, why in want.refused.items():
             work.refuse(who, slot, why)
         self._hold(who, want.holds)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from shoal.nodes.worker import Worker
 from shoal.strategies import TABLE
+from shoal.wire.groups import whole
 
 
 async def goes_back(worker: Worker, generation: int) -> bool:
     """Whether the newest view says so: it has another generation, or nobody for a part of the table."""
     await worker.client.refresh()
     view = worker.client.view
-    table = next((one for one in view.tables if one.name == TABLE), None)
+    name = whole(TABLE, worker.client.group)
+    table = next((one for one in view.tables if one.name == name), None)
     return view.generation != generation or table is None or any(not place.servers for place in table.places)

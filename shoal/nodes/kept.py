@@ -98,6 +98,10 @@ class Kept:
         self._noted = self._milestone  # journalled so far
         self._set_barrier()
 
+    def await_only(self, workers: int) -> None:
+        """So many are enough for the first slot, however many are to come."""
+        self._awaited = workers
+
     @property
     def seconds(self) -> float:
         return self._before + (self._now - self._since) / limits.SECOND if self._since else self._before

@@ -13,6 +13,7 @@ import msgspec
 from shoal.cluster.membership import Person, Roster
 from shoal.nodes.dealt import Line, Whole, folded
 from shoal.wire import messages as m
+from shoal.wire.groups import Group
 
 _TAG = "roster"
 
@@ -33,6 +34,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
         tuple[str, int, int]
     ] = []  # of tables, by whom and by which request, and of which table: the last ones
     released: dict[str, int] = {}
+    groups: list[Group] = []
 
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
@@ -48,6 +50,7 @@ def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> b
         roster.lost,
         list(changes),
         roster.released,
+        list(roster.groups.values()),
     )
     return msgspec.msgpack.encode(kept)
 
@@ -60,6 +63,7 @@ def replay(roster: Roster, record: bytes) -> Kept:
     roster.people = {member.name: Person(member, token, 0) for member, token in kept.people}
     roster.tables = {placed.name: placed for placed in kept.tables}
     roster.retired, roster.lost, roster.released = kept.retired, kept.lost, kept.released
+    roster.groups = {group.name: group for group in kept.groups}
     return kept
 
 

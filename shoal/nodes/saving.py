@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal import limits
+from shoal.cluster import groups
 from shoal.events import Evaluated
 from shoal.files import Disk
 from shoal.nodes.checkpointing import Checkpointing
@@ -88,7 +89,7 @@ class Saving:
                 self._alone = dealing.alone
                 if self._alone:
                     self.points.soon()
-            effects += self.points.tick(now, of.view.number, lambda: of.view, dealing)
+            effects += self.points.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), dealing)
             if self._askers and not self.points.busy:
                 effects += [Send(name, m.Done(request)) for name, request in self._askers]
                 self._askers.clear()

@@ -8,30 +8,24 @@ comes meanwhile waits its turn, so that a table is touched by one thread only.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-
-import msgspec
+from collections.abc import Callable, Mapping
 
 from shoal import limits
+from shoal.cluster import groups
 from shoal.cluster.member import Membership
 from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
-from shoal.store import checkpoint, given
+from shoal.nodes.keeping import Keeping
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
-from shoal.store.holding import FromServer, Holding, Loader
-from shoal.store.image import Image
+from shoal.store.holding import FromServer, Holding
 from shoal.store.load import told as told_loads
 from shoal.store.outcome import Outcome, Work
 from shoal.store.pace import Pace
-from shoal.store.segment import Segments
-from shoal.store.snapping import Snapping
-from shoal.tables import Given
 from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
+from shoal.wire.groups import Group
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
@@ -52,18 +46,15 @@ class Server:
         self.member = Membership(name, "server", token, address)
         self.member.reaches = {"server"}
         self.tables: dict[int, Holding] = {}
-        self._disk = disk or Disk()
-        self._snapping = Snapping(self._disk)
+        self._keeping = Keeping(disk or Disk(), self.member)
         self._calls = Calls()
         self.handles = Handles()
-        self._stores = 0
-        self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
-        self._later: deque[Work] = deque()  # when nothing else waits
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
         self._inline = inline
         self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
+        self._groups: dict[str, Group] = {}
         self._backlog: deque[Received] = deque()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
@@ -92,10 +83,10 @@ class Server:
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
-            case Received(sender, m.Snap()) if sender == self.member.coordinator:
+            case Received(sender, m.Snap(_, table)) if self._keeping.may_ask(sender, self.tables.get(table)):
                 effects = self._queue(now, event)
             case Stored():
-                effects = self._snapping.stored(self.member.incarnation, event)
+                effects = self._keeping.stored(event)
             case Received(sender, message) if sender == self.member.coordinator:
                 effects = self._greeting(now, message)
             case Computed(token, _, error) if token == self._token and self._works:
@@ -107,8 +98,8 @@ class Server:
                 effects = []
         while self._backlog and not self._works:
             effects += self._request(now, self._backlog.popleft())
-        if self._later and not self._works:
-            effects += self._carry_on(Outcome(works=[self._later.popleft()]))
+        if self._keeping.later and not self._works:
+            effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
         if self.leaving and not self.released and now >= self._next_leave:
             self._next_leave = now + limits.HEARTBEAT
@@ -153,8 +144,8 @@ class Server:
             self._members.clear()
             self._backlog.clear()
             self._early.clear()
-            self._later.clear()
-            self._snapping, self.handles = Snapping(self._disk), Handles()
+            self._keeping.forget()
+            self.handles = Handles()
             self._calls.clear()
             self._works.clear()
             self._view_waits = False
@@ -182,6 +173,7 @@ class Server:
         outcome = Outcome()
         self.tables.update(made)
         self._members = {member.incarnation: member for member in view.members}
+        self._groups = groups.by_name(view)
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
         self.handles.live(everyone)
@@ -206,7 +198,7 @@ class Server:
         for table in new:
             try:
                 holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace)
-                holding.set_up(servers, self._loader(table))
+                holding.set_up(servers, self._keeping.loader(table))
                 made[table.number] = holding
             except MemoryError:
                 self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
@@ -243,7 +235,7 @@ class Server:
                 return []
             return self._carry_on(holding.heard(now, event.sender, request, event.arrays))
         if isinstance(request, m.Snap):
-            return self._carry_on(self._snap(now, event.sender, request))
+            return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
             return [Send(event.sender, stopped)]
@@ -261,63 +253,6 @@ class Server:
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
-
-    # ------------------------------------------------------------ checkpoints
-
-    def _loader(self, table: m.Placed) -> Loader | None:
-        if table.origin:
-            return self._loaded
-        return partial(given.images, self._disk) if isinstance(table.spec.initial, Given) else None
-
-    def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
-        """As they were; but whoever pushed and worked then is no more, and its numbers may be another's by now."""
-        found = list(checkpoint.images(self._disk, Path(table.origin), table, segments))
-        for image in found:
-            slots = {stream: counted for stream, counted in image.books.ledger.items() if stream >= 0}
-            image.books = msgspec.structs.replace(image.books, ledger=slots, clocks={}, events=[])
-        return found
-
-    def _snap(self, now: int, sender: str, snap: m.Snap) -> Outcome:
-        """Write the segments that are ours, as they are at the step named, while everything goes on."""
-        holding = self.tables.get(snap.table)
-        if holding is None or holding.own is None or holding.opening or snap.view > self.member.shown:
-            return Outcome()  # it is asked again
-        own, incarnation = holding.own, self.member.incarnation
-        cut, effects = self._snapping.ask(sender, incarnation, snap, own.segments)
-        self._copying = {key for key in self._copying if key[0] == snap.number}
-        cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
-        outcome = Outcome(effects)
-        if not cut:
-            return outcome
-        found = own.cut(now, snap.clock, lambda now: self._write(sender, snap, holding, own, cut))
-        if found is None:
-            return Outcome([self._snapping.late(sender, incarnation, snap, int(own.version.max()))])
-        return outcome + found
-
-    def _write(self, sender: str, snap: m.Snap, holding: Holding, own: Segments, cut: list[int]) -> Outcome:
-        """Copy them, one after another, and hand each to the disk."""
-
-        def copy(segment: int) -> Work:
-            images: list[Image] = []
-
-            def hand_over(now: int) -> Outcome:
-                if holding.own is not own:
-                    return Outcome()
-                self._stores += 1
-                return Outcome([self._snapping.write(self._stores, sender, snap, holding.placed.name, images)])
-
-            return Work(lambda: images.append(own.image(segment)), hand_over, None)
-
-        if holding.own is not own:
-            return Outcome()  # they have changed hands: this one is given up
-        if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
-            return Outcome([self._snapping.late(sender, self.member.incarnation, snap, int(own.version.max()))])
-        works = [copy(segment) for segment in cut]
-        self._copying.update((snap.number, snap.table, segment) for segment in cut)
-        if snap.clock >= 0:  # all of them at this very step
-            return Outcome(works=works)
-        self._later.extend(works)  # each at a moment of its own: between two of them others are served
-        return Outcome()
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""
@@ -358,6 +293,11 @@ class Server:
             return m.Moved(request.request, view.number)
         if isinstance(request, m.Ask):
             return None
+        if not isinstance(request, m.Call) and known is not None and known.group:
+            name, push = holding.placed.name, isinstance(request, m.Push)
+            if why := groups.refused(known, self._groups, name, push):
+                self.counts["another group's"] += 1
+                return m.No(request.request, "setting", why)
         if request.view < self._moved[request.table] or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
             return m.Moved(request.request, self.member.shown)

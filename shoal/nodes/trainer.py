@@ -63,8 +63,9 @@ class Trainer:
         traffic: Callable[[], tuple[int, int]],
         pace: Pace | None = None,
         spans: int = 0,
+        most: int = 0,
     ) -> None:
-        """``pace`` holds computation up, ``spans`` is how many of a second's are told one by one."""
+        """``pace`` holds computation up, ``spans`` is how many of a second's are told one by one; it leaves after ``most`` slots."""
         self.worker, self.strategy, self.learner, self.slots = worker, strategy, learner, slots
         self.over = False
         self.leaving = False
@@ -92,6 +93,7 @@ class Trainer:
         self._nap: Task | None = None
         self.low = 0  # slots in the queue at which more are asked for
         self._done = self._measured = self._last = 0
+        self._most, self._taken = most, 0  # slots that it may have, and has had; 0: as many as there are
 
     def start(self) -> Task:
         """The task is done when this worker has nothing more to do."""
@@ -215,6 +217,8 @@ class Trainer:
         self._run(self._lane)
         while self._lanes:
             await self._report()
+            if self._most and self._taken >= self._most and not any(lane.queue for lane in self._lanes):
+                self.leaving = True  # others may be what it waits for
             for lane, task in list(self._lanes.items()):
                 if task.done:
                     await task  # one that failed ends this life: another may wait for its slot
@@ -254,6 +258,8 @@ class Trainer:
         ahead = max(_FEWEST, min(MOST, int(slots)))
         self.low = ahead // 2
         more = 0 if leaving or self.over or idle else max(0, ahead - len(self._lane.queue))
+        if self._most:
+            more = max(0, min(more, self._most - self._taken))
         counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
         newer, self.newer = self.newer, 0
@@ -278,6 +284,7 @@ class Trainer:
             for dealt in (deal.again, deal.slots)  # started again does not know what its former life dealt us
         )
         self._mine.update(again, new)
+        self._taken += len(again) + len(new)
         if self.strategy.in_steps:  # a lane goes up: what comes late may be what the others on it wait for
             again += [slot for slot in new if slot < self._highest]
             new = [slot for slot in new if slot >= self._highest]

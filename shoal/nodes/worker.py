@@ -16,6 +16,7 @@ from shoal.store.client import Client
 from shoal.store.task import Task
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Tick, Wake
+from shoal.wire.groups import SCHEDULER
 
 
 class Sleep(Task):
@@ -31,11 +32,13 @@ class Sleep(Task):
 class Worker:
     """One client node, without its loop. Its role is worker, client or evaluator."""
 
-    def __init__(self, name: str, role: str, token: str, seed: int = 0) -> None:
+    def __init__(self, name: str, role: str, token: str, seed: int = 0, group: str = "") -> None:
+        """A member of a group is named ``group/...``, and is dealt slots by the group's own scheduler."""
         self.name = name
         self.client = Client(name, role, seed=seed)
+        self.client.group = group
         self.member = Membership(name, role, token)
-        self.member.reaches = {"server"}
+        self.member.group, self.member.reaches = group, {"server", SCHEDULER} if group else {"server"}
         self.now = 0
         self.clock: Callable[[], int] = lambda: self.now  # a finer one, where time goes on by itself
         self.joined = Task("join the cluster")

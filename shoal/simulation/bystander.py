@@ -24,13 +24,13 @@ from shoal.simulation.faults import Plan
 from shoal.tables import Dense, Sparse, Table
 
 ASIDE = "aside"
-WIDTH = 16  # keys in a segment
+WIDTH = 64  # keys in a segment
 NAME = "bystander"
 
 
 def little_load() -> AbstractContextManager[object]:
-    """Runs are short here, and few rows are pushed: it takes less to be moved or split by load."""
-    return mock.patch.multiple(limits, LOAD_LEAST=10.0, LOAD_EVERY=400 * MILLISECOND)
+    """Runs are short here: it is told more often. But few rows are pushed, by chance more here or there: that must not count."""
+    return mock.patch.multiple(limits, LOAD_LEAST=200.0, LOAD_ABOVE=1.0, LOAD_EVERY=500 * MILLISECOND)
 
 
 class Bystander:
@@ -42,7 +42,7 @@ class Bystander:
         self.violations: list[Violation] = []
         self.stopped = False
         self.done = False
-        self._span = WIDTH * segments
+        self._span, self._pause = WIDTH * segments, 60 if plan.balance == "load" else 300
         hot = plan.balance == "load"  # then all that it pushes is for the first segment, which is split for it
         self._keys: Keys = np.arange(0, WIDTH if hot else self._span, 1 if hot else WIDTH, dtype=np.uint64)
 
@@ -53,7 +53,7 @@ class Bystander:
     async def life(self, worker: Worker, came_to_rest: Callable[[], bool]) -> None:
         await self._create(worker)
         while not self.stopped or not came_to_rest():
-            await worker.sleep(self._random.randrange(20, 300) * MILLISECOND)
+            await worker.sleep(self._random.randrange(20, self._pause) * MILLISECOND)
             await self._once(worker)
         while not self.done:  # the last word
             self.done = await self._look(worker)

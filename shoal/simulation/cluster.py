@@ -196,6 +196,11 @@ class Cluster:
         roster = self.coordinator.roster
         return all(self._holds(roster, name) for name in self.servers) and len(roster.servers()) == len(self.servers)
 
+    def all_know(self) -> bool:
+        """Every server has the newest view."""
+        newest = self.coordinator.roster.number
+        return all(server.member.shown == newest for server in self.servers.values())
+
     def whole(self) -> bool:
         """Everybody is there, every segment has as many copies as it should, and none is being made."""
         roster = self.coordinator.roster

@@ -396,4 +396,5 @@ class Run:
         later = self.world.now + REST
         self.world.at(later, lambda: None)
         self._until(lambda: self.world.now >= later, 2 * REST)
+        self._until(lambda: self._at_rest() and self.cluster.all_know(), LIVE_WITHIN)  # something may have moved since
         return [*self.owners.violations, *differences(self.cluster), *left_behind(self.cluster)]

@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
 
 class Admin(Operation):
-    """A question to the coordinator."""
+    """A question to the coordinator, or to whoever deals."""
 
-    def __init__(self, task: Task, message: Callable[[int], m.Message], kind: type[m.Message] = m.Done) -> None:
+    def __init__(
+        self, task: Task, message: Callable[[int], m.Message], kind: type[m.Message] = m.Done, to: str = ""
+    ) -> None:
         super().__init__(task)
+        self._to = to
         self._message, self._kind = message, kind
         self._answer: m.Message | None = None
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
-        return [(client.coordinator, self._message(client.request()), ())]
+        return [(self._to or client.coordinator, self._message(client.request()), ())]
 
     def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
         self._answer = answer

@@ -29,6 +29,7 @@ from shoal.store.image import Image
 from shoal.store.segment_file import file_name, opened, read_segment
 from shoal.tables import Step, Table, checked
 from shoal.wire import messages as m
+from shoal.wire.groups import namespace, seen
 
 FORMAT = 1
 MANIFEST, BEST = "manifest.json", "best.json"
@@ -221,8 +222,11 @@ def newest(disk: Disk, root: Path, job: str | None = None) -> tuple[tuple[Path, 
 
 def images(disk: Disk, folder: Path, table: m.Placed, segments: Sequence[int]) -> Iterator[Image]:
     """These segments of a table that is to be as it was, one at a time."""
+    if not disk.names(folder):
+        raise BadCheckpoint(str(folder), "is not there: servers of other hosts need the run's folder, too (share it)")
     manifest = read_manifest(disk, folder)
-    was = next((one for one in manifest.tables if one.name == table.name), None)
+    names = (table.name, seen(table.name, namespace(table.name)))  # a group's names are those within it
+    was = next((one for one in manifest.tables if one.name in names), None)
     if was is None or was.starts != table.starts or _kind(was.spec) != _kind(table.spec):
         raise BadCheckpoint(str(folder / MANIFEST), f"its table {table.name!r} is another one than {table.spec}")
     for segment in segments:

@@ -31,6 +31,8 @@ from shoal.store.update import check_pushed
 from shoal.tables import Each, Sparse, Step, Table, checked, whole
 from shoal.wire import messages as m
 from shoal.wire.forms import shortened, too_large
+from shoal.wire.groups import Allow, Dissolve, Group, dealer
+from shoal.wire.groups import whole as in_full
 
 Slot = tuple[int, int]
 
@@ -144,7 +146,7 @@ class Client(Dispatch):
 
         With ``like``, the name of another table, it lies on the same servers as that one: lists of keys are known to them from there.
         """
-        plain, name, like = checked(spec), _name(name), _name(like) if like != "" else ""
+        plain, name, like = checked(spec), self._name(name), self._name(like) if like != "" else ""
         check_pushed(plain)
         if are_known(plain.filters):
             checked_chain(plain)
@@ -153,22 +155,28 @@ class Client(Dispatch):
         )
 
     def drop(self, name: str) -> Task:
-        name = _name(name)
+        name = self._name(name)
         return self._admin(f"drop {name!r}", lambda request: m.Drop(request, name))
 
     def set_max_delay(self, name: str, max_delay: int | None) -> Task:
-        delay, name = None if max_delay is None else whole("max_delay", max_delay), _name(name)
+        delay, name = None if max_delay is None else whole("max_delay", max_delay), self._name(name)
         return self._admin(f"change max_delay of {name!r}", lambda request: m.Delay(request, name, delay))
 
+    def allow(self, group: Group) -> Task:
+        return self._admin(f"allow group {group.name!r} so much", lambda request: Allow(request, group))
+
+    def dissolve(self, group: str) -> Task:
+        return self._admin(f"dissolve group {group!r}", lambda request: Dissolve(request, group))
+
     def ask(self, what: str, message: Callable[[int], m.Message], kind: type[m.Message]) -> Task:
-        """A question to the coordinator; ``message`` makes it from the request's number, the answer is of that kind."""
-        op = Admin(Task(what), message, kind)
+        """A question to whoever deals; ``message`` makes it from the request's number, the answer is of that kind."""
+        op = Admin(Task(what), message, kind, dealer(self.group) if self.group else "")
         self._new.append(op)
         return op.task
 
     def save(self) -> Task:
         """Make a checkpoint, where the run keeps any."""
-        return self._admin("make a checkpoint", m.Save)
+        return self.ask("make a checkpoint", m.Save, m.Done)
 
     def refresh(self) -> Task:
         return self._admin("refresh the view", m.Refresh)
@@ -339,6 +347,9 @@ class Client(Dispatch):
         if layout.number not in self._entered:
             self._new.append(self._pulling(layout, (), None, ()))
         return self._entered[layout.number]
+
+    def _name(self, name: object) -> str:
+        return in_full(_name(name), self.group)
 
     def _admin(self, what: str, message: Any) -> Task:
         op = Admin(Task(what), message)

@@ -34,6 +34,7 @@ from shoal.store.split import Layout
 from shoal.store.task import Task
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
+from shoal.wire.groups import seen
 
 
 class Dispatch:
@@ -42,6 +43,7 @@ class Dispatch:
     def __init__(self, name: str, role: str = "client", coordinator: str = "coordinator", seed: int = 0) -> None:
         self.name, self.role, self.coordinator = name, role, coordinator
         self.patient = False  # goes on asking those who are silent: somebody else says when they are gone
+        self.group = ""  # of workers: tables are named from within its namespace
         self.incarnation = 0
         self.view = m.View(0, 0, 0, [], [])
         self.layouts: dict[str, Layout] = {}
@@ -273,7 +275,7 @@ class Dispatch:
             self.names.clear()  # what was split otherwise is another list
         self._by_number = known
         self._names.update({number: placed.name for number, placed in tables.items()})
-        self.layouts = {layout.name: layout for layout in known.values()}
+        self.layouts = {seen(layout.name, self.group): layout for layout in known.values()}
         alive = {member.name for member in view.members}
         effects: list[Effect] = []
         for op in dict.fromkeys(self._running.values()):

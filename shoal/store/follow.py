@@ -37,6 +37,11 @@ class Kept:
     given: KeyValues | None
     covers: tuple[int, ...]
 
+    def named(self) -> list[int]:
+        """The segments that it is done to, of those whose rows are here: what was handed over since may be named still."""
+        only = set(self.change.only)
+        return [number for number in self.covers if not only or number in only]
+
 
 @dataclass(slots=True)
 class Arriving:
@@ -136,7 +141,7 @@ class Follow:
         part, change = self.part, one.change
         if part is None:
             return Outcome()
-        named = set(change.only or one.covers)
+        named = set(one.named())
         mine = [number for number in among if number in named and self._after[number] < change.seq]
         if not mine:
             return Outcome()
@@ -302,7 +307,7 @@ class Follow:
         if not new:
             return
         frozen = set(new)
-        kept = [one for one in self.kept if not frozen.isdisjoint(one.change.only or one.covers)]
+        kept = [one for one in self.kept if not frozen.isdisjoint(one.named())]
         for number in new:
             self._after[number] = max(self.have, self._after[number])
             self._frozen[number] = kept
@@ -328,7 +333,7 @@ class Follow:
         for kept in self._snapshots(segments):
             wanted = {number for number in segments if self._frozen.get(number) is kept}
             for one in kept:
-                only = [number for number in (one.change.only or one.covers) if number in wanted]
+                only = [number for number in one.named() if number in wanted]
                 if one.change.seq <= least or not only:
                     continue
                 given = one.given

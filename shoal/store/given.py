@@ -52,7 +52,10 @@ def _read(disk: Disk, initial: Given, count: int) -> Values:
             while len(rest) and (some := file.readinto(rest[: 64 * MB])):  # type: ignore[attr-defined]
                 rest = rest[some:]
     except OSError as error:
-        raise Invalid(f"{initial.path} cannot be read ({error.strerror or error}): write the weights again") from None
+        raise Invalid(
+            f"{initial.path} cannot be read ({error.strerror or error}): write the weights again; servers of other hosts need that "
+            f"folder, too"
+        ) from None
     if zlib.crc32(weights.data) != initial.crc32:
         raise Invalid(f"{initial.path} is not what the table was described with (another checksum): write it again")
     if not np.isfinite(weights).all():

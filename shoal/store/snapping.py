@@ -78,6 +78,10 @@ class Snapping:
             return []
         if event.error is not None:
             reason = getattr(event.error, "strerror", None) or str(event.error) or type(event.error).__name__
+            if isinstance(event.error, FileNotFoundError):  # the coordinator has made it, so this is another host
+                reason += (
+                    " (servers of other hosts need the run's folder, too: share it, or --set checkpoint.every=inf)"
+                )
             return [
                 self.cannot(writing.asker, incarnation, writing.number, f"cannot write to {writing.folder}: {reason}")
             ]
@@ -109,3 +113,17 @@ class Snapping:
             some.append(one)
             size += room
         return [*effects, Send(asker, m.Snapped(number, incarnation, some))] if some else effects
+
+
+class Snappings:
+    """One for each that asks: the coordinator, and the schedulers of groups, who number theirs as they like."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._by: dict[str, Snapping] = {}
+
+    def of(self, asker: str) -> Snapping:
+        return self._by.setdefault(asker, Snapping(self._disk))
+
+    def stored(self, incarnation: int, event: Stored) -> list[Effect]:
+        return [effect for one in self._by.values() for effect in one.stored(incarnation, event)]

@@ -13,6 +13,7 @@ import msgspec
 
 from shoal import limits
 from shoal.tables import Table
+from shoal.wire import groups as g
 from shoal.wire import neighbours, peers
 from shoal.wire.admission import (
     Allowed as Allowed,
@@ -228,6 +229,7 @@ class View(Message, frozen=True):
     generation: Count
     members: list[Member]
     tables: list[Placed]
+    groups: list[g.Group] = []  # those that the operator has named
 
 
 class Hello(Message, frozen=True):
@@ -386,7 +388,7 @@ class Done(Message, frozen=True):
 
 
 AnyMessage = (
-    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | Allowed | Describe | Described | Unfit | Feed | Fed | Dismissed | Want | Deal | Ready
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh | Save | Look | Standing | Done | Drain | Release | Opened | g.Allow | g.Dissolve | g.Lost | Allowed | Describe | Described | Unfit | Feed | Fed | Dismissed | Want | Deal | Ready
     | Judge | Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap | Snapped | Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence | Moved | Rollback | Busy | No
     | neighbours.Leg | neighbours.Without | neighbours.Offer | neighbours.Reached | neighbours.Meet | neighbours.Met | neighbours.Along | neighbours.Rest
     | neighbours.Show | neighbours.Heard

@@ -15,6 +15,7 @@ from shoal.wire import messages as m
 from shoal.wire import neighbours, peers
 from shoal.wire.address import parsed
 from shoal.wire.door import LISTEN
+from shoal.wire.groups import Allow, Dissolve, Lost
 from shoal.wire.keyring import Key
 
 _ANYBODY = frozenset(("worker", "client", "server"))
@@ -27,13 +28,13 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Hello, m.Heartbeat, m.Leave, m.Refresh, m.Look), _ANYBODY),
     **dict.fromkeys((m.Describe, m.Feed, m.Unfit), _ANYBODY),
     **dict.fromkeys((m.Push, m.Pull, m.Call, m.Park, m.Ask, m.Want, m.Ready), _USERS),
-    **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap), _CLIENTS),
+    **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap, Allow, Dissolve, Lost), _CLIENTS),
     **dict.fromkeys((m.Append, m.Appended, m.Fill, m.Filled, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),
     **dict.fromkeys((m.Shrink, m.Full, m.Snapped, m.Opened), _SERVERS),
     **dict.fromkeys((m.Fence, m.Moved, m.Rollback, m.Busy, m.No, m.Held, m.Done), _SERVERS),  # of each other's calls
     **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.Told), _NOBODY),
     **dict.fromkeys((m.View, m.Welcome, m.Over, m.Alive, m.Standing, m.Release, m.Allowed), _NOBODY),
-    **dict.fromkeys((m.Deal, m.Judge), _NOBODY),
+    **dict.fromkeys((m.Deal, m.Judge, m.Described, m.Fed, m.Dismissed), _NOBODY),
     **dict.fromkeys((neighbours.Leg, neighbours.Without, neighbours.Offer, neighbours.Reached, neighbours.Meet), _USERS),
     **dict.fromkeys((neighbours.Met, neighbours.Along, neighbours.Rest, neighbours.Show, neighbours.Heard), _USERS),
     **dict.fromkeys((peers.Said, peers.Beat, peers.Greet, peers.Here, peers.Fetch, peers.Piece), _USERS),
@@ -43,7 +44,7 @@ MAY: dict[type[m.Message], frozenset[str]] = {
 # What a node with such a key may be.
 BE = {
     "worker": ("worker", "evaluator", "client"),
-    "client": ("client", "evaluator", "scheduler"),
+    "client": ("client", "worker", "evaluator", "scheduler"),
     "server": ("server",),
 }
 

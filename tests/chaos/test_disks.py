@@ -5,6 +5,7 @@ What is asked of the disk waits or is refused, and that is said; what is asked o
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,9 @@ from shoal.errors import ShoalError
 from shoal.events import RunEvent, Saved, Warned, read_run
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.storage import Journal
-from shoal.run import Run
 from shoal.testing.den import Den, soon
 from shoal.testing.disks import Volume, missing
 from shoal.testing.watch import PATIENCE
-
-pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
@@ -43,6 +41,7 @@ def cluster(volume: Volume) -> Iterator[ProcessCluster]:
 # ---------------------------------------------------------------- under the journal
 
 
+@pytest.mark.soak
 def test_pushes_go_on_while_the_disk_under_the_journal_stalls_and_nobody_is_removed(
     cluster: ProcessCluster, volume: Volume
 ) -> None:
@@ -51,13 +50,11 @@ def test_pushes_go_on_while_the_disk_under_the_journal_stalls_and_nobody_is_remo
         ann.create("w", shoal.Dense(rows=1))
         before = cluster.look().members
         volume.freeze()
-        made: list[str] = []
         with pytest.raises(ShoalError) as waited:  # the coordinator is asked, and does not answer in time
             ann.create("other", shoal.Dense(rows=1))
         for _ in range(20):
             ann.push("w", [0], [1.0]).result(PATIENCE)
         volume.thaw()
-        print(waited.value, made)
         assert "coordinator" in str(waited.value)
         assert list(ann.pull("w", [0]).result(PATIENCE)) == [20.0]
         after = cluster.look(PATIENCE).members
@@ -136,7 +133,7 @@ def test_a_run_goes_on_while_its_checkpoints_cannot_be_written_and_writes_them_w
         "data.rows": 6_000,
         "data.features": 3_000,
         "data.batch": 20,
-        "stop.seconds": 14,
+        "stop.seconds": 10_000,
         "evaluate.every": 10,
         "checkpoint.every": 0.2,
     }
@@ -151,13 +148,12 @@ def test_a_run_goes_on_while_its_checkpoints_cannot_be_written_and_writes_them_w
         assert soon(lambda: _steps(run) > steps + 200 or process.poll() is not None)  # the data path does not mind
         if how == "read only":
             assert soon(lambda: any("Read-only file system" in one.what for one in _warnings(run)))
-        assert process.poll() is None, process.communicate()
         (volume.writable if how == "read only" else volume.thaw)()
-        out, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, errors
-        print(out, [one.what for one in _warnings(run)])
-        assert saved(run) > kept
-        assert not Run.load(run).summary["failed"]
+        assert soon(lambda: saved(run) > kept), events(run)[-3:]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130, errors
+    print([one.what for one in _warnings(run)])
 
 
 def _warnings(run: Path) -> list[Warned]:

@@ -149,7 +149,7 @@ def test_rows_that_differ_are_an_error_here_and_a_warning_there(
     others = write_rows(tmp_path / "others.svm", 600, shift=1)
     refused = {
         "of them are not there": (tmp_path / "nowhere.svm", "nowhere.svm"),
-        "there are fewer": (fewer, "450 rows of 50 features here, 540 of 50 there"),
+        "there are fewer": (fewer, "rows of 50 features here, 528 of 50 there"),
         "there are as many others": (others, "as many rows and features here as there, but not these"),
     }
     workers = {

@@ -24,7 +24,8 @@ def in_another_time(seconds: int) -> list[str]:
     return command
 
 
-@pytest.mark.parametrize("kind", ["step", pytest.param("clients", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["step", "clients"])
 def test_servers_whose_clocks_are_days_apart_keep_their_promises(kind: str, site: Site) -> None:
     before = site.members()
     for number, name in enumerate(site.servers):

@@ -18,6 +18,7 @@ from shoal.events import Begin, End
 from shoal.testing.counting import TABLE, Crowd
 from shoal.testing.den import soon
 from shoal.testing.ether import Air
+from shoal.testing.hosts import Hosts
 from shoal.testing.site import FIRST_SERVER, FIRST_WORKER, WORKERS, Record, Site
 from shoal.wire import messages as m
 
@@ -71,7 +72,8 @@ def check_nothing_alone(crowd: Crowd, record: Record, cut: int) -> None:
 # ---------------------------------------------------------------- cut both ways
 
 
-@pytest.mark.parametrize("kind", [pytest.param("each", marks=pytest.mark.soak), "step"])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["each", "step"])
 def test_a_worker_that_does_not_reach_one_server_for_a_while_goes_on_when_it_does(kind: str, site: Site) -> None:
     """F16: its pushes are sent again, and count once."""
     crowd, incarnations = site.gather(kind), site.members()
@@ -141,6 +143,7 @@ ONE_WAY = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", ONE_WAY)
 def test_who_is_not_heard_is_given_up_once_and_not_again_and_again(way: str, site: Site) -> None:
     """F19: at most one change in a minute, and it lasts here a fifth of that; after it all is as before."""
@@ -153,6 +156,24 @@ def test_who_is_not_heard_is_given_up_once_and_not_again_and_again(way: str, sit
     assert record.losses() <= 1
     assert all(record.returns(name) == 0 for name in site.servers)  # who cannot be heard does not come back, either
     assert site.hosts.ether.counts["cut off"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("both", [True, False], ids=["both ways", "one way"])
+def test_two_servers_that_have_nobody_else_try_again_now_and_then_and_lose_each_other_once(
+    both: bool, hosts: Hosts
+) -> None:
+    """F17, F19 without a spare: each goes on alone, and is filled by the other only when they meet again."""
+    with Site(hosts, servers=2, port=7_001 + both) as site:
+        crowd = site.gather("clients", slots=240, think=100)
+        with site.recorded() as record:
+            hosts.cut(SERVER, OTHER, both=both)
+            time.sleep(LONG)
+        hosts.heal()
+        site.check(crowd)
+    assert record.losses() == 1
+    assert len(record) < LONG  # views: they do not come by the second
+    assert crowd.ended == []
 
 
 @pytest.mark.soak
@@ -207,6 +228,7 @@ def descriptors(site: Site) -> dict[str, int]:
     return {name: psutil.Process(process.pid).num_fds() for name, process in site.processes.items()}
 
 
+@pytest.mark.soak
 def test_a_host_that_vanished_in_the_middle_of_its_pushes_keeps_no_descriptor(site: Site) -> None:
     """F26: no FIN ever comes, and what was on its way to it is never acknowledged."""
     assert soon(lambda: not site.members("client").keys() - {"operator"})

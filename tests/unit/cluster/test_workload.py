@@ -333,3 +333,14 @@ def test_absurd_runs_open_no_passes() -> None:
         for slot in slots:
             work.refuse(1, slot, "no")
     assert cards.asked == asked and work.done == 2
+
+
+def test_what_is_meant_for_a_worker_that_goes_is_dealt_to_those_it_may_wait_for() -> None:
+    work = steps(per_pass=8, slots=4, limit=8, workers=2)
+    _, mine = work.deal(1, 1)  # the step's other slots in its turn are kept for it
+    assert mine == [0]
+    work.goes(1)
+    again, new = work.deal(2, 8)
+    assert sorted([*again, *new]) == [1, 2, 3, 4, 5, 6, 7], "or the step that it waits for would never be whole"
+    assert work.leave(1, died=False) == 1
+    assert work.deal(2, 8)[0] == [0]

@@ -279,6 +279,24 @@ def test_a_coordinator_that_dies_in_the_middle_of_a_move_goes_on_with_it(
         assert np.array_equal(np.array(ship.weights), weights)
 
 
+@pytest.mark.parametrize("stage", ["copied", "full", "handed"])
+@pytest.mark.parametrize("victim", ["server-0", "server-2"])
+def test_with_one_copy_all_go_back_and_no_move_is_left_over(
+    rows: Dataset, weights: np.ndarray, stage: str, victim: str
+) -> None:
+    """What it held is lost, in the middle of a move: everybody begins again, and the tables are made anew (P8)."""
+    ship = sail(rows, "sync", seed=1)
+    join(ship, "server-2")
+    reach(ship, stage, "server-2")
+    table = coordinator(ship).roster.tables[TABLE].number
+    lost = any(place.servers == [victim] for place in coordinator(ship).roster.tables[TABLE].places)
+    ship.kill(victim)
+    ship.home()
+    assert np.array_equal(np.array(ship.weights), weights)
+    assert (coordinator(ship).roster.tables[TABLE].number != table) == lost
+    assert not is_moving(ship) and victim not in held(ship)
+
+
 def test_a_move_to_one_that_the_owner_cannot_reach_is_given_up(rows: Dataset) -> None:
     """Both are alive, for the coordinator: it is tried again later, and nobody waits for it."""
     ship = sail(rows, "async", seed=1, servers=2)

@@ -13,6 +13,7 @@ from shoal.events import Joined
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update, Wire
 from shoal.wire import coding, neighbours, peers
+from shoal.wire import groups as groups_page
 from shoal.wire import messages as m
 
 KINDS = typing.get_args(m.AnyMessage)
@@ -84,6 +85,9 @@ EXAMPLES: list[m.Message] = [
     m.Heartbeat(5, 9, {}, {3: {0: 120.5, 7: 0.0}}, {3: {0: 4_096}}),
     m.Alive(2, 9),
     m.Leave(5),
+    groups_page.Allow(1, groups_page.Group("b", 100, 4, 8, ["cluster"])),
+    groups_page.Dissolve(1, "b"),
+    groups_page.Lost(5, "b/worker-0", "token", "killed by signal 9"),
     *(m.Create(1, "näme", spec) for spec in SPECS),
     m.Create(1, "w", SPECS[-1], [0, (1 << 63) - 1], "/checkpoints/00000001"),
     m.Drop(1, "w"),
@@ -187,7 +191,7 @@ def test_a_text_that_utf_8_cannot_say_is_sent_as_well_as_it_can_be(message: m.Me
 
 def test_no_kind_of_message_is_left_out_above() -> None:
     assert {type(message) for message in EXAMPLES} == set(KINDS)
-    pages = [kind for page in (m, neighbours, peers) for kind in vars(page).values()]
+    pages = [kind for page in (m, groups_page, neighbours, peers) for kind in vars(page).values()]
     said = {kind for kind in pages if isinstance(kind, type) and issubclass(kind, m.Message)} - {m.Message}
     assert said == set(KINDS)
 

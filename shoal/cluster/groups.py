@@ -1,0 +1,184 @@
+"""Who may do what with whose tables, and how much of it: worker groups on one group of servers (Li et al., OSDI 2014, section 3).
+
+A member of a group makes, drops and pushes to tables of its own namespace only, and pulls from these and from those that the
+operator lets its group read. A member of no group is the cluster's own, or the operator's, and may do all. What a group may
+have is checked when a table is asked for or a member joins: bytes are those of the weights that a table may come to have, so
+that nothing has to be taken away later.
+
+The coordinator asks before it changes anything, servers before they count or answer. Nothing here sends or decides when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from shoal import limits
+from shoal.errors import Invalid
+from shoal.tables import Table
+from shoal.wire import messages as m
+from shoal.wire.groups import CLUSTER, SCHEDULER, Allow, Dissolve, Group, Lost, dealer, is_group, namespace, seen
+
+if TYPE_CHECKING:
+    from shoal.cluster.membership import Roster
+
+_ROLES = ("worker", "client", "evaluator", SCHEDULER)  # that a group's members have
+
+
+def allowed(groups: Mapping[str, Group], name: str) -> Group:
+    return groups.get(name) or Group(name)
+
+
+def by_name(view: m.View) -> dict[str, Group]:
+    return {group.name: group for group in view.groups}
+
+
+# ---------------------------------------------------------------- members
+
+
+def refuses(roster: Roster, hello: m.Hello) -> str:
+    """Why this node may not join as a member of its group; empty if it may."""
+    group = hello.group
+    if not group:
+        if hello.role == SCHEDULER:
+            return "a scheduler deals to a group: name the group"
+        return (
+            f"{hello.name!r} is the name of a member of a group: say so, or choose another" if "/" in hello.name else ""
+        )
+    if not is_group(group):
+        return f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not {CLUSTER!r}"
+    if namespace(hello.name) != group:
+        return f"members of group {group!r} are named {group}/..., and this one is {hello.name!r}"
+    if hello.role not in _ROLES:
+        return f"a {hello.role} belongs to no group: leave the group out"
+    if (hello.role == SCHEDULER) != (hello.name == dealer(group)):
+        return f"{dealer(group)} is the scheduler of group {group!r}, and no other node is"
+    people = [
+        one.member for one in roster.people.values() if one.member.group == group and one.member.name != hello.name
+    ]
+    most = allowed(roster.groups, group).members
+    if len(people) >= most:
+        return f"group {group!r} has {len(people)} members, and may have {most}: end one, or ask the operator for more"
+    return ""
+
+
+def ended(roster: Roster, sender: str, lost: Lost) -> bool:
+    """Whether a scheduler speaks of a member of its own group, and of the life that it has now."""
+    scheduler, member = roster.people.get(sender), roster.people.get(lost.name)
+    return (
+        scheduler is not None
+        and member is not None
+        and scheduler.member.role == SCHEDULER
+        and scheduler.member.incarnation == lost.incarnation
+        and scheduler.member.group == member.member.group
+        and bool(lost.token)
+        and member.token.startswith(lost.token)
+    )
+
+
+# ---------------------------------------------------------------- changes of tables
+
+
+def check_change(roster: Roster, sender: str, change: m.Message) -> None:
+    """Raises why this member may not have it so; nothing is changed."""
+    group = roster.people[sender].member.group
+    match change:
+        case m.Create(_, name, spec, _, _, like):
+            _check_own(group, sender, name)
+            if like:
+                _check_own(group, sender, like)
+            if group:
+                _check_room(roster, group, name, spec)
+        case m.Drop(_, name) | m.Delay(_, name):
+            _check_own(group, sender, name)
+        case Allow(_, asked):
+            _check_allow(roster, group, sender, asked)
+        case Dissolve(_, name):
+            if group and group != name:
+                raise Invalid(f"{sender} is of group {group!r}: only the operator dissolves another one")
+            if not group and dealer(name) in roster.people:
+                raise Invalid(f"group {name!r} is at work ({dealer(name)} is here): end its run first")
+
+
+def allow(roster: Roster, group: Group) -> None:
+    roster.groups[group.name] = group
+    roster.changed()
+
+
+def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
+    """Its tables are gone; who else is a member of it, and has to go, too."""
+    for name in [name for name in roster.tables if namespace(name) == group]:
+        roster.drop(name)
+    return [name for name, one in roster.people.items() if one.member.group == group and name != sender]
+
+
+def _check_own(group: str, sender: str, table: str) -> None:
+    if group and namespace(table) != group:
+        raise Invalid(f"{sender} is of group {group!r}, and table {table!r} is not: its own are named {group}/...")
+
+
+def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
+    quota = allowed(roster.groups, group)
+    held = [table for table in roster.tables.values() if namespace(table.name) == group]
+    if len(held) >= quota.tables:
+        raise Invalid(f"group {group!r} has {len(held)} tables, and may have {quota.tables}: drop one, or ask for more")
+    if not quota.mb:
+        return
+    if (size := weights_of([spec])) is None:
+        raise Invalid(
+            f"table {name!r} has no end to its keys, and group {group!r} may have {quota.mb:,} MB of weights: "
+            f"declare how many there are, shoal.Sparse(keys=...)"
+        )
+    used = weights_of(table.spec for table in held) or 0
+    if used + size > quota.mb * limits.MB:
+        raise Invalid(
+            f"table {name!r} would have {_mb(size)} MB of weights, and group {group!r} has {_mb(used)} of "
+            f"{quota.mb:,} MB: drop a table, make this one smaller, or ask the operator for more"
+        )
+
+
+def _check_allow(roster: Roster, group: str, sender: str, asked: Group) -> None:
+    if group:
+        raise Invalid(f"{sender} is of group {group!r}: what groups may have is the operator's to say")
+    if not is_group(asked.name):
+        raise Invalid(f"group {asked.name[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not {CLUSTER!r}")
+    if strange := [one for one in asked.reads if one != CLUSTER and not is_group(one)]:
+        raise Invalid(f"reads={strange}: needs names of groups, or {CLUSTER!r} for the tables of none")
+    if asked.name not in roster.groups and len(roster.groups) >= limits.GROUPS:
+        raise Invalid(f"{limits.GROUPS} groups have been named already")
+
+
+def weights_of(specs: Iterable[Table]) -> int | None:
+    """Bytes of all weights that these may come to have, once; None: there is no end to them."""
+    sizes = [None if spec.hashed or spec.span >= limits.KEY_LIMIT else 4 * spec.span * spec.width for spec in specs]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _mb(size: int) -> str:
+    return f"{size / limits.MB:,.1f}"
+
+
+# ---------------------------------------------------------------- pushes and pulls
+
+
+def refused(member: m.Member, groups: Mapping[str, Group], table: str, push: bool) -> str:
+    """Why this member's request goes no further; empty if it may."""
+    owner, group = namespace(table), member.group
+    if not group or owner == group:
+        return ""
+    if push:
+        return f"{member.name} is of group {group!r} and may not push to table {table!r}: push to its own, {group}/..."
+    if (owner or CLUSTER) in allowed(groups, group).reads:
+        return ""
+    return (
+        f"{member.name} is of group {group!r} and may not read table {table!r}: the operator may let it "
+        f"(shoal groups ADDRESS --allow {group} --reads {owner or CLUSTER})"
+    )
+
+
+def part_of(view: m.View, group: str) -> m.View:
+    """The same, with the tables of this group alone, under the names that its members use."""
+    tables = [table for table in view.tables if namespace(table.name) == group]
+    return replace(view, tables=[replace(table, name=seen(table.name, group)) for table in tables])

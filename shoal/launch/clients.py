@@ -1,0 +1,58 @@
+"""Clients of a cluster that runs elsewhere, by the address of its coordinator."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from shoal import limits
+from shoal.nodes.blocking import KV
+from shoal.nodes.worker import Worker
+from shoal.wire import Transport
+from shoal.wire.groups import member_name
+
+
+def connect(
+    address: str,
+    role: Literal["client", "worker", "evaluator"] = "client",
+    name: str | None = None,
+    *,
+    group: str = "",
+    keys: str | Path | None = None,
+    insecure: bool = False,
+) -> KV:
+    """A client of a cluster that runs elsewhere, by the address of its coordinator.
+
+    As a member of a ``group`` it has tables of its own, under names that are nobody else's. Off this machine, and wherever there is a
+    key in the address, this side needs one, too: in the folder ``keys``, that of SHOAL_KEYS, or the usual one. ``insecure`` does without.
+    """
+    from shoal.wire.security import Safety
+    from shoal.wire.zmq import ZmqTransport
+
+    safety = Safety.chosen(keys, insecure, at=address)
+    given = name or f"{role}-{secrets.token_hex(4)}"
+    name = member_name(given, group) if group else name or safety.named(given, role)
+    transport = ZmqTransport(name, safety=safety)
+    try:
+        transport.connect("coordinator", address)
+    except BaseException:
+        transport.close()
+        raise
+    return client_of(name, role, transport, group=group)
+
+
+def client_of(name: str, role: str, transport: Transport, ended: Callable[[], str] = lambda: "", group: str = "") -> KV:
+    """A member, once it is one; ``ended`` is the cluster's own word on whether it still is: empty, or why not."""
+    return joined(KV(Worker(name, role, secrets.token_hex(8), secrets.randbits(32), group), transport, ended))
+
+
+def joined(kv: KV) -> KV:
+    """It, as soon as it is a member; closed, if it does not become one."""
+    try:
+        kv.joined((limits.SILENCE + limits.RESEND_MOST) / limits.SECOND + 1)
+    except BaseException:
+        kv.close()
+        raise
+    return kv

@@ -1,0 +1,37 @@
+"""``shoal bench curve``: runs both ways, and whoever may not come in is told. How fast is not asked here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from shoal.benchmarks import curve
+from shoal.benchmarks.curve import Results, Settings, measure
+from shoal.cli import main
+from shoal.errors import Invalid
+
+SMALL = Settings(floats=20_000, pushes=4, trips=5, rows=2_000, repeat=2, runs=1, refusals=1)
+
+
+def test_keys_are_measured_against_none_and_every_refusal_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(curve, "QUICK", SMALL)
+    told = CliRunner().invoke(main, ["bench", "curve", "--quick", "--json", str(tmp_path / "all.json")])
+    assert told.exit_code == 0, told.output
+    found = msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results)
+    assert [case.what for case in found.cases] == ["push", "pull", "round trip of 1 KB", "training, 2 workers"]
+    assert all(min([*case.clear, *case.keys]) > 0 for case in found.cases)
+    assert [len(refusal.seconds) for refusal in found.refusals] == [1, 1, 1]
+    words = [refusal.told for refusal in found.refusals]
+    assert all(
+        part in said for part, said in zip(("not on the list", "another key", "runs with keys"), words, strict=True)
+    )
+
+
+def test_nothing_is_measured_from_no_repeats() -> None:
+    with pytest.raises(Invalid, match="at least one repeat"):
+        measure(Settings(repeat=0))

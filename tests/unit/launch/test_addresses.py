@@ -1,0 +1,52 @@
+"""Where a node listens, and what it is called by."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import Invalid
+from shoal.launch.addresses import advertised, beside, bind_of, check_callable, host_of, new_name, way_to
+
+
+def test_a_port_that_was_left_open_is_filled_in_and_one_that_was_given_stays() -> None:
+    assert bind_of("tcp://10.0.0.1") == bind_of("10.0.0.1") == "tcp://10.0.0.1:*"
+    assert bind_of("tcp://10.0.0.1", "7000") == "tcp://10.0.0.1:7000"
+    assert bind_of("tcp://10.0.0.1:7001", "7000") == "tcp://10.0.0.1:7001"
+    assert bind_of("tcp://10.0.0.1:7001", "*") == "tcp://10.0.0.1:*"
+    assert bind_of("tcp://[::1]:7") == "tcp://[::1]:7"
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://", "tcp://host:0", "tcp://host:70000", "tcp://a b:1", "ipc://x", "tcp://h:1/x"]
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(Invalid, match="give tcp://HOST:PORT"):
+        bind_of(address)
+
+
+def test_an_address_that_nobody_could_call_needs_one_that_they_can() -> None:
+    with pytest.raises(Invalid, match="--advertise"):
+        check_callable("tcp://0.0.0.0:7000", "")
+    check_callable("tcp://0.0.0.0:7000", "hosta")
+    check_callable("tcp://10.0.0.1:7000", "")
+    check_callable("", "")
+
+
+def test_a_newcomer_listens_on_the_way_to_the_coordinator() -> None:
+    assert way_to("tcp://127.0.0.1:7000") == "127.0.0.1"
+    assert beside("tcp://127.0.0.1:7000", "", "ann", "") == "tcp://127.0.0.1:*"
+    assert beside("tcp://127.0.0.1:7000", "tcp://127.0.0.2", "ann", "") == "tcp://127.0.0.2:*"
+    assert beside("ipc:///tmp/x/coordinator", "", "ann", "/tmp/y") == "ipc:///tmp/y/ann"
+    key = "a" * 52
+    assert beside(f"tcp://{key}@127.0.0.1:7000", "", "ann", "") == "tcp://127.0.0.1:*"
+
+
+def test_it_is_called_by_what_the_operator_says_or_what_can_be_called() -> None:
+    assert advertised("tcp://0.0.0.0:*", "", "tcp://127.0.0.1:7000") == "127.0.0.1"
+    assert advertised("tcp://0.0.0.0:*", "tcp://hosta", "tcp://127.0.0.1:7000") == host_of("hosta") == "hosta"
+    assert advertised("tcp://127.0.0.2:*", "", "tcp://127.0.0.1:7000") == ""
+
+
+def test_names_say_the_role_and_are_not_given_twice() -> None:
+    names = {new_name("server") for _ in range(20)}
+    assert len(names) > 15 and all(name.startswith("server-") for name in names)

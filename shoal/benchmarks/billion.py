@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -158,9 +159,9 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
             joined.seconds,
             len(joined.moved),
             joined.pushed,
-            _stalls(before),
-            _stalls([stood[segment] for segment in joined.moved]),
-            _stalls([one for segment, one in enumerate(stood) if segment not in joined.moved]),
+            _stalls([*before.values()]),
+            _stalls([stood[start] for start in joined.moved]),
+            _stalls([one for start, one in stood.items() if start not in joined.moved]),
             memory,
             after,
         )
@@ -220,7 +221,7 @@ class Joining:
     seconds: float
     moved: list[int]
     pushed: int
-    slowest: list[float]
+    slowest: dict[int, float]  # by the first key of each segment
 
 
 def _join(scene: Scene) -> Joining:
@@ -242,11 +243,20 @@ def _join(scene: Scene) -> Joining:
 
     slowest = _watched(scene, join)
     after = _primaries(scene)
-    return Joining(took[0], [i for i, name in enumerate(after) if name != before[i]], pushed[0], slowest)
+    moved = [start for start in slowest if _of(after, start) != _of(before, start)]
+    return Joining(took[0], moved, pushed[0], slowest)
 
 
-def _primaries(scene: Scene) -> list[str]:
-    return [place.servers[0] for place in scene.looking.view(_WITHIN).tables[0].places]
+def _primaries(scene: Scene) -> dict[int, str]:
+    """By the first key of each segment."""
+    placed = scene.looking.view(_WITHIN).tables[0]
+    return {start: place.servers[0] for start, place in zip(placed.starts, placed.places, strict=True)}
+
+
+def _of(primaries: dict[int, str], key: int) -> str:
+    """Whose this key is: a segment may have been cut in two since."""
+    starts = list(primaries)
+    return primaries[starts[bisect_right(starts, key) - 1]]
 
 
 def _has_its_share(scene: Scene, name: str) -> bool:
@@ -256,16 +266,16 @@ def _has_its_share(scene: Scene, name: str) -> bool:
     return held >= len(places) // (scene.settings.servers + 1) and not moving
 
 
-def _watched(scene: Scene, do: Callable[[], None]) -> list[float]:
+def _watched(scene: Scene, do: Callable[[], None]) -> dict[int, float]:
     """Do this while one key of every segment is pulled again and again: the slowest pull of each, in seconds."""
     starts = scene.looking.view(_WITHIN).tables[0].starts
-    slowest, over, failed = [0.0] * len(starts), threading.Event(), list[BaseException]()
+    slowest, over, failed = dict.fromkeys(starts, 0.0), threading.Event(), list[BaseException]()
 
     def watch() -> None:
         try:
             with scene.cluster.client("watcher") as kv:
                 while not over.is_set():
-                    for task in [_timed(kv, slowest, i, start) for i, start in enumerate(starts)]:
+                    for task in [_timed(kv, slowest, start) for start in starts]:
                         task.result(_WITHIN)
                     over.wait(PAUSE)
         except BaseException as error:
@@ -283,11 +293,11 @@ def _watched(scene: Scene, do: Callable[[], None]) -> list[float]:
     return slowest
 
 
-def _timed(kv: KV, slowest: list[float], segment: int, start: int) -> Any:
+def _timed(kv: KV, slowest: dict[int, float], start: int) -> Any:
     began = time.perf_counter()
 
     def done(task: Any) -> None:
-        slowest[segment] = max(slowest[segment], time.perf_counter() - began)
+        slowest[start] = max(slowest[start], time.perf_counter() - began)
 
     task = kv.pull("w", np.array([start], np.uint64))
     task.then(done)

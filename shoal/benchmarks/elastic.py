@@ -200,6 +200,7 @@ def _job(settings: Settings, stop: dict[str, float]) -> Job:
             "stop": stop,
             "evaluate": {"every": 1e6},  # to judge the model is to pull all of it: not while this is measured
             "launch": {"how": "processes"},
+            "moves": {"balance": "count"},  # only what comes and goes is to be seen
             "seed": settings.seed,
         }
     )

@@ -43,21 +43,27 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
     Again: at once. A peer whose others are all gone goes on alone to the end of the run. Exit code 1 if the run failed or nobody is
     there.
     """
-    from shoal.errors import Invalid, ShoalError
-    from shoal.launch.looking import address_of, is_of_peers
+    from shoal.errors import Invalid, ShoalError, Unanswered
+    from shoal.launch.looking import address_of, is_of_peers, look_at
     from shoal.wire.security import Safety
 
     try:
-        peers = is_of_peers(where, Safety.chosen(options["keys"], options["insecure"], at=address_of(where)))
+        _check_joinable(where)
+        safety = Safety.chosen(options["keys"], options["insecure"], at=address_of(where))
+        peers = is_of_peers(where, safety)
+        if not peers and role is None:
+            with contextlib.closing(look_at(address_of(where), safety)) as looking:
+                looking.look()
+            raise Invalid(f"{where} has servers and workers: say what it is to be (--as server, or --as worker)")
     except Invalid as error:
         raise Wrong(str(error)) from None
+    except Unanswered:
+        raise click.ClickException(_nobody(where)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     if peers:
         _join_peers(where, role, out, options)
         return
-    if role is None:
-        raise Wrong(f"{where} has servers and workers: say what it is to be (--as server, or --as worker)")
     if out is not None:
         raise Wrong("--out is for a peer, which has the whole model: leave it away")
     take_part(where, role, **options)
@@ -110,6 +116,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
         click.echo(text, err=True)
 
     try:
+        _check_joinable(where)
         address = address_of(where)
         safety = Safety.chosen(keys, insecure, at=address)
         if is_of_peers(where, safety):
@@ -120,13 +127,28 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
                 let_go(looking, name, say)
     except Invalid as error:
         raise Wrong(str(error)) from None
-    except Unanswered as error:
-        raise click.ClickException(
-            f"nobody answers at {where} ({error}): it has ended, or is being started again"
-        ) from None
+    except Unanswered:
+        raise click.ClickException(_nobody(where)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{name} has left")
+
+
+def _nobody(where: str) -> str:
+    return (
+        f"nobody answers at {where}: it has ended, or is just being started again; look at the address, and try again"
+    )
+
+
+def _check_joinable(where: str) -> None:
+    from shoal.errors import Invalid
+    from shoal.launch.looking import without_coordinator
+
+    if "://" not in where and (strategy := without_coordinator(Path(where))) is not None:
+        raise Invalid(
+            f"{where} is a run by {strategy}, which nobody joins or leaves: that is for runs with servers, and for runs of peers "
+            f"(--strategy peer-to-peer)"
+        )
 
 
 def show_peers(where: str, as_json: bool) -> None:

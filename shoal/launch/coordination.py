@@ -178,6 +178,11 @@ def moves_of(facts: Facts | None) -> Moves | None:
     return None if facts is None else _job(facts.job).moves
 
 
+def dealing_for(job: Job, dataset: Dataset) -> Dealing:
+    """What the coordinator of such a run deals."""
+    return dealing_of(Facts.of(job, dataset))
+
+
 def saving_of(facts: Facts) -> Saving:
     """What of it is kept on disk."""
     if not facts.checkpoints:

@@ -243,7 +243,7 @@ def address_of(where: str) -> str:
         if (folder / "summary.json").exists():
             raise ClusterError(f"the run in {where} has ended: its figures are in {folder / 'summary.json'}") from None
         if (folder / "job.toml").exists():
-            if (alone := _alone(folder)) is not None:
+            if (alone := without_coordinator(folder)) is not None:
                 raise ClusterError(
                     f"a run by {alone} has no coordinator that could be asked: how far it is, its events say (shoal report "
                     f"{where}); if it was killed, go on with it: shoal train --resume {where}"
@@ -296,7 +296,7 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
         watching.close()
 
 
-def _alone(folder: Path) -> str | None:
+def without_coordinator(folder: Path) -> str | None:
     """The strategy of a run that has no coordinator."""
     try:
         job = Job.load(folder / "job.toml")

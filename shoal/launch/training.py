@@ -38,7 +38,7 @@ from shoal.launch.local import Cluster, ThreadCluster
 from shoal.launch.looking import ADDRESS, PATIENCE, Status, further
 from shoal.launch.outcome import Outcome as Outcome
 from shoal.launch.processes import ProcessCluster, safety_of
-from shoal.nodes.dealing import Dealing, State, Whole
+from shoal.nodes.dealing import State, Whole
 from shoal.nodes.evaluator import Evaluator, Judged
 from shoal.nodes.loop import Loop
 from shoal.nodes.storage import Journal
@@ -372,11 +372,6 @@ class Training:
         except (ClusterError, StoreError):
             return []
         return found
-
-
-def dealing_of(job: Job, dataset: Dataset) -> Dealing:
-    """What the coordinator of such a run deals."""
-    return coordination.dealing_of(coordination.Facts.of(job, dataset))
 
 
 def _cluster_of(job: Job, journal: Journal) -> Cluster:

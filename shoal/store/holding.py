@@ -220,7 +220,7 @@ class Holding(Levelling):
         self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)
         opened = m.Opened(self.incarnation, self.placed.number, self.log.view, promoted)
         outcome.effects.append(Send(limits.COORDINATOR, opened))
-        for key, other in others.items():
+        for key, other in ((key, other) for key, other in others.items() if not other.leaves):
             self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
         self._drop_follows()
         outcome += self._relink(now)

@@ -4,6 +4,9 @@ The primary is gone, and its changes may have come to one of them and not to ano
 others what it has (``Level``), takes what it lacks itself (``Levels``), and sends each of them what that one lacks (``Adopt``).
 So nothing that any of them acknowledged is lost, and all agree, whoever was chosen. Asked again, in another view, everybody
 answers the same.
+
+Where the former primary lives, and only gave them away, it is asked as well: it answers when it has let go of them, so that nobody reads there what
+was overtaken here. One that does not answer is not waited for longer than ``SHRINK_AFTER``: it may count nothing, whatever it believes.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Other:
     follow: Follow  # through which we have them
     level: bool = False  # we have what it has
     adopted: bool = False  # it has what we have, and follows us
+    leaves: bool = False  # it is no survivor: it was primary, lives, and has to let go of them
     theirs: list[int] = field(default_factory=list)
     again: int = 0
     since: int = 0  # it has not answered since
@@ -103,12 +107,25 @@ class Levelling:
                 key = name, follow.primary, follow.incarnation
                 other = others.setdefault(key, Other(self._members.get(name, 0), [], follow))
                 other.segments.append(segment)
+            if self._gave_away(follow, segment):
+                key = follow.primary, "", follow.incarnation
+                other = others.setdefault(key, Other(follow.incarnation, [], follow, leaves=True))
+                other.segments.append(segment)
         return others
+
+    def _gave_away(self, follow: Follow, segment: int) -> bool:
+        """Whether the former primary lives, and has no part in this segment any more."""
+        name = follow.primary
+        lives = self._members.get(name, 0) == follow.incarnation
+        return lives and name != self.me and name not in self.placed.places[segment].servers
 
     def _holder(self, segment: int) -> Follow | None:
         return next((follow for follow in self.follows.values() if segment in follow.segments), None)
 
     def _level(self, now: int) -> Outcome:
+        for other in self._others.values():
+            if other.leaves and other.since and now - other.since >= limits.SHRINK_AFTER:
+                other.level = other.adopted = True
         if all(other.adopted for other in self._others.values()):
             return self._open(now)
         outcome = Outcome()
@@ -126,7 +143,7 @@ class Levelling:
                 seqs = other.follow.seqs(other.segments)
                 message = m.Level(table, view, self.incarnation, other.incarnation, other.segments, seqs, key[2])
                 outcome.effects.append(Send(name, message))
-            elif all(one.level for one in self._others.values()):
+            elif all(one.level or one.leaves for one in self._others.values()):
                 changes, arrays = other.follow.lacks(other.segments, other.theirs)
                 adopt = m.Adopt(table, view, self.incarnation, other.incarnation, other.segments, self.log.seq, changes)
                 outcome.effects.append(Send(name, adopt, arrays))
@@ -140,7 +157,9 @@ class Levelling:
         if other is None or message.view != self.log.view or message.incarnation != self.incarnation:
             return Outcome()
         outcome = Outcome()
-        if isinstance(message, m.Adopted):
+        if other.leaves:
+            other.level = other.adopted = True
+        elif isinstance(message, m.Adopted):
             other.adopted = other.level
         elif not other.level:
             caught_up = other.follow.catch_up(message.changes, arrays)
@@ -170,6 +189,9 @@ class Levelling:
     def _answer_level(self, sender: str, ask: m.Level) -> Outcome:
         if not self._is_primary(sender, ask.segments, ask.view):
             return self._ignored("not from the primary")
+        if all(self.me not in self.placed.places[segment].servers for segment in ask.segments):
+            levels = m.Levels(ask.table, ask.view, ask.incarnation, ask.segments, ask.seqs, [])
+            return Outcome([Send(sender, levels)])  # we have let go of them
         ours = self.follows.get((sender, ask.incarnation))
         adopted = set() if ours is None else set(ours.live)  # by this very primary, in an earlier view
         left = [segment for segment in ask.segments if segment not in adopted]

@@ -65,6 +65,10 @@ class Part:
         self.starts = np.array([segment.start for segment in self.segments], np.uint64)
         self.stops = np.array([segment.stop for segment in self.segments], np.uint64)
 
+    def _look_for(self, keys: KeyRange) -> None:
+        if keys not in self.segments:  # whoever asks has an old table in hand: anything is better than another's rows
+            raise AssertionError(f"segment {keys} is not on this ground any more")
+
     def push_rows(self, rows: Rows, gradients: Values) -> None:
         """Update rows that were found before, each named once."""
         self.updates.push_rows(self.slab, self.word, rows, gradients, self.given)
@@ -162,9 +166,9 @@ class DenseRows(Part):
             self.kernels.gather_rows(self.slab, keys.view(np.int64), 0, out)
         return wrong
 
-    def image(self, segment: int, copy: bool) -> tuple[Values, Keys | None]:
+    def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
         """One segment's rows, weights and state, and which keys they are (None: all, in order)."""
-        keys = self.segments[segment]
+        self._look_for(keys)
         rows = self.slab[keys.start : keys.stop]
         return rows.copy() if copy else rows, None
 
@@ -257,9 +261,9 @@ class SparseRows(Part):
         self.kernels.gather_rows(self.slab, places[order], self.kernels.KEY_WORDS, out)
         return names[order], out, resume
 
-    def image(self, segment: int, copy: bool) -> tuple[Values, Keys | None]:
+    def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
         """A copy, in any case, of one segment's live rows, weights and state, in key order, and their keys."""
-        keys = self.segments[segment]
+        self._look_for(keys)
         names, places = np.empty(self.rows, np.uint64), np.empty(self.rows, np.int64)
         low, high = np.uint64(keys.start), np.uint64(keys.stop)
         _, found = self.kernels.collect(self.slots, 0, self.rows, low, high, names, places, 0)

@@ -140,7 +140,7 @@ class Table:
 
     def image(self, segment: int, copy: bool = True) -> tuple[Values, Keys | None]:
         """The rows of the n-th segment, weights and state; and their keys, if not all are there."""
-        return self._part.image(segment, copy)
+        return self._part.image(self.segments[segment], copy)
 
     def load(self, segment: int, rows: Values, names: Keys | None) -> None:
         """Take such a copy in: for a segment that has no rows of its own yet."""

@@ -17,7 +17,7 @@ from shoal.data.localise import Localiser
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.keys import KeyRange
-from shoal.launch.training import dealing_of
+from shoal.launch.coordination import dealing_for
 from shoal.store.table import Table
 from shoal.strategies.averaging import AllReduce
 from shoal.strategies.block_proximal import BlockProximal
@@ -35,7 +35,7 @@ def serial(job: Job, dataset: Dataset) -> Floats:
     elif not isinstance(job.strategy, OnServers):  # every slot is a step
         job = msgspec.structs.replace(job, strategy=Async(combine=job.strategy.combine))
     rows = job.linear.keys(dataset.features)
-    workload = dealing_of(job, dataset).workload
+    workload = dealing_for(job, dataset).workload
     if isinstance(job.strategy, BlockProximal):
         return serial_blocks(job, dataset, workload.steps_until(workload.limit))
     table = Table(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])

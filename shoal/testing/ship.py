@@ -15,7 +15,7 @@ from shoal.data.slots import Slots
 from shoal.events import RunEvent
 from shoal.filters import described
 from shoal.job import Job
-from shoal.launch.training import dealing_of
+from shoal.launch.coordination import dealing_for
 from shoal.launch.work import parts_of
 from shoal.limits import SECOND
 from shoal.models.learning import learner_of
@@ -60,7 +60,7 @@ class Ship:
     def __init__(self, rows: Dataset, seed: int = 0, cache: int = 1 << 30, **settings: Any) -> None:
         changes = {name.replace("__", "."): value for name, value in settings.items()}
         self.job, self.rows, self.cache = Job.of(changed(JOB, changes)), rows, cache
-        self.dealing = dealing_of(self.job, rows)
+        self.dealing = dealing_for(self.job, rows)
         self.draw = random.Random(seed)
         self.now = 1_000 * SECOND
         self.nodes: dict[str, Node] = {}
@@ -171,7 +171,7 @@ class Ship:
                 arrives = self.draw.randrange(len(letters) + 1)
                 for _ in range(len(letters) - arrives):
                     letters.pop() if road[0] == "coordinator" else letters.popleft()
-        self.dealing = dealing_of(self.job, self.rows)
+        self.dealing = dealing_for(self.job, self.rows)
         self.board(
             Coordinator(copies=self.job.copies, journal=self.journal, dealing=self.dealing, moves=self.job.moves)
         )

@@ -74,10 +74,15 @@ def _places(view: m.View) -> list[m.Place]:
 class Site:
     """Use as a context."""
 
-    def __init__(self, hosts: Hosts, servers: int = SERVERS, copies: int = COPIES, keys: bool = True) -> None:
+    def __init__(
+        self, hosts: Hosts, servers: int = SERVERS, copies: int = COPIES, keys: bool = True, port: int = _PORT
+    ) -> None:
+        """``port``: another one for each of several on the same hosts."""
         self.hosts, self.copies, self.keys = hosts, copies, keys
         self.servers = [f"server-{i}" for i in range(servers)]
-        self.address = self._listens = f"tcp://{hosts.address(COORDINATOR)}:{_PORT}"
+        self.address = self._listens = f"tcp://{hosts.address(COORDINATOR)}:{port}"
+        self._folder = hosts.den.folder / f"site-{port}"
+        self._folder.mkdir()
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.looking = Looking(self._transport)
 
@@ -116,7 +121,7 @@ class Site:
     def post(self, name: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Start a node, for the first time or again; ``within``: what else stands before its command."""
         here = self.hosts.address(self.host(name))
-        journal = Path(self.hosts.den.folder) / "coordinator.journal"
+        journal = self._folder / "coordinator.journal"
         post = (
             Post("coordinator", name, self._listens, "", str(journal), self.copies, self.safety(name).plain)
             if name == "coordinator"
@@ -230,7 +235,7 @@ class Site:
 
     def key_folder(self, name: str) -> Path:
         """Of the host that a node is on."""
-        return self.hosts.den.folder / f"keys-{name}"
+        return self._folder / f"keys-{name}"
 
     def safety(self, name: str) -> Safety:
         return Safety.with_keys(self.key_folder(name)) if self.keys else Safety.insecure()

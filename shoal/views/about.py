@@ -355,17 +355,17 @@ def _faults(one: Told, runs: Sequence[Told]) -> Section | None:
 
 
 _CALLED = {
-    Saved: "saved", Joined: "joined", Gone: "gone", Leaving: "leaving", Handed: "moved", Split: "split", RolledBack: "went back",
+    Joined: "joined", Gone: "gone", Leaving: "leaving", Handed: "moved", Split: "split", RolledBack: "went back",
     Resumed: "taken up", Voided: "void", Warned: "warning", Linked: "graph", Elected: "chosen",
 }  # fmt: skip
 
 
 def _told(event: Happened) -> tuple[str, str]:
     if isinstance(event, Saved):
-        saved = (
-            f"checkpoint {event.number:,}, {event.bytes / 1e6:,.1f} MB in {clock(event.took)}, at step {event.steps:,}"
+        return (
+            "saved",
+            f"checkpoint {event.number:,}, {_mega(event.bytes)} in {clock(event.took)}, at step {event.steps:,}",
         )
-        return _CALLED[Saved], saved
     return _CALLED[type(event)], words.news(event).removeprefix("warning: ")
 
 

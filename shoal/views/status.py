@@ -61,9 +61,9 @@ def facts(status: Status) -> dict[str, Any]:
 
 
 def page(
-    status: Status, where: str, width: int, *, show_ring: bool = False, everything: bool = False
+    status: Status, where: str, width: int, *, show_ring: bool = False, everything: bool = False, brief: bool = False
 ) -> RenderableType:
-    """For a terminal so many columns wide."""
+    """For a terminal so many columns wide; ``brief``: without a line for each segment."""
     from rich.console import Group
     from rich.text import Text
 
@@ -79,11 +79,11 @@ def page(
         if show_ring:
             parts.append(ring(mine, letters, width))
         parts += [Text.assemble("  ", line) for line in band(mine, letters, width - 4)]
-        if everything or len(segments) <= SEGMENTS:
+        if everything or (len(segments) <= SEGMENTS and not brief):
             parts.append(_segments(mine, letters))
     if not segments:
         parts += [Text(""), Text("no tables yet", "dim")]
-    if len(segments) > SEGMENTS and not everything:
+    if len(segments) > SEGMENTS and not everything and not brief:
         parts.append(Text(f"  {len(segments):,} segments: --segments shows them one by one", "dim"))
     parts += [Text(f"{name} does not answer", "red") for name in status.silent]
     return Group(*parts)

@@ -78,7 +78,11 @@ class Watching:
         from rich.text import Text
 
         assert self._status is not None
-        parts: list[RenderableType] = [page(self._status, self._where, width), Text(""), Text(self.summary(), "bold")]
+        parts: list[RenderableType] = [
+            page(self._status, self._where, width, brief=True),
+            Text(""),
+            Text(self.summary(), "bold"),
+        ]
         moves = self._status.standing.moves
         for one in moves[:MOVES]:
             since = words.duration(one.since / limits.SECOND)

@@ -24,7 +24,8 @@ from shoal import limits
 from shoal.wire.calling import monitor
 from shoal.wire.descriptors import room
 
-_EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # whichever side sees it first
+_EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED
 _AT_ONCE = 1_024  # things that happened, looked at in one turn
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # of Linux; Python has no names for them
 _NOTHING = (ctypes.c_ubyte * 8)(0x06)  # the shortest filter there is: "return 0", that is, keep no byte of what came
@@ -76,7 +77,7 @@ class Listening:
         elif self._keys:
             self._counts["no key"] += 1
             self._log(
-                f"a caller was refused at {self._endpoint}: it has no key, or took this for a node with another key"
+                f"a caller was refused at {self._endpoint}: it has no key, or took this for a node with another key (or is no shoal)"
             )
 
     def _turn(self, full: bool) -> None:

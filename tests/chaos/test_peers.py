@@ -404,7 +404,7 @@ def test_who_cannot_join_is_told_why(den: Den, tmp_path: Path) -> None:
     other.mkdir()
     (other / "job.toml").write_text(Job.of({"data": "clicks", "strategy": "gossip"}).toml())
     for where, why in (
-        (str(other), "is no run of peers: only those"),
+        (str(other), "is a run by gossip, which nobody joins or leaves"),
         ("tcp://127.0.0.1:9", "nobody answers at tcp://127.0.0.1:9"),
         ("tcp://10.0.0.1:4000", "is not on this machine"),
         (str(tmp_path), "is neither a run's folder nor an address"),

@@ -78,7 +78,7 @@ def test_a_run_is_shown_by_its_folder_while_it_runs_and_not_afterwards(tmp_path:
         ("tcp://192.0.2.1:80", 2, "not on this machine"),
         ("tcp://127.0.0.1:port", 2, "cannot connect to"),
         ("ipc://", 2, ""),
-        ("no-such://127.0.0.1:1", 2, "not on this machine"),
+        ("no-such://127.0.0.1:1", 2, "is none: give tcp://HOST:PORT"),
         ("no-such-folder", 2, "neither a run's folder nor an address"),
     ],
 )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
+import signal
 import socket as sockets
 import subprocess
 import sys
@@ -435,3 +437,70 @@ def test_an_address_of_another_machine_is_refused_without_keys_and_both_next_mov
     with pytest.raises(Invalid, match="--insecure"):
         ZmqTransport("coordinator", "tcp://0.0.0.0:*")
     assert limits.HELLO_WITHIN == 5 * limits.SECOND
+
+
+# ---------------------------------------------------------------- a run over several machines
+
+
+class Command:
+    """One of shoal's, as another machine would run it; what it prints is kept."""
+
+    def __init__(self, file: Path, *words: str) -> None:
+        self.file = file
+        with open(file, "wb") as out:
+            self.process = subprocess.Popen([sys.executable, "-m", "shoal", *words], stdout=out, stderr=out)
+
+    def said(self) -> str:
+        return self.file.read_text(errors="replace")
+
+    def until(self, pattern: str) -> str:
+        """What it says that is like this; it must, while it runs."""
+        for _ in range(int(4 * PATIENCE * 10)):
+            if (found := re.search(pattern, self.said())) is not None:
+                return found[0]
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.1)  # another process's file: nobody tells when it grows
+        raise AssertionError(f"no {pattern!r} in:\n{self.said()}")
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def test_a_run_over_machines_with_keys_cuts_off_who_is_revoked_and_both_sides_say_so(hosts: Hosts) -> None:
+    """127.0.0.2 and 127.0.0.3 stand for the machines; each has its own folder of keys."""
+    hosts.key("rack", "server", known=True)
+    hosts.key("hostb", "worker", known=True)
+
+    def keys(name: str) -> tuple[str, str]:
+        return "--keys", str(hosts.folder(name))
+
+    run = ("clicks", "--servers", "1", "--workers", "1", "--epochs", "1000", "--set", "data.rows=20000")
+    listen = ("--listen", "tcp://127.0.0.2", "--out", str(hosts.place / "run"))
+    with Command(hosts.place / "home.log", "launch", "coordinator", *run, *listen, *keys("coordinator")) as home:
+        address = home.until(r"tcp://[a-z2-7]{52}@127\.0\.0\.2:\d+")
+        at = ("--at", address)
+        with (
+            Command(
+                hosts.place / "rack.log", "launch", "server", *at, "--listen", "tcp://127.0.0.3", *keys("rack")
+            ) as rack,
+            Command(hosts.place / "hostb.log", "launch", "worker", *at, *keys("hostb")) as worker,
+        ):
+            home.until(r"test loss")
+            keyring.revoke(hosts.folder("coordinator"), "hostb")
+            assert worker.end() == 1
+            assert "coordinator refused: the key" in worker.said() and "was revoked" in worker.said()
+            home.until(r"what 'hostb\..*' says is not taken: the key .* was revoked")
+            keyring.revoke(hosts.folder("coordinator"), "rack")
+            assert rack.end() == 1
+            assert "was revoked" in rack.said()
+        home.process.send_signal(signal.SIGINT)
+        assert home.end() in (1, 130)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,8 +93,9 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
 
 def refused(process: subprocess.Popen[str], *words: str) -> None:
     """It ends with an error, in which these words are."""
+    began = time.monotonic()
     out, err = process.communicate(timeout=PATIENCE)
-    print(err)
+    print(f"after {time.monotonic() - began:.1f} s: {err}")
     assert process.returncode not in (0, None), (out, err)
     assert all(word in err for word in words), (out, err)
 
@@ -153,6 +155,7 @@ def test_a_run_over_hosts_with_keys_bears_one_that_is_cut_off_and_ends_for_all(o
         ended(process)
 
 
+@pytest.mark.soak
 def test_strangers_and_those_without_a_key_are_told_so_on_both_sides(office: Office, rows: Path) -> None:
     """P14: and whoever was revoked is out at once."""
     bare = office.command(HOME, "launch", "coordinator", rows, "--listen", office.listen, *RUN)

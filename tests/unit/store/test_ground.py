@@ -162,7 +162,7 @@ def test_a_segment_goes_from_one_ground_to_the_other_beside_it_as_it_lies() -> N
     spec = tables.Dense(rows=100, initial=tables.Constant(2.0))
     copies = ground_of(spec, ranges((0, 20), (40, 60)))
     own = Table(spec, ranges((40, 60)), ground_of(spec, (), copies))
-    rows, _ = copies.image(1, copy=False)
+    rows, _ = copies.image(KeyRange(40, 60), copy=False)
     own.part.place(KeyRange(40, 60), 0, rows, None)
     assert np.shares_memory(own.image(0, copy=False)[0], rows)
     copies.hold(tuple(ranges((0, 20))))  # who had it before gives nothing back
@@ -179,3 +179,12 @@ def test_only_who_claimed_rows_last_gives_them_back() -> None:
     assert reserve.slab[[0, page, 2 * page, 3 * page], 0].tolist() == [0, 1, 0, 1]
     reserve.let_go(other, KeyRange(0, 4 * page))
     assert reserve.slab[[0, page, 2 * page, 3 * page], 0].tolist() == [0, 0, 0, 1]
+
+
+def test_an_old_table_never_shows_the_rows_of_another_segment() -> None:
+    for spec in (tables.Dense(rows=100), tables.Sparse(keys=100)):
+        old = some(spec, ranges((0, 20), (20, 40)))
+        Table(spec, ranges((20, 40)), old.part)
+        assert len(old.image(1)[0]) == 20
+        with pytest.raises(AssertionError, match="not on this ground any more"):
+            old.image(0)

@@ -175,6 +175,7 @@ def test_what_comes_again_is_not_counted_again_by_the_next_owner() -> None:
     town.become(moving(DENSE, "a", "a"))
     town.deliver()
     town.become(handed(DENSE, "a", "b", 3))
+    town.deliver()
     town.push(0, "b", [1])
     assert isinstance(town.answers[-1], m.Counted) and not town.answers[-1].new
     assert town.values(1) == {"b": 1.0}
@@ -186,22 +187,39 @@ def test_an_owner_that_has_not_heard_of_it_counts_nothing_more() -> None:
     town.deliver()
     town.next_view(handed(DENSE, "a", "b", 3))
     town.takes("b")
-    assert town.opened() == [[1]]
     town.push(0)  # at the one that it was
     town.settle()
     assert not town.counted()  # b refuses what a says of its segment
+    assert town.opened() == [[1]]  # it has waited long enough for a
     town.takes("a")
     town.settle()
     assert town.values(1) == {"b": 0.0}  # who asked asks again, by the new view
     assert town.values(0) == {"a": 1.0}
 
 
-def test_what_waits_for_a_copy_is_cut_to_what_is_left_and_the_rest_goes_on() -> None:
-    """Otherwise the copies refuse it for ever, with all that comes after it."""
+def test_nothing_is_served_before_the_former_owner_has_let_go() -> None:
+    """Else one who still goes by the old view reads there what another has overtaken here."""
     town = Town(placed(DENSE, "ax", "ax"))
     town.become(moving(DENSE, "ax", "ax"))
     town.deliver()
     town.next_view(handed(DENSE, "ax", "bx", 3))
+    town.takes("b", "x")
+    town.deliver("b", "x")
+    town.tick("b")
+    town.deliver("b", "x")
+    assert not town.opened()
+    town.takes("a")
+    town.deliver()
+    assert town.opened() == [[1]]
+
+
+@pytest.mark.parametrize("spec", [DENSE, STEPS], ids=["each", "steps"])
+def test_what_waits_for_a_copy_is_cut_to_what_is_left_and_the_rest_goes_on(spec: Table) -> None:
+    """Otherwise the copies refuse it for ever, with all that comes after it."""
+    town = Town(placed(spec, "ax", "ax"))
+    town.become(moving(spec, "ax", "ax"))
+    town.deliver()
+    town.next_view(handed(spec, "ax", "bx", 3))
     town.takes("b", "x")
     town.push(0)  # of both segments: x and b refuse it, since one of them is b's
     town.deliver()

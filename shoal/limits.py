@@ -126,7 +126,8 @@ COPIES_WITHIN = (
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it
-LOAD_LEAST = 1_000.0  # rows a second of all servers: for fewer nothing is moved
+LOAD_LEAST = 10_000.0  # rows a second of all servers: for fewer nothing is moved
+LOAD_STEADY = 2  # tellings for which the same server is the hottest, before anything is moved for it
 LOAD_ABOVE = 0.25  # a server that is asked for so much more than the mean gives something away,
 LOAD_GAIN = 0.05  # if that spares it this much of the mean
 

@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Which clusters, and how many changes."""
 
     servers: tuple[int, ...] = (3, 8, 32)  # at first; later half to twice as many
-    per_server: tuple[int, ...] = (SEGMENTS_PER_SERVER, 8 * SEGMENTS_PER_SERVER)  # segments, at first
+    per_server: tuple[int, ...] = (SEGMENTS_PER_SERVER, 4 * SEGMENTS_PER_SERVER)  # segments, at first
     copies: tuple[int, ...] = (1, 2, 3)
     changes: int = 100
     seed: int = 0

@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 FULL = Settings()
-QUICK = Settings(seconds=14.0, rows=100_000)
+QUICK = Settings(seconds=20.0, rows=100_000)
 
 
 class Moment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from shoal import limits
 from shoal.wire.messages import Heartbeat, Placed
 
 
@@ -19,6 +20,7 @@ class Loads:
 
     rates: dict[int, dict[int, float]] = field(default_factory=dict)
     halves: dict[int, dict[int, int]] = field(default_factory=dict)  # the keys that cut hot segments' loads in two
+    _hot: tuple[str | None, int] = (None, 0)  # the hottest server, and since when it is
 
     def heard(self, server: str, beat: Heartbeat, tables: Mapping[str, Placed]) -> None:
         """What a server told of its own segments; by a view that knew them by these numbers."""
@@ -36,6 +38,12 @@ class Loads:
                     cuts.pop(segment, None)
                     if segment in halves:
                         cuts[segment] = halves[segment]
+
+    def steady(self, now: int, hot: str | None) -> bool:
+        """Whether this server has been the hottest for a while: what is chance at low rates has gone by then."""
+        if hot != self._hot[0]:
+            self._hot = hot, now
+        return hot is not None and now - self._hot[1] >= limits.LOAD_STEADY * limits.LOAD_EVERY
 
     def keep(self, tables: Mapping[str, Placed]) -> None:
         """Forget tables that are no more."""

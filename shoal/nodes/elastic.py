@@ -193,7 +193,8 @@ class Elastic:
         servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]
         staying = [name for name in servers if not of.roster.people[name].member.leaving]
         of.roster.loads.keep(of.roster.tables)
-        if self.moves.balance == "load" and (split := self._split(staying, of)) is not None:
+        balance = self._rule(now, staying, of)
+        if balance == "load" and (split := self._split(staying, of)) is not None:
             return [*effects, *split]
         wanted = rebalance.plan(
             list(of.roster.tables.values()),
@@ -201,7 +202,7 @@ class Elastic:
             leaving=[name for name in of.roster.servers() if of.roster.people[name].member.leaving],
             loads=of.roster.loads.rates,
             under_way=self._under_way(),
-            balance=self.moves.balance,
+            balance=balance,
         )
         busy = {(one.source, one.target) for one in self._openings}
         wanted = [one for one in wanted if (one.source, one.target) not in busy]
@@ -232,6 +233,14 @@ class Elastic:
                 self._openings.append(
                     Opening(one.table, table.number, [one.segment], one.source, target, life, one.why, now, view)
                 )
+
+    def _rule(self, now: int, servers: Sequence[str], of: Coordinator) -> str:
+        """By load only if the same server has been asked for too much for a while."""
+        if self.moves.balance != "load":
+            return self.moves.balance
+        asked = of.roster.loads.by_server(of.roster.tables)
+        hot = rebalance.hottest({name: asked.get(name, 0.0) for name in servers})
+        return "load" if of.roster.loads.steady(now, hot) else "count"
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
         """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""

@@ -1,8 +1,8 @@
 """How much is asked of each segment: rows pushed and pulled, counted as messages come, told as rows a second.
 
 Each segment is counted in some equal parts of its keys, so that it is known where its load is cut in two, should it have to be split.
-One message is one search, for the ends of the parts among its keys or the other way round, whichever are fewer. What is told is
-evened out over some seconds. A range of a sparse table is not counted: how many rows it has is not known before it is read, and those
+One message is one search, for the ends of the parts among its keys or the other way round, whichever are fewer; where there are many messages,
+one of a few is counted for all of them. What is told is evened out over some seconds. A range of a sparse table is not counted: how many rows it has is not known before it is read, and those
 who read whole ranges ask the same of everybody.
 
 Nothing here reads the time: whoever asks says how long it was.
@@ -20,6 +20,8 @@ from shoal.limits import LOAD_BINS, LOAD_KEPT
 from shoal.tables import Sparse, Table
 
 _HOT = 0.25  # of all that one server is asked for: where to cut such segments is told
+_MANY = 500  # messages a second: of more than that a sample is counted
+_SAMPLE = 7  # one of so many; clients that push and pull by turns would be seen by halves if it were even
 _PARTS = 4_096  # of all segments together: where there are more segments, each is one
 Rates = npt.NDArray[np.float64]
 
@@ -37,6 +39,7 @@ class Asked:
         self._ends = np.append(self._starts, self._stops[-1:])
         self._ranges_too = not isinstance(spec, Sparse)
         self._rows = np.zeros(len(self._starts), np.int64)  # since it was last told
+        self._messages, self._every = 0, 1  # one of so many is counted, for all of them
         self._rates: Rates = np.zeros(len(self._starts))
         self._watched = np.zeros(
             len(held), np.int64
@@ -44,17 +47,18 @@ class Asked:
 
     def note(self, keys: Keys | KeyRange) -> None:
         """These rows were asked for; they lie in our segments."""
+        self._messages += 1
+        if self._messages % self._every or not len(keys):
+            return
         if isinstance(keys, KeyRange):
             if self._ranges_too:
                 low, high = np.uint64(keys.start), np.uint64(keys.stop)
                 rows = np.clip(self._stops, low, high) - np.clip(self._starts, low, high)
-                self._rows += rows.astype(np.int64)
-        elif not len(keys):
-            return
+                self._rows += self._every * rows.astype(np.int64)
         elif len(keys) < len(self._starts):
-            np.add.at(self._rows, np.searchsorted(self._starts, keys, side="right") - 1, 1)
+            np.add.at(self._rows, np.searchsorted(self._starts, keys, side="right") - 1, self._every)
         else:
-            self._rows += np.diff(np.searchsorted(keys, self._ends))
+            self._rows += self._every * np.diff(np.searchsorted(keys, self._ends))
 
     def after(self, seconds: float) -> None:
         """So long it was since the last time: what came meanwhile enters the rates."""
@@ -63,6 +67,8 @@ class Asked:
         self._rates = np.where(known, LOAD_KEPT * self._rates + (1 - LOAD_KEPT) * rates, rates)
         self._rows[:] = 0
         self._watched += 1
+        self._every = _SAMPLE if self._messages > _MANY * seconds else 1
+        self._messages = 0
 
     def rates(self) -> dict[int, float]:
         """Rows a second, of those segments that were watched all the time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 from shoal.cluster.loads import Loads
+from shoal.limits import LOAD_EVERY, LOAD_STEADY
 from shoal.tables import Dense
 from shoal.wire.messages import Heartbeat, Place, Placed
 
@@ -31,6 +32,16 @@ def test_what_was_measured_before_a_segment_was_cut_is_not_taken_for_what_it_is_
     assert loads.rates == {1: {}}
     loads.heard("ann", Heartbeat(1, 4, {}, {1: {0: 5.0}}), table("ann", since=4))
     assert loads.rates == {1: {0: 5.0}}
+
+
+def test_only_one_that_is_the_hottest_for_a_while_is_taken_for_hot() -> None:
+    loads, long = Loads(), LOAD_STEADY * LOAD_EVERY
+    assert not loads.steady(0, "ann")
+    assert not loads.steady(long - 1, "ann")
+    assert loads.steady(long, "ann")
+    assert not loads.steady(long, "bob")  # another one: that may be chance
+    assert not loads.steady(2 * long, None)
+    assert not loads.steady(3 * long, "ann")
 
 
 def test_what_is_known_of_a_segment_stays_when_it_changes_hands_and_is_shared_when_it_is_split() -> None:

@@ -86,3 +86,13 @@ def test_many_segments_are_counted_whole() -> None:
     asked.after(1.0)
     rates = asked.rates()
     assert (rates[0], rates[1], rates[8_191], sum(rates.values())) == (1.0, 1.0, 1.0, 3.0)
+
+
+def test_of_many_messages_a_sample_is_counted_for_all_of_them() -> None:
+    asked = watched(Dense(rows=1_000), HELD)
+    for _ in range(2):
+        for _ in range(7_000):
+            asked.note(keys(5))
+            asked.note(keys(305))
+        asked.after(1.0)
+    assert asked.rates() == {0: 7_000.0, 3: 7_000.0, 4: 0.0}

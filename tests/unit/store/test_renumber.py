@@ -174,6 +174,7 @@ def test_every_key_is_in_one_half_and_what_cannot_be_cut_is_refused_with_the_rea
         halved(moving, 1, 3, 7)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 999), unique=True), st.data())
 def test_split_keeps_every_key_in_exactly_one_segment(cuts: list[int], data: st.DataObject) -> None:
     starts = [0, *sorted(cuts)]

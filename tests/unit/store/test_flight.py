@@ -97,6 +97,34 @@ def test_busy_cannot_ask_for_the_impossible() -> None:
     assert flight.letters[1].again == START + limits.RESEND_MOST
 
 
+def test_what_a_busy_server_asked_for_again_is_not_paid_from_the_budget() -> None:
+    flight = Flight(0)
+    for request in range(1, 61):
+        flight.send(START, "ann", request, Refresh(request))
+    for tries in range(200):  # 10 s and more: as long as a server may take to open what it was handed
+        now = START + tries * limits.BUSY_RETRY
+        for request in range(1, 61):
+            flight.busy(now, request, limits.BUSY_RETRY)
+        sent, silent = flight.tick(now + limits.BUSY_RETRY)
+        assert len(sent) == 60
+        assert silent == []
+    assert flight.letters[1].wait <= 1.25 * limits.RESEND_FIRST  # an answer that is lost is missed soon
+
+
+def test_nobody_is_called_silent_who_was_asked_once_because_others_took_the_budget() -> None:
+    flight = Flight(0)
+    for request in range(1, 16):
+        flight.send(START, "ann", request, Refresh(request))
+    said = dict.fromkeys(range(1, 16), 1)
+    for now in range(START, START + limits.SILENCE + 1, 10 * MILLISECOND):
+        sent, silent = flight.tick(now)
+        for effect in sent:
+            assert isinstance(effect, Send) and isinstance(effect.message, Refresh)
+            said[effect.message.request] += 1
+        assert all(said[letter.request] > 1 for letter in silent)
+    assert min(said.values()) > 1
+
+
 def test_busy_after_held_is_news_again() -> None:
     flight = one_letter()
     assert flight.held(START, 1)

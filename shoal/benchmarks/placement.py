@@ -7,7 +7,8 @@
     modulo       the hash of a segment modulo the number of servers, and the next ones
 
 All rules see the same changes, drawn from a seed. Copied are segments on servers that had them not; who becomes primary of what it has is
-free. The least is what any rule must copy that begins and ends even: a newcomer's share of all copies, or the share of one that goes. A server that dies
+free. The least is what a rule copies that begins and ends even: a newcomer's mean share of all copies, or the share of one that goes. Shares
+are whole segments, and a rule may leave copies uneven: so a figure below 1 is possible, and is to be read beside how even it was. A server that dies
 takes its copies with it; if they were the only ones they come from a checkpoint, and count alike. Even is the most that one server has over the mean:
 of primaries, which do the work, and of all copies, which take the memory.
 """

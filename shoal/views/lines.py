@@ -78,10 +78,17 @@ class Lines:
         self._held: Evaluated | None = None  # evaluated, not told yet
         self._news: list[words.News] = []  # happened, not told yet
         self._last_news = -math.inf
+        self._told = 0.0  # when the last thing was that is told: lines follow each other in time
         self._subject = ""
         self._spent: Counter[str] = Counter()  # by the workers, not told yet
 
     def take(self, event: RunEvent) -> list[str]:
+        lines = self._take(event)
+        if lines:
+            self._told = max(self._told, event.seconds)
+        return lines
+
+    def _take(self, event: RunEvent) -> list[str]:
         self._so_far.take(event)
         if self._verbosity < 1:
             return []
@@ -181,7 +188,7 @@ class Lines:
     def _tell_news(self, now: float) -> list[str]:
         if not self._news or not self._happenings.due(now):
             return []
-        line = f"{every.clock(self._news[-1].seconds)}  {words.summary(self._news)}"
+        line = f"{every.clock(max(self._told, self._news[-1].seconds))}  {words.summary(self._news)}"
         self._news.clear()
         return [line]
 

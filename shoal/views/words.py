@@ -231,7 +231,7 @@ def rounds(value: float) -> str:
 
 
 def summary(events: Sequence[News]) -> str:
-    """Several happenings in one line: who joined, who is gone, what is void, what is not as it should be."""
+    """Several happenings in one line: who joined, who is gone, what moved, what is void, what is not as it should be."""
     if len(events) == 1:
         return news(events[0])
     joined = [event for event in events if isinstance(event, Joined)]
@@ -242,6 +242,14 @@ def summary(events: Sequence[News]) -> str:
         said.append(f"{_nodes(joined)} joined")
     if gone:
         said.append(f"{_nodes(gone)} gone{dealt_again(sum(event.slots for event in gone))}")
+    leaving = [event for event in events if isinstance(event, Leaving)]
+    if leaving:
+        said.append(f"{_nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving")
+    said += _moved([event for event in events if isinstance(event, Handed)])
+    split = [event for event in events if isinstance(event, Split)]
+    if split:
+        of = names(dict.fromkeys(event.table for event in split))
+        said.append(f"{many(len(split), 'part')} of {of} {'is' if len(split) == 1 else 'are'} two now")
     if voided:
         said.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
     said += [news(event) for event in events if isinstance(event, Resumed | RolledBack)]
@@ -254,7 +262,22 @@ def summary(events: Sequence[News]) -> str:
     return "; ".join(said)
 
 
-def _nodes(events: Sequence[Joined | Gone]) -> str:
+def _moved(events: Sequence[Handed]) -> list[str]:
+    """What went from whom to whom, each pair of servers once, and the longest that anybody was without an answer."""
+    pairs: dict[tuple[str, str], int] = {}
+    for event in events:
+        pair = clean(event.source), clean(event.target)
+        pairs[pair] = pairs.get(pair, 0) + len(event.segments)
+    if not pairs:
+        return []
+    ways = [f"{many(parts, 'part')} from {source} to {target}" for (source, target), parts in pairs.items()]
+    more = f" and {len(ways) - NAMED:,} more ways" if len(ways) > NAMED else ""
+    why = names(dict.fromkeys(event.why for event in events))
+    longest = duration(max(event.stall for event in events))
+    return [f"{', '.join(ways[:NAMED])}{more} ({why}), at most {longest} without an answer"]
+
+
+def _nodes(events: Sequence[Joined | Gone | Leaving]) -> str:
     if len(events) == 1:
         return who(events[0])
     roles = {clean(event.role) for event in events}

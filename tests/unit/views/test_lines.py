@@ -15,6 +15,16 @@ def told(events: Any, verbosity: int = 1) -> list[str]:
     return [line for event in events for line in lines.take(event)]
 
 
+def test_lines_follow_each_other_in_time_though_news_are_held_back(story: Any) -> None:
+    odd = [Warned(seconds=at, what=f"odd {at}") for at in (3.0, 3.5, 3.9)]
+    lines = told(
+        [story.started(), *odd, story.progress(4.4, 3.1), *[story.progress(at, 4.0) for at in (5.0, 9.0, 12.0)]]
+    )
+    times = [float(line.split()[0]) for line in lines[1:]]
+    assert times == sorted(times)
+    assert sum("odd" in line for line in lines) == 2
+
+
 def test_lines_read_like_sentences_of_a_log(story: Any) -> None:
     lines = told(
         [

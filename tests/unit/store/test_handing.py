@@ -289,6 +289,29 @@ def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_t
     assert len(town.digests(0)) == len(town.digests(1)) == 1
 
 
+def test_a_pull_that_need_not_wait_any_more_by_the_very_view_that_takes_a_segment_away_is_asked_again() -> None:
+    waits = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=0)
+    holding = Holding("a", SERVERS["a"], placed(waits, "ab", "ab"), inline=0)  # every read is a work of its own
+    holding.set_up(SERVERS, None)
+    holding.take(0, holding.placed, SERVERS, 1)
+    holding.live({ANN: "ann"}, {ANN: "ann"})
+    assert holding.own is not None
+    facts: dict[str, Any] = {"request": 1, "table": 1, "view": 1, "generation": 0, "incarnation": ANN, "clock": 5}
+    pull = m.Pull(**facts, entered=0, spell=0, first=0, last=2, count=ROWS)
+    assert isinstance(answer(holding.own.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.Held)
+    free = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=None)
+    outcome = holding.take(1, handed(free, "ab", "b", 2), SERVERS, 2)
+    for work in outcome.works:
+        work.function()
+    assert holding.own.segments == [0]
+
+
+def answer(outcome: Outcome) -> m.Message:
+    (effect,) = outcome.effects
+    assert isinstance(effect, Send)
+    return effect.message
+
+
 def test_a_backup_changes_hands_and_the_owner_stays() -> None:
     town = Town(placed(DENSE, "ax", "ax"))
     town.push(0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.benchmarks.commands import bench
+from shoal.benchmarks.elastic_commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
 from shoal.doors import Wrong, asks_for_keys, end_when_told

@@ -211,23 +211,6 @@ def bench_failover(quick: bool, kills: int | None, stops: int | None, json_file:
     _bench("failover", quick, json_file, kills=kills, stops=stops)
 
 
-@bench.command("placement")
-@click.option("--quick", is_flag=True, help="Smaller clusters.")
-@click.option(
-    "--skew", is_flag=True, help="Real servers, a few keys of which are asked for most: by count, and by load."
-)
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
-def bench_placement(quick: bool, skew: bool, picture: Path | None, json_file: Path | None) -> None:
-    """Servers come, leave and die: how even segments lie, and what had to be copied, against other rules."""
-    name = "skew" if skew else "placement"
-    results = _bench(name, quick, json_file)
-    if picture is not None:
-        with _in_words():
-            importlib.import_module(f"shoal.benchmarks.{name}").draw(results, picture)
-        click.echo(f"the picture: {picture}")
-
-
 @bench.command("torch")
 @click.option("--quick", is_flag=True, help="Fewer and shorter rounds.")
 @click.option("--net", type=click.Choice(["linear", "cnn", "sheet"]), help="The network.  [default: cnn]")
@@ -357,27 +340,6 @@ def bench_hogwild(
         with _in_words():
             hogwild_show.draw(results, picture)
         click.echo(f"the picture: {picture}")
-
-
-@bench.command("elastic")
-@click.option("--quick", is_flag=True, help="A sixteenth of the model, 12 seconds.")
-@click.option("--seconds", type=click.FloatRange(1.0), help="Of training, about.  [default: 30]")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg).")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
-def bench_elastic(quick: bool, seconds: float | None, picture: Path | None, json_file: Path | None) -> None:
-    """A server joins a run and leaves it again: rows a second, how long segments stand still, and what is lost."""
-    results = _bench("elastic", quick, json_file, seconds=seconds)
-    if picture is not None:
-        importlib.import_module("shoal.benchmarks.elastic").draw(results, picture)
-
-
-@bench.command("billion")
-@click.option("--quick", is_flag=True, help="20 million, over two servers.")
-@click.option("--floats", type=click.IntRange(1_000_000), help="How many.  [default: 1,000,000,000, which take 4 GB]")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
-def bench_billion(quick: bool, floats: int | None, json_file: Path | None) -> None:
-    """A billion floats over four servers: pushed and pulled by range, and one more server joins."""
-    _bench("billion", quick, json_file, floats=floats)
 
 
 def _counts(given: str | None) -> tuple[int, ...] | None:

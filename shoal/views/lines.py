@@ -78,6 +78,7 @@ class Lines:
         self._held: Evaluated | None = None  # evaluated, not told yet
         self._news: list[words.News] = []  # happened, not told yet
         self._last_news = -math.inf
+        self._shown = 0.0  # the latest time that a line has
         self._subject = ""
         self._spent: Counter[str] = Counter()  # by the workers, not told yet
 
@@ -159,6 +160,7 @@ class Lines:
         self._counted = event.seconds, event.examples
         rate = words.rate(done / elapsed if elapsed > 0 and done >= 0 else None)  # less than before: a rollback
         loss = words.loss(self._so_far.train_loss)
+        self._shown = max(self._shown, event.seconds)
         where = f"  {every.shares(self._spent)}" if self._verbosity > 1 and self._spent else ""
         self._spent.clear()
         return [f"{_at(event)}  {rate}  train loss {loss}  {words.many(event.workers, 'worker')}{where}"]
@@ -167,6 +169,7 @@ class Lines:
         first = len(self._so_far.evaluations) == 1
         if first or self._evaluations.due(event.seconds):
             self._held = None
+            self._shown = max(self._shown, event.seconds)
             return [_evaluated(event)]
         self._held = event
         return []
@@ -181,9 +184,12 @@ class Lines:
     def _tell_news(self, now: float) -> list[str]:
         if not self._news or not self._happenings.due(now):
             return []
-        line = f"{every.clock(self._news[-1].seconds)}  {words.summary(self._news)}"
+        when, said = self._news[-1].seconds, words.summary(self._news)
         self._news.clear()
-        return [line]
+        if when < self._shown:  # it was held back, and others were told meanwhile: times go one way
+            return [f"{every.clock(self._shown)}  {said} (at {words.duration(when)})"]
+        self._shown = when
+        return [f"{every.clock(when)}  {said}"]
 
     def _stopped(self, event: Stopped) -> str:
         best = self._so_far.best

@@ -125,8 +125,6 @@ LATER = (  # of several variants one or two run every time, the others wait for 
     # older ones that take long
     "test_allreduce.py::test_a_module_takes_the_steps_of_a_sync_run_to_rounding[True]",
     "test_training.py::test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one[async]",
-    "test_determinism.py::test_fifty_seeds_give_the_same_event_hash_under_different_hash_seeds",
-    "test_peering.py::test_all_that_live_have_the_same_weights_and_nothing_twice[0]",
 )
 
 

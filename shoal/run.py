@@ -177,12 +177,14 @@ def execute(
     that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
     """
     from shoal.data.datasets import load
-    from shoal.launch.beginning import check, check_same, import_own
+    from shoal.launch.beginning import check, check_same, import_own, starting
+    from shoal.launch.processes import check_listening
     from shoal.launch.underway import underway
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
     taken: Taken | None = None
     try:
+        check_listening(job)  # before anything that takes long
         import_own(job)
         dataset = load(job.data, job.seed, progress=progress)
         for note in dataset.notes:
@@ -205,6 +207,7 @@ def execute(
             folder.discard()
         raise
     try:
+        _say(progress, starting(job, launcher))
         return _run(job, dataset, training, log, folder, progress, started)
     finally:
         if folder is not None:
@@ -226,7 +229,6 @@ def _run(
     later: BaseException | None = None  # raised once what was learned is saved
     began = _cpu()
     try:
-        _say(progress, f"starting {_crew(job)}")
         with training:
             try:
                 if started is not None:
@@ -374,14 +376,6 @@ def machine() -> dict[str, Any]:
         "numpy": np.__version__,
         "load": round(os.getloadavg()[0], 2),
     }
-
-
-def _crew(job: Job) -> str:
-    if not job.has_workers:
-        return "one process without servers"
-    if not job.has_servers:
-        return f"{counted(job.workers, 'worker')} without servers"
-    return f"{counted(job.servers, 'server')} and {counted(job.workers, 'worker')}"
 
 
 def _spent(events: Sequence[RunEvent]) -> dict[str, float]:

@@ -17,14 +17,13 @@ from shoal import limits
 from shoal.errors import ClusterError, Invalid
 from shoal.folder import Folder, Lock
 from shoal.job import Job
-from shoal.launch.addresses import bind_of, check_callable
+from shoal.launch.addresses import bind_of, check_callable, check_free
 from shoal.launch.hosting import HostCluster, Hosting, stands_in
 from shoal.launch.looking import ADDRESS
-from shoal.launch.processes import safety_of
+from shoal.launch.processes import check_listening
 from shoal.nodes.storage import Journal
 from shoal.settings import changed, settings_of
 from shoal.strategies.parameter_server import OnServers
-from shoal.wire.address import check_address
 from shoal.wire.security import Safety
 
 if TYPE_CHECKING:
@@ -118,8 +117,7 @@ def _check(job: Job) -> None:
         raise Invalid(f"launch.how={job.launch.how!r}: nodes that come from elsewhere are processes: leave it out")
     if not job.launch.listen:
         raise Invalid("nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT)")
-    check_callable(job.launch.listen, job.launch.advertise)
-    check_address(bind_of(job.launch.listen), safety_of(job))
+    check_listening(job)
 
 
 def store(options: Mapping[str, Any]) -> None:
@@ -133,12 +131,16 @@ def store(options: Mapping[str, Any]) -> None:
         raise Invalid(
             "nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT), or give DATA to train on"
         )
+    bind, advertise = bind_of(options["listen"]), options["advertise"] or ""
+    check_callable(options["listen"], advertise)
+    safety = Safety.chosen(options["keys"], options["insecure"], at=bind)
+    safety.check(bind)
+    check_free(bind)
     with _kept(options["out"]) as folder:
         journal = Journal(None if folder is None else folder / "coordinator.journal")
         within = options["within"] or limits.HOSTS_WITHIN / limits.SECOND
-        safety = Safety.chosen(options["keys"], options["insecure"], at=bind_of(options["listen"]))
         cluster = HostCluster(
-            options["servers"] or 0, journal, safety, options["listen"], options["advertise"] or "", options["copies"] or 1, (), say, within
+            options["servers"] or 0, journal, safety, options["listen"], advertise, options["copies"] or 1, (), say, within
         )  # fmt: skip
 
         def expect_another() -> None:

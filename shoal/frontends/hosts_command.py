@@ -74,6 +74,9 @@ taking_part = options_of(
         metavar="SECONDS",
         help="Without a word from the coordinator, which may be started again: then it ends.  [default: 60]",
     ),
+    click.option(
+        "--within", type=click.FloatRange(1.0), metavar="SECONDS", help="For the coordinator to come up.  [default: 600]"
+    ),
     click.option("--quiet", is_flag=True, help="Say nothing but how it ended."),
     asks_for_keys,
 )  # fmt: skip
@@ -129,6 +132,7 @@ def take_part(where: str, role: Any, **options: Any) -> None:
         options["patience"] or limits.HOST_PATIENCE / limits.SECOND,
         options["keys"] or "",
         options["insecure"],
+        options["within"] or limits.HOSTS_WITHIN / limits.SECOND,
     )
     try:
         visitor = Visitor(terms, role, say)

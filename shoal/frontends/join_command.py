@@ -18,6 +18,8 @@ from shoal.frontends.hosts_command import take_part, taking_part
 if TYPE_CHECKING:
     from shoal.launch.joining import Joined
 
+_WITHIN = 30.0  # seconds: it is under way, or just being started again
+
 
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
@@ -66,7 +68,7 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
         return
     if out is not None:
         raise Wrong("--out is for a peer, which has the whole model: leave it away")
-    take_part(where, role, **options)
+    take_part(where, role, **{**options, "within": options["within"] or _WITHIN})
 
 
 def _join_peers(where: str, role: str | None, out: Path | None, options: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from shoal.launch.children import _environment
 from shoal.launch.serving import heard
 
-_SAME = ("listen", "advertise", "data", "patience", "keys")  # options that are handed on as they are
+_SAME = ("listen", "advertise", "data", "patience", "within", "keys")  # options that are handed on as they are
 
 
 def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[str], None]) -> int:

@@ -7,9 +7,11 @@ others could call: then that way's address is told, or what the operator says (`
 
 from __future__ import annotations
 
+import errno
 import re
 import secrets
 import socket
+import time
 
 from shoal.errors import Invalid
 from shoal.wire.address import parsed as plain
@@ -18,6 +20,8 @@ _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/?#\s]+)(:(?P<po
 _ALL = ("0.0.0.0", "*", "[::]")  # bound, never called
 _NAME = re.compile(r"[^\w-]+")
 _HOST_CHARS = 32
+_FREED = 3.0  # seconds until a former life at the same address has let go of it
+_AGAIN = 0.1
 
 
 def parsed(address: str) -> tuple[str, str]:
@@ -42,6 +46,33 @@ def bind_of(listen: str, port: str = "") -> str:
     """What a socket is bound to; ``port``: instead of one that was left open. "*" leaves it open again."""
     host, own = parsed(listen)
     return f"tcp://{host}:{own if own != '*' and port != '*' else port or own}"
+
+
+def check_free(bind: str) -> None:
+    """Raises Invalid if nobody can listen there: it is another machine's address, or somebody has it."""
+    host, port = parsed(bind)
+    kind, bare = (socket.AF_INET6, host.strip("[]")) if ":" in host else (socket.AF_INET, host)
+    deadline = time.monotonic() + _FREED
+    while True:
+        try:
+            with socket.socket(kind, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("" if bare == "*" else bare, 0 if port == "*" else int(port)))
+            return
+        except socket.gaierror:
+            return  # a name: whoever binds it will say what is wrong with it
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise Invalid(f"cannot listen at {bind}: {_why(error)}") from None
+            time.sleep(_AGAIN)  # nobody tells us when it is free
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "that is no address of this machine: give one that is (ip address shows them), or --advertise what others call it by"
+    if error.errno == errno.EADDRINUSE:
+        return "somebody listens there already: end that first, or take another port"
+    return f"{error.strerror}: take another address"
 
 
 def host_of(advertise: str) -> str:

@@ -18,6 +18,7 @@ import msgspec
 
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswered
+from shoal.events import counted
 from shoal.job import Job
 from shoal.launch.coordination import Saw
 from shoal.launch.local import _START_WITHIN, Cluster
@@ -51,7 +52,20 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
     standing = check_free(address, group, _safety(job, address))
     servers = sum(one.role == "server" for one in standing.members)
     found = msgspec.structs.replace(job, servers=servers, copies=min(standing.copies, servers))
-    return found, lambda job, journal: AttachedCluster(address, group, job, journal)
+    return found, Attaching(address, group)
+
+
+class Attaching:
+    """Where the nodes of a group's run are: its workers here, its servers there."""
+
+    def __init__(self, address: str, group: str) -> None:
+        self._address, self._group = address, group
+
+    def __call__(self, job: Job, journal: Journal) -> AttachedCluster:
+        return AttachedCluster(self._address, self._group, job, journal)
+
+    def begins(self, job: Job) -> str:
+        return f"starting {counted(job.workers, 'worker')} on {counted(job.servers, 'server')} of another cluster"
 
 
 def _safety(job: Job, address: str) -> Safety:

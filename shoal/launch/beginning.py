@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from shoal import limits
 from shoal.data.datasets import Dataset, check_rows
 from shoal.errors import Invalid
+from shoal.events import counted
 from shoal.files import replace_file
 from shoal.filters import described
 from shoal.job import Job
@@ -36,6 +37,20 @@ def import_own(job: Job) -> None:
         prepare(job.launch.modules)
         wire = "float32" if isinstance(job.model, Linear) else job.model.wire
         check_named(job.filters, job.update.update(), wire, modules=False)
+
+
+def starting(job: Job, launcher: object = None) -> str:
+    """What is started now: all of it, unless the launcher finds some of it elsewhere and says so (``begins``)."""
+    begins = getattr(launcher, "begins", None)
+    return f"starting {crew(job)}" if begins is None else str(begins(job))
+
+
+def crew(job: Job) -> str:
+    if not job.has_workers:
+        return "one process without servers"
+    if not job.has_servers:
+        return f"{counted(job.workers, 'worker')} without servers"
+    return f"{counted(job.servers, 'server')} and {counted(job.workers, 'worker')}"
 
 
 def check(job: Job, dataset: Dataset) -> Learner:

@@ -13,6 +13,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.nodes.trainer import Trainer
 
-ANSWER = 5.0  # seconds for the coordinator to say what is going on; then that is told,
-COMES = 25.0  # and it has so many more to come up
+ANSWER = 5.0  # seconds for the coordinator to say what is going on; then that it does not is told,
+LATER = 60.0  # and again, ever more seldom: so many seconds apart at last
 Role = Literal["server", "worker"]
 Say = Callable[[str], None]
 
@@ -59,6 +60,7 @@ class Terms:
     patience: float = limits.HOST_PATIENCE / limits.SECOND  # seconds without a word from the coordinator
     keys: str = ""  # the folder of this host's
     insecure: bool = False  # without any
+    within: float = limits.HOSTS_WITHIN / limits.SECOND  # seconds for the coordinator to come up
     share: int = 1  # so many workers of this host share its memory
 
 
@@ -100,16 +102,20 @@ class Visitor:
         return about
 
     def _ask(self, looking: Looking, address: str) -> m.Described:
-        """Hosts are started in any order, so the coordinator may not be there yet."""
-        why = "look at the address, and whether the coordinator runs and lets this host in (keys)"
-        try:
-            return looking.describe(ANSWER)
-        except Unanswered:
-            self.say(f"nobody answers at {address} yet: {why}; it is tried for {COMES:g} s more")
-        try:
-            return looking.describe(COMES)
-        except Unanswered:
-            raise ClusterError(f"nobody answers at {address} in {ANSWER + COMES:g} s: {why}") from None
+        """Hosts are started in any order, and a coordinator that packs its data first takes its time."""
+        why = "it may still be packing its data; or look at the address, and whether it lets this host in (keys)"
+        deadline, pause = time.monotonic() + self.terms.within, ANSWER
+        while True:
+            try:
+                return looking.describe(max(0.0, min(pause, deadline - time.monotonic())))
+            except Unanswered:
+                pause = min(2 * pause, LATER)
+            if (left := deadline - time.monotonic()) <= 0:
+                raise ClusterError(
+                    f"the coordinator did not answer at {address} in {self.terms.within:g} s: start it, or look at the address; "
+                    f"--within SECONDS waits longer"
+                )
+            self.say(f"{self.name}: nobody answers at {address} yet: {why}; it is tried for {left:.0f} s more")
 
     def _transport(self, bind: str | None = None, advertise: str = "") -> ZmqTransport:
         transport = ZmqTransport(self.name, bind, self.safety, advertise)
@@ -130,7 +136,7 @@ class Visitor:
             patience = int(self.terms.patience * limits.SECOND)
             serving = Serving(self.name, secrets.token_hex(8), transport, patience, self.say)
             self._leave = serving.leave
-            self.say(f"{self.name} serves {address}, at {transport.address}")
+            self.say(f"{self.name} asks {address} to join; it listens at {transport.address}")
             serving.run()
             return _ended(serving.guest, "others have what it had")
 
@@ -172,7 +178,7 @@ class Visitor:
         if self.terms.data:
             job = replace(job, data=replace(job.data, source=self.terms.data))
         import_own(job)
-        dataset = load(job.data, job.seed, progress=self.say)
+        dataset = load(job.data, job.seed, progress=lambda text: self.say(f"{self.name}: {text}"))
         _check_rows(dataset, about)
         return job, dataset
 
@@ -186,14 +192,16 @@ def serve(
     modules: Sequence[str] = (),
     keys: str | os.PathLike[str] | None = None,
     insecure: bool = False,
+    within: float = limits.HOSTS_WITHIN / limits.SECOND,
     say: Say = lambda text: None,
 ) -> str:
     """Be a server of the cluster whose coordinator is at this address (or whose run has this folder), until it is over.
 
-    Returns why it ended: the cluster is over, or this server was let go. What `shoal launch server` does, in this process.
+    It has so many seconds to come up (``within``). Returns why it ended: the cluster is over, or this server was let go. What `shoal launch server` does, in this process.
     """
     own = "" if keys is None else os.fspath(keys)
-    return Visitor(Terms(address, name, listen, advertise, modules, keys=own, insecure=insecure), "server", say).run()
+    terms = Terms(address, name, listen, advertise, modules, keys=own, insecure=insecure, within=within)
+    return Visitor(terms, "server", say).run()
 
 
 def _train(trainer: Trainer, guest: Guest, loop: Loop) -> None:

@@ -20,6 +20,7 @@ from shoal import limits
 from shoal.errors import ClusterError, StartFailed, Unanswered
 from shoal.events import counted
 from shoal.job import Job
+from shoal.launch.beginning import crew
 from shoal.launch.coordination import Facts
 from shoal.launch.local import _START_WITHIN
 from shoal.launch.processes import ProcessCluster, safety_of
@@ -28,7 +29,7 @@ from shoal.nodes.records import Kept, members_and_tables
 from shoal.nodes.storage import Journal
 from shoal.wire.security import Safety
 
-_TELL = 10.0  # seconds between two lines about whom it waits for
+_TELL = 30.0  # seconds between two lines about whom it waits for, if nobody comes
 _LOOK = 0.1  # seconds between two looks: nobody tells us who came
 
 Say = Callable[[str], None]
@@ -76,7 +77,7 @@ class HostCluster(ProcessCluster):
     def _wait_for_some(self) -> None:
         """Until there are servers enough: who comes is not known by name."""
         began = now = time.monotonic()
-        told = -1.0
+        told, known = -1.0, -1
         while (missing := self._wanted - len(self.servers())) > 0:
             if self._ended:
                 raise StartFailed(self._ended)
@@ -85,9 +86,12 @@ class HostCluster(ProcessCluster):
                     f"{counted(missing, 'server')} did not come in {self._within:g} s: start them (shoal launch server --at "
                     f"{self.address}), and this again"
                 )
-            if told < 0 or now - told >= _TELL:
-                told = now
-                self._say(f"waiting for {counted(missing, 'server')}: shoal launch server --at {self.address}")
+            if known != missing or now - told >= _TELL:
+                told, known = now, missing
+                here, left = self._wanted - missing, self._within - (now - began)
+                self._say(
+                    f"waiting for servers, {here} of {self._wanted} here, for {left:.0f} s more: shoal launch server --at {self.address}"
+                )
             time.sleep(_LOOK)
             now = time.monotonic()
 
@@ -130,6 +134,9 @@ class Hosting:
             job.servers, journal, safety, said.listen, said.advertise, job.copies, tuple(said.modules), self._say, self._within
         )  # fmt: skip
         return self.cluster
+
+    def begins(self, job: Job) -> str:
+        return f"starting the coordinator; {crew(job)} come from elsewhere"
 
     def expect_another(self) -> None:
         """It ends and may be started again: whoever is here waits for that."""

@@ -27,7 +27,7 @@ from shoal.cluster.moves import Moves
 from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
 from shoal.events import RunEvent, Stopped
 from shoal.job import Job
-from shoal.launch.addresses import bind_of, check_callable, host_of
+from shoal.launch.addresses import bind_of, check_callable, check_free, host_of
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import Children
 from shoal.launch.coordination import Coordination, Ends, Saw
@@ -275,6 +275,14 @@ def safety_of(job: Job) -> Safety:
     """As the job says; where it listens to other hosts, the usual folder of keys serves, if it names none."""
     at = job.launch.listen
     return Safety.chosen(job.launch.keys, job.launch.insecure, at if "://" in at or not at else f"tcp://{at}")
+
+
+def check_listening(job: Job) -> None:
+    """Raises Invalid if others cannot reach it where the job says: known before anything is prepared."""
+    if job.launch.listen:
+        check_callable(job.launch.listen, job.launch.advertise)
+        check_address(bind := bind_of(job.launch.listen), safety_of(job))
+        check_free(bind)
 
 
 def _short_folder(name: str) -> str:

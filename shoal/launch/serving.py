@@ -41,7 +41,7 @@ class Serving:
         server.also = moved_by(transport)
         self.guest = Guest(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
-        self._say, self._signal = say, 0
+        self._say, self._signal, self._joined = say, 0, False
         self._state, self._since = (-1, ""), 0.0  # parts it has, and why it may not go; since when
 
     def leave(self, number: int = signal.SIGTERM) -> None:
@@ -57,6 +57,9 @@ class Serving:
         try:
             while not self.guest.end:
                 self.loop.turn()
+                if not self._joined and self.guest.member.joined:
+                    self._joined = True
+                    self._say(f"{self.guest.name} has joined, and serves")
                 if self.guest.leaving:
                     self._look()
             self.loop.carry_out(self.guest.member.leave())  # said once more: nobody is to wait for its silence

@@ -78,17 +78,11 @@ class Lines:
         self._held: Evaluated | None = None  # evaluated, not told yet
         self._news: list[words.News] = []  # happened, not told yet
         self._last_news = -math.inf
-        self._told = 0.0  # when the last thing was that is told: lines follow each other in time
+        self._shown = 0.0  # the latest time that a line has
         self._subject = ""
         self._spent: Counter[str] = Counter()  # by the workers, not told yet
 
     def take(self, event: RunEvent) -> list[str]:
-        lines = self._take(event)
-        if lines:
-            self._told = max(self._told, event.seconds)
-        return lines
-
-    def _take(self, event: RunEvent) -> list[str]:
         self._so_far.take(event)
         if self._verbosity < 1:
             return []
@@ -166,6 +160,7 @@ class Lines:
         self._counted = event.seconds, event.examples
         rate = words.rate(done / elapsed if elapsed > 0 and done >= 0 else None)  # less than before: a rollback
         loss = words.loss(self._so_far.train_loss)
+        self._shown = max(self._shown, event.seconds)
         where = f"  {every.shares(self._spent)}" if self._verbosity > 1 and self._spent else ""
         self._spent.clear()
         return [f"{_at(event)}  {rate}  train loss {loss}  {words.many(event.workers, 'worker')}{where}"]
@@ -174,6 +169,7 @@ class Lines:
         first = len(self._so_far.evaluations) == 1
         if first or self._evaluations.due(event.seconds):
             self._held = None
+            self._shown = max(self._shown, event.seconds)
             return [_evaluated(event)]
         self._held = event
         return []
@@ -188,9 +184,12 @@ class Lines:
     def _tell_news(self, now: float) -> list[str]:
         if not self._news or not self._happenings.due(now):
             return []
-        line = f"{every.clock(max(self._told, self._news[-1].seconds))}  {words.summary(self._news)}"
+        when, said = self._news[-1].seconds, words.summary(self._news)
         self._news.clear()
-        return [line]
+        if when < self._shown:  # it was held back, and others were told meanwhile: times go one way
+            return [f"{every.clock(self._shown)}  {said} (at {words.duration(when)})"]
+        self._shown = when
+        return [f"{every.clock(when)}  {said}"]
 
     def _stopped(self, event: Stopped) -> str:
         best = self._so_far.best

@@ -29,6 +29,8 @@ from shoal.events import (
 
 NAMED = 3  # names in a summary before it says how many more
 
+LEFT = "it left"  # how the reason of one begins that went in order
+
 News = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Linked | Elected
 
 
@@ -134,6 +136,11 @@ def who(event: Joined | Gone | Leaving) -> str:
     return name if name.startswith(role) else f"{role} {name}"
 
 
+def left_in_order(event: Gone) -> bool:
+    """Nothing went wrong: it said that it goes, or was let go."""
+    return clean(event.why).startswith(LEFT)
+
+
 def lost(told: object) -> str:
     """What Hogwild's canary says; nothing if there was none."""
     found = told if isinstance(told, dict) else {}
@@ -179,6 +186,9 @@ def news(event: News) -> str:
         case Joined():
             return f"{who(event)} joined"
         case Gone(why=why, slots=slots):
+            if left_in_order(event):
+                rest = clean(why).removeprefix(LEFT).removeprefix(": ")
+                return f"{who(event)} left{f': {rest}' if rest else ''}{dealt_again(slots)}"
             left = f", and {event.left:.3g} that its filters had left for later" if event.left else ""
             return f"{who(event)} gone: {clean(why) or 'no reason given'}{dealt_again(slots)}{left}"
         case Leaving(why=why):
@@ -231,25 +241,24 @@ def rounds(value: float) -> str:
 
 
 def summary(events: Sequence[News]) -> str:
-    """Several happenings in one line: who joined, who is gone, what moved, what is void, what is not as it should be."""
+    """Several happenings in one line: who joined, who is gone, what is void, what is not as it should be."""
     if len(events) == 1:
         return news(events[0])
     joined = [event for event in events if isinstance(event, Joined)]
-    gone = [event for event in events if isinstance(event, Gone)]
+    ends = [event for event in events if isinstance(event, Gone)]
+    gone, left = [one for one in ends if not left_in_order(one)], [one for one in ends if left_in_order(one)]
+    leaving = [event for event in events if isinstance(event, Leaving) and event.name not in {one.name for one in left}]
     voided = sum(isinstance(event, Voided) for event in events)
     said = []
     if joined:
         said.append(f"{_nodes(joined)} joined")
     if gone:
         said.append(f"{_nodes(gone)} gone{dealt_again(sum(event.slots for event in gone))}")
-    leaving = [event for event in events if isinstance(event, Leaving)]
     if leaving:
         said.append(f"{_nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving")
-    said += _moved([event for event in events if isinstance(event, Handed)])
-    split = [event for event in events if isinstance(event, Split)]
-    if split:
-        of = names(dict.fromkeys(event.table for event in split))
-        said.append(f"{many(len(split), 'part')} of {of} {'is' if len(split) == 1 else 'are'} two now")
+    if left:
+        said.append(f"{_nodes(left)} left{dealt_again(sum(event.slots for event in left))}")
+    said += _moved(events)
     if voided:
         said.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
     said += [news(event) for event in events if isinstance(event, Resumed | RolledBack)]
@@ -262,19 +271,17 @@ def summary(events: Sequence[News]) -> str:
     return "; ".join(said)
 
 
-def _moved(events: Sequence[Handed]) -> list[str]:
-    """What went from whom to whom, each pair of servers once, and the longest that anybody was without an answer."""
-    pairs: dict[tuple[str, str], int] = {}
-    for event in events:
-        pair = clean(event.source), clean(event.target)
-        pairs[pair] = pairs.get(pair, 0) + len(event.segments)
-    if not pairs:
-        return []
-    ways = [f"{many(parts, 'part')} from {source} to {target}" for (source, target), parts in pairs.items()]
-    more = f" and {len(ways) - NAMED:,} more ways" if len(ways) > NAMED else ""
-    why = names(dict.fromkeys(event.why for event in events))
-    longest = duration(max(event.stall for event in events))
-    return [f"{', '.join(ways[:NAMED])}{more} ({why}), at most {longest} without an answer"]
+def _moved(events: Sequence[News]) -> list[str]:
+    """Parts that changed hands, and those that were split."""
+    handed, said = [event for event in events if isinstance(event, Handed)], list[str]()
+    if handed:
+        parts = sum(len(event.segments) for event in handed)
+        ways = names(dict.fromkeys(f"{event.source} to {event.target}" for event in handed))
+        worst = duration(max(event.stall for event in handed))
+        said.append(f"{many(parts, 'part')} went from {ways}, {worst} without an answer at most")
+    if split := sum(isinstance(event, Split) for event in events):
+        said.append(f"{many(split, 'part')} {'is' if split == 1 else 'are'} two now")
+    return said
 
 
 def _nodes(events: Sequence[Joined | Gone | Leaving]) -> str:

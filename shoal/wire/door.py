@@ -2,7 +2,8 @@
 
 Every handshake is answered here, in the node's own loop (libzmq asks by a socket of its own; there is no thread for it): a key that is on
 the list comes in, any other is refused. The list is this host's file, read again whenever it changes, and what the coordinator tells;
-every single message is checked against it, so a key that is revoked is cut off at once, though its connection stands. What is
+every single message is checked against it, so a key that is revoked is cut off at once, though its connection stands. A connection has
+no name that its caller could choose: each message says who it is from, and answers go where a key of that name spoke from last. What is
 refused is counted, and said on standard error, so many times a second at most.
 """
 
@@ -13,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -31,6 +32,13 @@ _LOOK = 0.1  # seconds between two looks at the list, while messages come
 _HOLD = (
     limits.HELLO_WITHIN / limits.SECOND / 2
 )  # seconds that a stranger waits: the coordinator's word may be on its way
+
+
+class Caller(NamedTuple):
+    """Who has spoken under a name."""
+
+    public: str
+    route: bytes  # of the connection it spoke from last
 
 
 class Guests:
@@ -117,7 +125,7 @@ class Door:
     def __init__(self, context: zmq.Context[Any], name: str, guests: Guests, counts: Counter[str], log: Log) -> None:
         self.guests, self.log = guests, log
         self.is_authority = name == limits.COORDINATOR  # its list is everybody's
-        self.names: dict[str, str] = {}  # who has called, and by which key
+        self.names: dict[str, Caller] = {}  # who has called
         self._counts = counts
         self._looked = time.monotonic()
         self._waiting: list[
@@ -195,7 +203,7 @@ class Door:
 
     def _let_in(self, envelope: Envelope, key: str) -> None:
         self._counts["let in"] += 1
-        for name in [name for name, its in self.names.items() if its == key]:
+        for name in [name for name, its in self.names.items() if its.public == key]:
             self._has_list.pop(name, None)  # what was sent to it while it was away is lost
         self.socket.send_multipart([*envelope, b"200", b"", key.encode(), b""])
 
@@ -209,7 +217,7 @@ class Door:
 
     # ------------------------------------------------------------ who is heard
 
-    def sender(self, name: str, frame: zmq.Frame) -> tuple[Key | None, str]:
+    def sender(self, name: str, route: bytes, frame: zmq.Frame) -> tuple[Key | None, str]:
         """The key that this message came by; or none, and why it is not taken: said once for each name, else empty."""
         public = str(frame.get("User-Id"))
         key = self.guests.find(public)
@@ -221,9 +229,9 @@ class Door:
             return None, self._once(
                 name, f"the key is {key.name}'s: a node that has it is called {key.name} or {key.name}.SOMETHING"
             )
-        if self.names.get(name) != public:
+        if self.names.get(name) != (caller := Caller(public, route)):
             self.names.pop(name, None)
-            self.names[name] = public
+            self.names[name] = caller
             while len(self.names) > 2 * limits.MEMBERS:  # of those who came first, no answer goes out any more
                 del self.names[first := next(iter(self.names))]
                 self._has_list.pop(first, None)
@@ -231,7 +239,8 @@ class Door:
 
     def may_hear(self, name: str) -> bool:
         """May anything be sent to it? Who was answered before its key was revoked is not any more."""
-        key = self.guests.find(self.names.get(name, ""))
+        caller = self.names.get(name)
+        key = None if caller is None else self.guests.find(caller.public)
         return key is not None and key.role != REVOKED
 
     def _once(self, name: str, why: str) -> str:

@@ -37,7 +37,8 @@ from shoal.wire.security import Safety
 
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
-_FRAMES = limits.FRAMES + 2  # a name, a header, and arrays
+_FRAMES = limits.FRAMES + 3  # a route, a name, a header, and arrays
+_NAME = 255  # bytes: more have no room in what libzmq says of a connection
 _SKIPPED = 4_096  # frames of a message that is too long, thrown away in one turn
 _LINGER = 200  # milliseconds for the last words
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
@@ -98,7 +99,9 @@ class ZmqTransport:
             self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, b"shoal")
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is an error we count, not silence
-        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back has its name again at once
+        # A peer that comes back has its name again at once. With keys names are no matter of libzmq's: whoever has any key could
+        # take anybody's by that, and hear what is meant for it.
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 0 if own is not None else 1)
         try:
             self._address = listening.bind(address)
         except zmq.ZMQError as error:
@@ -147,7 +150,8 @@ class ZmqTransport:
         key = self._safety.key_at(name, where)
         self.disconnect(name)
         dealer = self._socket(zmq.DEALER)
-        dealer.setsockopt(zmq.IDENTITY, self._name)
+        if not key:
+            dealer.setsockopt(zmq.IDENTITY, self._name)
         try:
             if key:
                 own = self._safety.own(self._name.decode())
@@ -215,7 +219,9 @@ class ZmqTransport:
                 self._counts["nobody there"] += 1
                 return
             socket = self._router
-            frames.insert(0, to.encode())
+            frames.insert(0, to.encode() if self._door is None else self._door.names[to].route)
+        elif line is not None and line.key:
+            frames.insert(0, self._name)
         try:
             socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
         except zmq.ZMQError:  # the peer is gone or its queue is full: who needs an answer asks again
@@ -268,17 +274,23 @@ class ZmqTransport:
     def _take(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame], found: list[Received]) -> None:
         key: Key | None = None
         if socket is self._router:
-            sender = frames.pop(0).bytes.decode(errors="replace")
+            named = route = frames.pop(0)
+            if self._door is not None and frames:
+                named = frames.pop(0)
+            if len(named) > _NAME:
+                self._counts["not a message"] += 1
+                return
+            sender = named.bytes.decode(errors="replace")
             if (
                 sender in self._dealers and sender not in self._mutual
             ):  # that node we call ourselves: whoever comes in under its name is another
                 self._counts["impostor"] += 1
                 return
-            if self._door is not None and frames:
-                key, why = self._door.sender(sender, frames[0])
+            if self._door is not None:
+                key, why = self._door.sender(sender, route.bytes, named)
                 if key is None:
                     if why:
-                        self._say_no(sender, why)
+                        self._say_no(route.bytes, why)
                     return
         else:
             sender = self._names[socket]
@@ -338,18 +350,18 @@ class ZmqTransport:
     def _tell_list(self) -> None:
         """Who may call has changed: those who listen hear it, and those who may no more hear that."""
         assert self._door is not None
-        for name, public in list(self._door.names.items()):
+        for name, (public, route) in list(self._door.names.items()):
             if not self._door.may_hear(name):
                 del self._door.names[name]
-                self._say_no(name, revoked(public))
+                self._say_no(route, revoked(public))
             elif (key := self._door.guests.find(public)) is not None and self._door.lacks_list(name, key):
                 self.send(name, self._door.list(), ())
 
-    def _say_no(self, to: str, why: str) -> None:
+    def _say_no(self, route: bytes, why: str) -> None:
         """The last that it hears from here."""
         assert self._router is not None
         with contextlib.suppress(zmq.ZMQError):  # gone already
-            self._router.send_multipart([to.encode(), encode(No(0, "key", why))], zmq.DONTWAIT)
+            self._router.send_multipart([route, encode(No(0, "key", why))], zmq.DONTWAIT)
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):  # full of calls already

@@ -320,9 +320,9 @@ def test_a_server_that_is_killed_is_reported_and_its_name_can_be_given_again(
 
 
 def test_a_signal_reaches_the_process_it_is_meant_for(cluster: ProcessCluster, told: Told) -> None:
-    cluster.signal("server-1", signal.SIGTERM)
-    assert soon(lambda: told.endings == {"server-1": "its process ended (killed by signal 15)"})
-    cluster.signal("server-1", signal.SIGTERM)  # it has ended: nothing happens
+    cluster.signal("server-1", signal.SIGKILL)
+    assert soon(lambda: told.endings == {"server-1": "its process ended (killed by signal 9)"})
+    cluster.signal("server-1", signal.SIGKILL)  # it has ended: nothing happens
     assert cluster.fork("more", "server", {}) == cluster.pids["more"]
     assert set(told.endings) == {"server-1"}
 

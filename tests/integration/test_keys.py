@@ -31,6 +31,7 @@ from shoal.launch.processes import ProcessCluster
 from shoal.wire import keyring
 from shoal.wire import messages as m
 from shoal.wire.address import parsed, with_key
+from shoal.wire.coding import decode, encode
 from shoal.wire.keyring import Own
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
@@ -201,27 +202,66 @@ def test_a_node_that_is_away_is_no_refusal(hosts: Hosts) -> None:
 # ---------------------------------------------------------------- names and roles
 
 
-def test_a_key_speaks_for_its_own_name_alone(hosts: Hosts) -> None:
-    """Not even one that is known: by a raw socket that calls itself as it likes."""
-    made = hosts.key("hostb", "worker", known=True)
-    hosts.key("victim", "worker", known=True)
-    home = hosts.node("coordinator", bind=HERE)
+@contextlib.contextmanager
+def raw_caller(hosts: Hosts, made: keyring.Own, address: str, identity: bytes = b"") -> Iterator[zmq.Socket[bytes]]:
+    """A socket with that key that calls itself as it likes."""
     context = zmq.Context()
     with contextlib.closing(context.socket(zmq.DEALER)) as raw:
         raw.setsockopt(zmq.LINGER, 0)
-        raw.setsockopt(zmq.IDENTITY, b"victim")
+        if identity:
+            raw.setsockopt(zmq.IDENTITY, identity)
         raw.setsockopt(zmq.CURVE_SECRETKEY, made.secret)
         raw.setsockopt(zmq.CURVE_PUBLICKEY, keyring.bytes_of(made.public))
         raw.setsockopt(zmq.CURVE_SERVERKEY, keyring.bytes_of(hosts.home.public))
-        raw.connect(parsed(home.address).plain)
-        from shoal.wire.coding import decode, encode
+        raw.connect(parsed(address).plain)
+        yield raw
+    context.term()
 
-        raw.send(encode(m.Look(1)))
+
+def test_a_key_speaks_for_its_own_name_alone(hosts: Hosts) -> None:
+    """Not even one that is known."""
+    made = hosts.key("hostb", "worker", known=True)
+    hosts.key("victim", "worker", known=True)
+    home = hosts.node("coordinator", bind=HERE)
+    with raw_caller(hosts, made, home.address) as raw:
+        raw.send_multipart([b"victim", encode(m.Look(1))])
         hosts.until(lambda heard: home.counters().get("impostor", 0) == 1)
         answer, _ = decode(raw.recv())
         assert isinstance(answer, m.No) and answer.kind == "key" and "the key is hostb's" in answer.reason
         assert hosts.for_a_while() == []
-    context.term()
+
+
+def test_whoever_takes_a_name_for_its_connection_neither_silences_its_owner_nor_hears_what_is_meant_for_it(
+    hosts: Hosts,
+) -> None:
+    made = hosts.key("hostb", "worker", known=True)
+    hosts.key("victim", "worker", known=True)
+    home, victim = hosts.node("coordinator", bind=HERE), hosts.node("victim")
+    victim.connect("coordinator", home.address)
+    victim.send("coordinator", m.Look(1), ())
+    assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "victim", m.Look(1))]
+    with raw_caller(hosts, made, home.address, identity=b"victim") as raw:
+        raw.send_multipart([b"hostb", encode(m.Look(2))])
+        hosts.until(lambda heard: len(heard) > 0)  # it is in, by its own name
+        raw.send_multipart([b"victim", encode(m.Look(3))])
+        hosts.until(lambda heard: home.counters().get("impostor", 0) == 1)
+        home.send("victim", m.Done(7), ())
+        assert hosts.until(lambda heard: len(heard) > 0) == [("victim", "coordinator", m.Done(7))]
+        victim.send("coordinator", m.Look(4), ())
+        assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "victim", m.Look(4))]
+        answers = []
+        while raw.poll(200):
+            answers.append(decode(raw.recv())[0])
+        assert [type(one) for one in answers] == [m.No]
+
+
+def test_a_name_that_is_too_long_is_no_message(hosts: Hosts) -> None:
+    made = hosts.key("hostb", "worker", known=True)
+    home = hosts.node("coordinator", bind=HERE)
+    with raw_caller(hosts, made, home.address) as raw:
+        raw.send_multipart([b"hostb." + b"x" * 1_000, encode(m.Look(1))])
+        raw.send(b"hostb")
+        hosts.until(lambda heard: home.counters().get("not a message", 0) == 2)
 
 
 def test_a_worker_that_wants_what_its_role_is_not_for_is_answered_no_and_nobody_sees_it(hosts: Hosts) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from shoal.errors import Invalid
-from shoal.launch.addresses import advertised, beside, bind_of, check_callable, host_of, new_name, way_to
+from shoal.launch.addresses import advertised, beside, bind_of, check_callable, check_free, host_of, new_name, way_to
 
 
 def test_a_port_that_was_left_open_is_filled_in_and_one_that_was_given_stays() -> None:
@@ -45,6 +47,18 @@ def test_it_is_called_by_what_the_operator_says_or_what_can_be_called() -> None:
     assert advertised("tcp://0.0.0.0:*", "", "tcp://127.0.0.1:7000") == "127.0.0.1"
     assert advertised("tcp://0.0.0.0:*", "tcp://hosta", "tcp://127.0.0.1:7000") == host_of("hosta") == "hosta"
     assert advertised("tcp://127.0.0.2:*", "", "tcp://127.0.0.1:7000") == ""
+
+
+def test_an_address_of_another_machine_or_one_that_somebody_has_is_told_before_anything_begins() -> None:
+    check_free("tcp://127.0.0.1:*")
+    check_free("tcp://0.0.0.0:*")
+    with pytest.raises(Invalid, match="no address of this machine"):
+        check_free("tcp://192.0.2.250:7000")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(Invalid, match="somebody listens there already"):
+            check_free(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
 
 
 def test_names_say_the_role_and_are_not_given_twice() -> None:

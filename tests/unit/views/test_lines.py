@@ -6,23 +6,26 @@ from typing import Any
 
 import pytest
 
-from shoal.events import Delayed, Joined, Linked, Progress, RunEvent, Saved, Spans, Stopped, Warned
+from shoal.events import (
+    Delayed,
+    Handed,
+    Joined,
+    Leaving,
+    Linked,
+    Progress,
+    RunEvent,
+    Saved,
+    Spans,
+    Split,
+    Stopped,
+    Warned,
+)
 from shoal.views.lines import Lines
 
 
 def told(events: Any, verbosity: int = 1) -> list[str]:
     lines = Lines(verbosity)
     return [line for event in events for line in lines.take(event)]
-
-
-def test_lines_follow_each_other_in_time_though_news_are_held_back(story: Any) -> None:
-    odd = [Warned(seconds=at, what=f"odd {at}") for at in (3.0, 3.5, 3.9)]
-    lines = told(
-        [story.started(), *odd, story.progress(4.4, 3.1), *[story.progress(at, 4.0) for at in (5.0, 9.0, 12.0)]]
-    )
-    times = [float(line.split()[0]) for line in lines[1:]]
-    assert times == sorted(times)
-    assert sum("odd" in line for line in lines) == 2
 
 
 def test_lines_read_like_sentences_of_a_log(story: Any) -> None:
@@ -175,3 +178,42 @@ def test_with_verbosity_3_every_event_is_a_line(story: Any) -> None:
 def test_more_verbosity_never_tells_less(story: Any) -> None:
     counts = [len(told(busy(story), verbosity)) for verbosity in range(4)]
     assert counts == sorted(counts) and counts[0] == 0 < counts[1] < counts[2] < counts[3]
+
+
+def test_parts_that_change_hands_are_told_however_many_and_never_as_an_empty_line() -> None:
+    def handed(at: float, part: int) -> Handed:
+        return Handed(
+            seconds=at, table="weights", segments=[part], source="server-0", target="server-1", stall=0.25, took=1.0, why="count"
+        )  # fmt: skip
+
+    events = [
+        handed(1.0, 0),
+        handed(1.1, 1),
+        handed(1.2, 2),
+        Split(seconds=1.3, table="weights", segment=3, at=40, why="hot"),
+    ]
+    events += [Leaving(seconds=1.4, name="server-0", role="server", why="it asked to go"), handed(4.0, 4)]
+    first, *later = told(events)
+    assert "1 part of weights went from server-0 to server-1 (count)" in first
+    assert all(line.partition(" s  ")[2].strip() for line in later) and later
+    assert "3 parts went from server-0 to server-1" in " ".join(later)
+    assert "1 part is two now" in " ".join(later) and "server-0 is leaving" in " ".join(later)
+
+
+def test_times_never_go_back_and_what_was_held_says_when_it_was(story: Any) -> None:
+    lines = told(
+        [
+            Joined(seconds=1.0, name="worker-1", role="worker"),
+            Joined(seconds=1.5, name="worker-2", role="worker"),
+            story.progress(1.7, 0.1),
+            Stopped(seconds=1.9, why="enough"),
+        ]
+    )
+    assert [line.split()[0] for line in lines] == ["1.0", "1.7", "1.7", "1.9"]
+    assert lines[2].endswith("worker-2 joined (at 1.5 s)")
+
+
+def test_who_left_in_order_is_not_said_to_be_gone(story: Any) -> None:
+    left = story.gone(1.0, "server-1", "it left: others have what it had")
+    (line,) = told([left])
+    assert line.endswith("left: others have what it had; 12 slots dealt again") and "gone" not in line

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shoal.events import Gone, Handed, Joined, Leaving, Split, Voided, Warned
+from shoal.events import Gone, Joined, Voided, Warned
 from shoal.views import words
 
 
@@ -83,25 +83,6 @@ def test_many_happenings_make_one_line_with_a_few_names() -> None:
     assert words.summary(events) == (
         "5 workers (worker-0, worker-1, worker-2 and 2 more) joined; 2 workers (worker-9, worker-9) gone; "
         "4 slots dealt again; 1 slot counts as empty; 2 warnings, the last: odd 1"
-    )
-
-
-def test_many_moves_make_one_line_that_says_what_went_where() -> None:
-    def handed(segments: list[int], source: str, target: str, why: str, stall: float) -> Handed:
-        return Handed(
-            seconds=1, table="w", segments=segments, source=source, target=target, why=why, took=1.0, stall=stall
-        )
-
-    events: list[words.News] = [
-        Leaving(seconds=1, name="a", role="server", why="asked"),
-        handed([1, 2], "a", "b", "leaving", 0.001),
-        handed([3], "a", "b", "leaving", 0.2),
-        handed([4], "c", "b", "load", 0.003),
-        Split(seconds=1, table="w", segment=1, at=7, why="it is asked for more than its share"),
-    ]
-    assert words.summary(events) == (
-        "server a is leaving; 3 parts from a to b, 1 part from c to b (leaving, load), at most 0.2 s without an answer; "
-        "1 part of w is two now"
     )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from shoal import limits
 from shoal.cluster import rebalance
+from shoal.cluster.groups import may_send_away
 from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
 from shoal.events import Handed, Leaving, Split
@@ -97,6 +98,8 @@ class Elastic:
 
     def drain(self, now: int, sender: str, drain: m.Drain, of: Coordinator) -> list[Effect]:
         """Somebody wants a node to go: told so when that is on disk, or why it cannot be."""
+        if why := may_send_away(of.roster, sender, drain.name):
+            return [Send(sender, m.No(drain.request, "setting", why))]
         why, effects = self.leave(now, drain.name, f"{sender} asked for it", of)
         if why:
             return [*effects, Send(sender, m.No(drain.request, "setting", why))]

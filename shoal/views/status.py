@@ -72,7 +72,7 @@ def page(
     parts: list[RenderableType] = [_head(status, where)]
     if status.standing.course is not None:
         parts.append(_course(status, width))
-    parts += [Text(""), _members(status, letters)]
+    parts += [Text(""), _members(status, letters), *_gone(status)]
     for name in dict.fromkeys(one.table for one in segments):
         mine = [one for one in segments if one.table == name]
         parts += [Text(""), _table_line(name, mine, status.standing.copies)]
@@ -158,10 +158,21 @@ def _members(status: Status, letters: dict[str, str]) -> Table:
             _place(one.address),
         )
     here = {one.name for one in members}
-    for name, why in status.standing.lost.items():
-        if name not in here:
-            table.add_row("", words.clean(name), "gone", "", _styled(words.clean(why), "red"), "", "", "", "", "")
+    table.columns[1].min_width = max((len(name) for name in here), default=0)  # to be typed in again: never cut
     return table
+
+
+def _gone(status: Status) -> list[RenderableType]:
+    """A line each: reasons are too long for a column."""
+    here = {one.name for one in status.standing.members}
+    lost = {name: why for name, why in status.standing.lost.items() if name not in here}
+    return [
+        _styled(
+            f"gone: {words.clean(name)}: {words.clean(why)}",
+            "dim" if words.clean(why).startswith(words.LEFT) else "red",
+        )
+        for name, why in lost.items()
+    ]
 
 
 def _place(address: str) -> str:

@@ -21,7 +21,6 @@ from shoal.frontends.hosts_command import launch
 from shoal.frontends.join_command import join, leave, show_peers
 from shoal.frontends.key_command import key
 from shoal.frontends.showing import show_run
-from shoal.frontends.watch import watch as looks_on
 from shoal.report import report
 from shoal.simulation.command import simulate
 from shoal.sweeping.command import sweep
@@ -291,6 +290,8 @@ def status(
             if watch:
                 if as_json:
                     raise Invalid("--watch is for people, --json for programs: leave one of them away")
+                from shoal.frontends.watch import watch as looks_on
+
                 sys.exit(looks_on(looking, where))
     except Invalid as error:
         raise Wrong(str(error)) from None

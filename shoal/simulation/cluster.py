@@ -152,12 +152,22 @@ class Cluster:
         """Whether every segment that this server holds is held by somebody else who is there, too."""
         for roster in self._rosters():
             for table in roster.tables.values():
-                for place in table.places:
-                    if name in place.servers and not any(
-                        self._holds(roster, other) and self._is_heard(other) for other in place.servers if other != name
+                for segment, place in enumerate(table.places):
+                    given = self._is_given(name, table, segment)
+                    others = (one for one in place.servers if one not in (name, place.instead if given else name))
+                    if (given or name in place.servers) and not any(
+                        self._holds(roster, other) and self._is_heard(other) for other in others
                     ):
                         return False
         return True
+
+    def _is_given(self, name: str, table: Placed, segment: int) -> bool:
+        """Whether it is about to hold that instead of another one: its primary has said that it is full."""
+        place = table.places[segment]
+        primary = self.servers.get(place.servers[0]) if place.instead and place.filling == name else None
+        holding = None if primary is None else primary.tables.get(table.number)
+        filling = None if holding is None else holding._fillings.get(name)
+        return filling is not None and segment in filling.promised
 
     def may_silence(self, name: str) -> bool:
         """A server that is silent long enough is lost, too, unless it is the last of every set it is in."""

@@ -89,9 +89,9 @@ def incarnation_not_bumped() -> Any:
     """A node that comes back under its name is taken for the one that was there before."""
     real = Roster.join
 
-    def join(self: Roster, now: int, name: str, role: str, token: str, address: str, incarnation: int) -> Any:
+    def join(self: Roster, now: int, name: str, role: str, token: str, address: str, number: int, group: str) -> Any:
         known = _lives.setdefault(id(self), {})
-        return real(self, now, name, role, token, address, known.setdefault(name, incarnation))
+        return real(self, now, name, role, token, address, known.setdefault(name, number), group)
 
     _lives: dict[int, dict[str, int]] = {}
     return mock.patch.object(Roster, "join", join)

@@ -1,7 +1,9 @@
 """Messages that await an answer: sent again with back-off, within a budget, and not for ever.
 
 Any answer counts as a sign of life. One that says "held" stops the resends, since the other side has the bytes; it is
-asked again only if the signs of life stop. No sign for ``SILENCE`` is an error for whoever asked.
+asked again only if the signs of life stop. One that says "busy" asks for it to be sent again, so that is not paid from the
+budget: it comes when the other side wants it, and less often if that is busy again and again. No sign for ``SILENCE`` is an error for whoever asked; twice as long
+for what was said only once because others had used up the budget.
 """
 
 from __future__ import annotations
@@ -26,6 +28,14 @@ class Letter:
     wait: int
     held: bool = False
     sends: int = 1
+    wanted: bool = False  # the other side said when to send it again
+    refusals: int = 0  # it said so, one time after the other
+    put_off: bool = False  # it was due, and others had used up the budget
+
+    @property
+    def ends(self) -> int:
+        """When the silence has lasted too long."""
+        return self.heard + (2 * limits.SILENCE if self.put_off else limits.SILENCE)
 
 
 class Flight:
@@ -60,7 +70,7 @@ class Flight:
             return False
         news = not letter.held
         self.held_now += news
-        letter.heard, letter.held = now, True
+        letter.heard, letter.held, letter.wanted, letter.refusals = now, True, False, 0
         letter.again = now + 3 * limits.NOTICE  # it is told every second: three missed notices and we ask again
         return news
 
@@ -68,14 +78,16 @@ class Flight:
         letter = self.letters.get(request)
         if letter is not None:
             self.held_now -= letter.held
-            letter.heard, letter.held = now, False
-            letter.again = now + min(max(retry_after, limits.MILLISECOND), limits.RESEND_MOST)
+            letter.heard, letter.held, letter.wanted = now, False, True
+            wait = min(max(retry_after, limits.MILLISECOND), limits.RESEND_MOST)
+            letter.again = now + max(wait, min(wait << min(letter.refusals, 16), limits.BUSY_MOST))
+            letter.refusals += 1
             self._look_at(letter.again)
 
     def instead(self, now: int, letter: Letter, message: Message, arrays: Arrays) -> Effect:
         """The other side cannot use what it has: the same question, said otherwise."""
         self.held_now -= letter.held
-        letter.message, letter.arrays, letter.held = message, arrays, False
+        letter.message, letter.arrays, letter.held, letter.wanted = message, arrays, False, False
         letter.heard, letter.again = now, now + letter.wait
         self._look_at(letter.again)
         return Send(letter.to, message, arrays)
@@ -91,21 +103,33 @@ class Flight:
             return [], []
         effects: list[Effect] = []
         silent: list[Letter] = []
+        late: list[Letter] = []
         self.next = now + limits.SILENCE
         for letter in self.letters.values():
-            if now - letter.heard >= limits.SILENCE:
+            if now >= letter.ends:
                 silent.append(letter)
-                continue
-            if now >= letter.again:
-                if self._may_resend(now):
-                    effects.append(Send(letter.to, letter.message, letter.arrays))
-                    letter.sends += 1
-                    letter.wait = min(2 * letter.wait, self._jitter(letter.request, limits.RESEND_MOST))
-                    letter.again = now + letter.wait
-                else:
-                    letter.again = now + limits.RESEND_FIRST
-            self._look_at(min(letter.again, letter.heard + limits.SILENCE))
+            elif now >= letter.again:
+                late.append(letter)
+            else:
+                self._look_at(min(letter.again, letter.ends))
+        # Those that were said least often come first: nobody is called silent because others took all that the budget gives.
+        for letter in sorted(late, key=lambda one: one.sends):
+            if letter.wanted:
+                effects.append(self._again(letter))
+                letter.wanted, letter.again = False, now + letter.wait
+            elif self._may_resend(now):
+                effects.append(self._again(letter))
+                letter.wait = min(2 * letter.wait, self._jitter(letter.request, limits.RESEND_MOST))
+                letter.again = now + letter.wait
+            else:
+                letter.again, letter.put_off = now + limits.RESEND_FIRST, letter.sends == 1
+            self._look_at(min(letter.again, letter.ends))
         return effects, silent
+
+    def _again(self, letter: Letter) -> Effect:
+        self.resent += 1
+        letter.sends, letter.put_off = letter.sends + 1, False
+        return Send(letter.to, letter.message, letter.arrays)
 
     def clear(self) -> None:
         self.letters.clear()
@@ -118,7 +142,6 @@ class Flight:
         elif now - self._last_resend < limits.SECOND:
             return False
         self._last_resend = now
-        self.resent += 1
         return True
 
     def _look_at(self, when: int) -> None:

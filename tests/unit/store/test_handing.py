@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import limits
 from shoal.limits import COORDINATOR, SECOND, SHRINK_AFTER
 from shoal.store.holding import FromServer, Holding
 from shoal.store.outcome import Outcome
@@ -62,14 +63,14 @@ class Town:
         self.next_view(table)
         self.takes(*SERVERS)
 
-    def push(self, number: int, server: str = "a", segments: Sequence[int] = (0, 1)) -> None:
+    def push(self, number: int, server: str = "a", segments: Sequence[int] = (0, 1), floor: int = 0) -> None:
         """Ann adds 1 to every row of these segments, at this server."""
         own = self.holdings[server].own
         assert own is not None
         stream = 0 if isinstance(self.table.spec.apply, Step) else -ANN
         keys = np.concatenate([np.arange(4, dtype=np.uint64) + 4 * segment for segment in segments])
         facts: dict[str, Any] = {"request": number + 1, "table": 1, "view": self.view, "generation": 0}
-        facts |= {"incarnation": ANN, "stream": stream, "number": number, "floor": 0, "step": 0, "entered": 0}
+        facts |= {"incarnation": ANN, "stream": stream, "number": number, "floor": floor, "step": 0, "entered": 0}
         push = m.Push(**facts, count=len(keys), spell=0, first=segments[0], last=segments[-1] + 1)
         self.carry_out(server, own.push(self.now, "ann", push, (keys, np.ones(len(keys), np.float32))))
 
@@ -254,6 +255,61 @@ def test_a_change_that_one_copy_has_and_another_has_not_is_levelled_though_their
     assert town.opened() == [[1]]
     assert town.values(1) == {"b": 1.0, "x": 1.0} and len(town.digests(1)) == 1
     assert town.values(0) == {"a": 2.0, "x": 2.0} and len(town.digests(0)) == 1
+
+
+@pytest.mark.parametrize("spec", [DENSE, STEPS], ids=["dense", "steps"])
+def test_what_was_done_to_a_segment_on_its_way_is_not_skipped_because_another_one_is_followed_from_later_on(
+    spec: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is being filled, and cut off, is brought level in another segment by the same primary, at a later number of its log."""
+    monkeypatch.setattr(limits, "FILL_BYTES", 24)  # a segment is two pieces
+    on_its_way = m.Place(1, ["a"], filling="b", since=1)
+    town = Town(placed(spec, on_its_way, "xab"))
+    town.post = deque(list(town.post)[:1])  # of two pieces one comes
+    town.deliver()
+    town.post.clear()
+    for number in range(3):
+        town.push(number, "a", [0])
+        town.post.clear()  # it is cut off
+    town.become(placed(spec, on_its_way, m.Place(2, ["a", "b"], since=2)))
+    town.settle()
+    assert town.opened() == [[1]] and any(isinstance(one, m.Full) for one in town.told)
+    assert town.values(0) == {"a": 3.0, "b": 3.0} and len(town.digests(0)) == 1
+
+
+def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_those_it_gave_away() -> None:
+    """All copies of a segment know the same of a stream, though its former primary goes on with others."""
+    town = Town(placed(DENSE, "ax", "axy"))
+    town.become(placed(DENSE, "ax", m.Place(2, ["y", "x"], since=2)))  # y has to wait for a word of x
+    for number in range(4):
+        town.push(number, "a", [0], floor=number)
+        town.deliver("a", "x")
+    town.settle()
+    assert town.opened() == [[1]]
+    assert len(town.digests(0)) == len(town.digests(1)) == 1
+
+
+def test_a_pull_that_need_not_wait_any_more_by_the_very_view_that_takes_a_segment_away_is_asked_again() -> None:
+    waits = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=0)
+    holding = Holding("a", SERVERS["a"], placed(waits, "ab", "ab"), inline=0)  # every read is a work of its own
+    holding.set_up(SERVERS, None)
+    holding.take(0, holding.placed, SERVERS, 1)
+    holding.live({ANN: "ann"}, {ANN: "ann"})
+    assert holding.own is not None
+    facts: dict[str, Any] = {"request": 1, "table": 1, "view": 1, "generation": 0, "incarnation": ANN, "clock": 5}
+    pull = m.Pull(**facts, entered=0, spell=0, first=0, last=2, count=ROWS)
+    assert isinstance(answer(holding.own.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.Held)
+    free = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=None)
+    outcome = holding.take(1, handed(free, "ab", "b", 2), SERVERS, 2)
+    for work in outcome.works:
+        work.function()
+    assert holding.own.segments == [0]
+
+
+def answer(outcome: Outcome) -> m.Message:
+    (effect,) = outcome.effects
+    assert isinstance(effect, Send)
+    return effect.message
 
 
 def test_a_backup_changes_hands_and_the_owner_stays() -> None:

@@ -242,7 +242,10 @@ def address_of(where: str) -> str:
         ) from None
     except FileNotFoundError:
         if (folder / "summary.json").exists():
-            raise ClusterError(f"the run in {where} has ended: its figures are in {folder / 'summary.json'}") from None
+            raise ClusterError(
+                f"the run in {where} has ended, or was interrupted: its figures are in {folder / 'summary.json'}; if it was interrupted it "
+                f"goes on by shoal train --resume {where} (nodes from elsewhere: shoal launch coordinator --out {where})"
+            ) from None
         if (folder / "job.toml").exists():
             if (alone := without_coordinator(folder)) is not None:
                 raise ClusterError(

@@ -92,7 +92,8 @@ class Elastic:
         left = len(of.roster.staying())
         if role == "server" and left < of.roster.copies:
             effects += of.dealing.warn(
-                f"without {name} there are {left} servers for {of.roster.copies} copies: there are fewer of them"
+                f"without {name} there {'is 1 server' if left == 1 else f'are {left} servers'} for {of.roster.copies} copies, so every "
+                f"part has {left} from now on: start another server, or what the last one of them has is lost with it"
             )
         return "", effects
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,18 @@ class Wrong(click.ClickException):
     """What was asked for cannot be; the message says it all, so no usage is shown."""
 
     exit_code = 2
+
+
+class Seconds(click.FloatRange):
+    """So many at least; and a number, which "nan" and "inf" are not: whoever waits for those waits for ever."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return found
 
 
 def end_when_told() -> None:

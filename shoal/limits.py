@@ -50,6 +50,8 @@ CONNECTIONS_LEAST = 8
 CONNECTIONS_AGAIN = 0.9  # of them: when so few are left, more are taken
 DESCRIPTORS_KEPT = 128  # for a node's own files and calls, and those who call while the door is being closed
 LOG_LINES = 50  # about callers that were refused, in a second; more are counted
+LOG_AGAIN = 5 * SECOND  # until the same line is written again, if it comes; then twice as long,
+LOG_SELDOM = 600 * SECOND  # and this at last
 REFUSED_AFTER = 3  # handshakes in a row that the other side broke off: it will not have us
 REDIAL = 1 * SECOND  # between two calls to a node that refused us
 
@@ -135,6 +137,7 @@ LOAD_GAIN = 0.05  # if that spares it this much of the mean
 # Nodes of other hosts.
 HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
 HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
+COUNT = 256  # nodes that one command starts on a host
 LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same
 FEED = 64  # events that a coordinator remembers for who looks on
 UNFIT = 100  # nodes that could not take part, told one by one

@@ -96,6 +96,10 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
         case Allow(_, asked):
             _check_allow(roster, group, sender, asked)
         case Dissolve(_, name):
+            if not is_group(name):
+                raise Invalid(
+                    f"group {name[:64]!r}: there is none of such a name; tables of no group are dropped one by one"
+                )
             if group and group != name:
                 raise Invalid(f"{sender} is of group {group!r}: only the operator dissolves another one")
             if not group and dealer(name) in roster.people:
@@ -105,6 +109,23 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
 def allow(roster: Roster, group: Group) -> None:
     roster.groups[group.name] = group
     roster.changed()
+
+
+def unallow(roster: Roster, name: str, before: Group | None) -> None:
+    """As it was before."""
+    if before is None:
+        roster.groups.pop(name, None)
+    else:
+        roster.groups[name] = before
+
+
+def may_send_away(roster: Roster, sender: str, name: str) -> str:
+    """Why this one may not let that node go; empty if it may. Whoever is no member, and may say so at all, is the operator."""
+    person = roster.people.get(sender)
+    group = namespace(sender) if person is None else person.member.group
+    if group and namespace(name) != group:
+        return f"{sender} is of group {group!r}, and {name} is not: only the operator lets it go"
+    return ""
 
 
 def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
@@ -146,6 +167,8 @@ def _check_allow(roster: Roster, group: str, sender: str, asked: Group) -> None:
         raise Invalid(f"group {asked.name[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not {CLUSTER!r}")
     if strange := [one for one in asked.reads if one != CLUSTER and not is_group(one)]:
         raise Invalid(f"reads={strange}: needs names of groups, or {CLUSTER!r} for the tables of none")
+    if len(asked.reads) > limits.GROUPS:
+        raise Invalid(f"reads={len(asked.reads):,} groups: {limits.GROUPS} at most")
     if asked.name not in roster.groups and len(roster.groups) >= limits.GROUPS:
         raise Invalid(f"{limits.GROUPS} groups have been named already")
 

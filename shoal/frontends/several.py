@@ -20,15 +20,22 @@ def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[st
     command = [sys.executable, "-m", "shoal", "launch", role, "--at", where, *_words(options)]
     hosted = [sys.executable, "-m", "shoal.frontends.hosted", str(os.getpid()), "/", *command[1:]]
     processes: list[subprocess.Popen[bytes]] = []
+    told, heard_by = list[int](), [0]
 
     def hand_on(number: int) -> None:
+        told.append(number)
+        heard_by[0] = len(processes)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(number)
 
     with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), hand_on):
         for _ in range(options["count"]):
+            if told:
+                break
             processes.append(subprocess.Popen(hosted, env=_environment(), start_new_session=True))
+            if told and heard_by[0] < len(processes):  # it came while this one was being started
+                processes[-1].send_signal(told[-1])
         codes = [process.wait() for process in processes]
     if failed := [code for code in codes if code]:
         say(f"{len(failed)} of {len(codes)} ended with an error")

@@ -16,7 +16,7 @@ from shoal.errors import Invalid
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
-from shoal.wire.groups import Allow, Dissolve
+from shoal.wire.groups import Allow, Dissolve, Group
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
@@ -96,15 +96,24 @@ class Changing:
             case m.Delay(_, name, max_delay):
                 of.roster.delay(name, max_delay)
             case Allow(_, group):
-                groups.allow(of.roster, group)
+                self._allow(group, of)
             case Dissolve(_, name):
                 for one in groups.dissolve(of.roster, name, sender):
                     of.see_off(one, "its group was dissolved")
         return "", 0
 
+    def _allow(self, group: Group, of: Coordinator) -> None:
+        before = of.roster.groups.get(group.name)
+        groups.allow(of.roster, group)
+        if not _fits(of):
+            groups.unallow(of.roster, group.name, before)
+            raise Invalid(
+                f"group {group.name!r} may read too many others: all that is told of groups has no room in a view"
+            )
+
     def _create(self, create: m.Create, of: Coordinator) -> tuple[str, int]:
         placed = of.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
-        if len(coding.encode(of.roster.view())) > limits.HEADER_BYTES // 2:
+        if not _fits(of):
             of.roster.drop(create.name)
             raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
         return placed.name, placed.number
@@ -143,3 +152,8 @@ class Changing:
         view = self._settling[0].view if self._settling else 0
         late = [name for name in of.roster.servers() if of.roster.people[name].view < view]
         return ", ".join(late) or ("the servers" if of.told else "the journal")
+
+
+def _fits(of: Coordinator) -> bool:
+    """Has the next view room in a message, with some to spare for those who join?"""
+    return len(coding.encode(of.roster.view())) <= limits.HEADER_BYTES // 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
@@ -15,10 +16,18 @@ _CALLED = ("server", "scheduler")  # by others, so they must say where they are 
 def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]) -> str:
     """Why this node may not join; empty if it may."""
     return (
-        roster.may_join(hello.name, hello.role, hello.token)
+        _too_long(hello)
+        or roster.may_join(hello.name, hello.role, hello.token)
         or groups.refuses(roster, hello)
         or _unreachable(hello, check_address)
     )
+
+
+def _too_long(hello: m.Hello) -> str:
+    """Whatever is said here is in the journal, and in part in every view."""
+    if len(hello.token) > limits.NAME_CHARS or len(hello.group) > limits.NAME_CHARS:
+        return f"a token or the name of a group has {limits.NAME_CHARS} characters at most"
+    return ""
 
 
 def _unreachable(hello: m.Hello, check_address: Callable[[str], None]) -> str:

@@ -312,6 +312,25 @@ def answer(outcome: Outcome) -> m.Message:
     return effect.message
 
 
+def test_an_owner_opens_though_there_is_another_view_with_every_message() -> None:
+    """What was asked and answered by one view is not asked again by the next, if that says nothing new of it."""
+    town = Town(placed(DENSE, "ax", "axy"))
+    town.push(0)
+    town.deliver("y", "a")  # y has it, x has not
+    town.post.clear()
+    town.become(placed(DENSE, "ax", m.Place(2, ["x", "y"], since=2)))
+    for _ in range(12):
+        town.next_view(town.table)
+        town.takes(*SERVERS)
+        if town.post:
+            sender, send = town.post.popleft()
+            assert isinstance(send.message, FromServer)
+            town.carry_out(send.to, town.holdings[send.to].heard(town.now, sender, send.message, tuple(send.arrays)))
+    assert town.opened() == [[1]]
+    town.settle()
+    assert town.values(1) == {"x": 1.0, "y": 1.0} and len(town.digests(1)) == 1
+
+
 def test_a_backup_changes_hands_and_the_owner_stays() -> None:
     town = Town(placed(DENSE, "ax", "ax"))
     town.push(0)

@@ -162,12 +162,13 @@ class Cluster:
         return True
 
     def _is_given(self, name: str, table: Placed, segment: int) -> bool:
-        """Whether it is about to hold that instead of another one: its primary has said that it is full."""
+        """Whether it is about to hold that instead of another one: it has all of it, and word of that may be under way."""
         place = table.places[segment]
-        primary = self.servers.get(place.servers[0]) if place.instead and place.filling == name else None
-        holding = None if primary is None else primary.tables.get(table.number)
-        filling = None if holding is None else holding._fillings.get(name)
-        return filling is not None and segment in filling.promised
+        server = self.servers.get(name) if place.instead and place.filling == name else None
+        holding = None if server is None else server.tables.get(table.number)
+        return holding is not None and any(
+            segment in follow.segments or segment in follow._whole for follow in holding.follows.values()
+        )
 
     def may_silence(self, name: str) -> bool:
         """A server that is silent long enough is lost, too, unless it is the last of every set it is in."""

@@ -246,10 +246,10 @@ def test_the_run_of_a_group_is_judged_by_its_folder_and_watched_while_it_goes_on
         run = tmp_path / "run"
         run.mkdir()
         (run / "job.toml").write_text(training.job.toml())
-        (run / "address").write_text(training.address)
+        (run / "address").write_text(training._cluster.address)
         with Judging(str(run), str(rows)) as judging:
             assert judging.look().live
-        with contextlib.closing(look_at(training.address)) as looking:
+        with contextlib.closing(look_at(training._cluster.address)) as looking:
             assert looking.feed(0).events == []
 
 

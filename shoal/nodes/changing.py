@@ -53,9 +53,11 @@ class Changing:
         self._changes = {(asker, request): number for asker, request, number in changes}
 
     def cannot_write(self, why: str, of: Coordinator) -> list[Effect]:
-        """The journal refuses: tables that nobody has heard of are not made."""
+        """The journal refuses: tables that nobody has heard of are not made. Those of a former life are: they stay."""
         effects: list[Effect] = []
-        for one in [one for one in self._settling if one.table and one.view > of.view.number]:
+        known = {placed.number for placed in of.view.tables}
+        new = [one for one in self._settling if one.table and one.view > of.view.number and one.number not in known]
+        for one in new:
             self._settling.remove(one)
             del self._changes[one.asker, one.request]
             if one.table in of.roster.tables:

@@ -269,12 +269,15 @@ def test_what_was_done_to_a_segment_on_its_way_is_not_skipped_because_another_on
     town.deliver()
     town.post.clear()
     for number in range(3):
-        town.push(number, "a", [0])
+        town.push(number, "a", [0], floor=number)
         town.post.clear()  # it is cut off
     town.become(placed(spec, on_its_way, m.Place(2, ["a", "b"], since=2)))
     town.settle()
     assert town.opened() == [[1]] and any(isinstance(one, m.Full) for one in town.told)
     assert town.values(0) == {"a": 3.0, "b": 3.0} and len(town.digests(0)) == 1
+    assert (
+        len(town.digests(1)) == 1
+    )  # that numbers were over in the first said nothing about the second, on either side
 
 
 def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_those_it_gave_away() -> None:

@@ -17,6 +17,9 @@ HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
 COORDINATOR = "coordinator"  # its name, everywhere
 NAME_CHARS = 128  # node and table names
+TOKEN_CHARS = 128  # which life of a node it is
+ADDRESS_CHARS = 512  # without its key
+VIEW_BYTES = HEADER_BYTES * 3 // 4  # of a view that takes more members: what else grows in it has room, too
 MEMBERS = 1_024  # nodes in one cluster
 TABLES = 256  # tables in one cluster
 GROUPS = 64  # of workers that the operator has named
@@ -132,6 +135,7 @@ LOAD_ABOVE = 0.25  # a server that is asked for so much more than the mean gives
 LOAD_GAIN = 0.05  # if that spares it this much of the mean
 
 # Nodes of other hosts.
+HOST_NODES = 64  # that one command starts
 HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
 HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
 LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same

@@ -11,14 +11,17 @@ write to the model.
 from __future__ import annotations
 
 import re
+from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal import limits
 from shoal.errors import Invalid
 
 if TYPE_CHECKING:
     from shoal.wire.security import Safety
 
-_LOCAL = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://", "inproc://", "memory:")
+_LOCAL = ("ipc://", "inproc://", "memory:")
+_LOOPBACK = ("localhost", "[::1]")
 _SOCKET_PATH = 100  # characters: a Unix socket's path ends at 107
 _KEY = re.compile(r"(\w+://)([a-z2-7]{52})@(.*)", re.DOTALL)
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[\w.*-]+):(\d+|\*)")
@@ -44,13 +47,27 @@ def with_key(address: str, key: str) -> str:
 
 def is_local(address: str) -> bool:
     """Nobody outside of this machine can reach it."""
-    return parsed(address).plain.startswith(_LOCAL)
+    plain = parsed(address).plain
+    if plain.startswith(_LOCAL):
+        return True
+    found = _TCP.fullmatch(plain)
+    return found is not None and (found[1] in _LOOPBACK or _is_loopback(found[1]))
+
+
+def _is_loopback(host: str) -> bool:
+    """127.x.y.z as numbers: a name that begins so may be anywhere."""
+    try:
+        return IPv4Address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_address(address: str, safety: Safety | None = None) -> None:
     """Raises Invalid if nobody may be called or heard there; by default only this machine is safe."""
     plain = parsed(address).plain if isinstance(address, str) else ""
-    if not plain.startswith(_LOCAL):
+    if len(plain) > limits.ADDRESS_CHARS:
+        raise Invalid(f"address {plain[:64]!r}... has {len(plain):,} characters: {limits.ADDRESS_CHARS} at most")
+    if not is_local(plain):
         if not _TCP.fullmatch(plain):
             raise Invalid(f"address {address!r} is none: give tcp://HOST:PORT, or ipc://PATH on this machine")
         if safety is None or not (safety.has_keys or safety.is_insecure):

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import click
+
+
+class Finite(click.FloatRange):
+    """A number in a range; not nan, which is in none and lets every wait go on for ever, nor infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number of that kind.", param, ctx)
+        return found
 
 
 class Wrong(click.ClickException):

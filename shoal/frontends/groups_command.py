@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.doors import Wrong, end_when_told
+from shoal.doors import Finite, Wrong, end_when_told
 
 
 @click.command()
@@ -112,9 +112,7 @@ def _line(one: dict[str, Any]) -> str:
 )
 @click.option("--table", default="weights", show_default=True, help="Another group's is named as group/weights.")
 @click.option("--group", default="", help="Judge as a member of this group, which may read that table.")
-@click.option(
-    "--every", type=click.FloatRange(0.05), help="Judge again and again, so many seconds apart, while it goes on."
-)
+@click.option("--every", type=Finite(0.05), help="Judge again and again, so many seconds apart, while it goes on.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each.")
 def evaluate(
     where: str, data: str, job: Path | None, table: str, group: str, every: float | None, as_json: bool

@@ -16,7 +16,7 @@ from shoal.errors import Invalid
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
-from shoal.wire.groups import Allow, Dissolve
+from shoal.wire.groups import Allow, Dissolve, Group
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
@@ -96,7 +96,7 @@ class Changing:
             case m.Delay(_, name, max_delay):
                 of.roster.delay(name, max_delay)
             case Allow(_, group):
-                groups.allow(of.roster, group)
+                self._allow(group, of)
             case Dissolve(_, name):
                 for one in groups.dissolve(of.roster, name, sender):
                     of.see_off(one, "its group was dissolved")
@@ -104,10 +104,23 @@ class Changing:
 
     def _create(self, create: m.Create, of: Coordinator) -> tuple[str, int]:
         placed = of.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
-        if len(coding.encode(of.roster.view())) > limits.HEADER_BYTES // 2:
+        if _is_too_long(of):
             of.roster.drop(create.name)
-            raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
+            raise Invalid(
+                f"table {create.name!r} is one too many: all tables, members and groups together are more than one message can tell"
+            )
         return placed.name, placed.number
+
+    def _allow(self, group: Group, of: Coordinator) -> None:
+        before = dict(of.roster.groups)
+        groups.allow(of.roster, group)
+        if _is_too_long(of):
+            of.roster.groups.clear()
+            of.roster.groups.update(before)
+            of.roster.changed()
+            raise Invalid(
+                f"group {group.name!r} is one too many: tables, members and groups are more than one message can tell"
+            )
 
     def settle(self, of: Coordinator) -> list[Effect]:
         """Answer the changes that are on disk, and that every server has seen."""
@@ -143,3 +156,8 @@ class Changing:
         view = self._settling[0].view if self._settling else 0
         late = [name for name in of.roster.servers() if of.roster.people[name].view < view]
         return ", ".join(late) or ("the servers" if of.told else "the journal")
+
+
+def _is_too_long(of: Coordinator) -> bool:
+    """Half of a message: members that come, and segments that move, have room."""
+    return len(coding.encode(of.roster.view())) > limits.HEADER_BYTES // 2

@@ -243,7 +243,7 @@ class Coordinator:
 
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
-            return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name!r}"))]
+            return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name[:64]!r}"))]
         if (reason := why_not(self.roster, hello, self.check_address)) != "":
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
@@ -316,8 +316,11 @@ class Coordinator:
         person.heard, person.view = now, max(person.view, beat.view)
         self.roster.loads.heard(sender, beat, self.roster.tables)
         effects: list[Effect] = []
-        for number, reason in beat.failed.items():
-            effects += self.changing.undo(number, reason, self)
+        if beat.failed and person.member.role != "server":  # nobody else sets tables up
+            self.counts["unexpected"] += 1
+        else:
+            for number, reason in beat.failed.items():
+                effects += self.changing.undo(number, reason, self)
         if beat.view < self.view.number:
             return [*effects, Send(sender, self.view)]
         return [*effects, Send(sender, m.Alive(self.view.term, self.view.number))]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal import limits
-from shoal.cluster import rebalance
+from shoal.cluster import groups, rebalance
 from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
 from shoal.events import Handed, Leaving, Split
@@ -76,7 +76,7 @@ class Elastic:
         if name in of.roster.released or (person is not None and person.member.leaving):
             return "", []
         if person is None:
-            return f"there is no {name!r} here (members: {', '.join(of.roster.people)})", []
+            return f"there is no {name[:64]!r} here (members: {', '.join(of.roster.people)})", []
         role = person.member.role
         if role not in ("server", "worker"):
             return f"{name} is a {role}: only servers and workers are let go", []
@@ -97,6 +97,8 @@ class Elastic:
 
     def drain(self, now: int, sender: str, drain: m.Drain, of: Coordinator) -> list[Effect]:
         """Somebody wants a node to go: told so when that is on disk, or why it cannot be."""
+        if why := groups.may_not_drain(of.roster, sender, drain.name):
+            return [Send(sender, m.No(drain.request, "setting", why))]
         why, effects = self.leave(now, drain.name, f"{sender} asked for it", of)
         if why:
             return [*effects, Send(sender, m.No(drain.request, "setting", why))]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
+from shoal.wire import coding
 from shoal.wire import messages as m
 
 _CALLED = ("server", "scheduler")  # by others, so they must say where they are reached
@@ -16,9 +18,25 @@ def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]
     """Why this node may not join; empty if it may."""
     return (
         roster.may_join(hello.name, hello.role, hello.token)
+        or _unbounded(hello)
         or groups.refuses(roster, hello)
         or _unreachable(hello, check_address)
+        or _crowded(roster, hello)
     )
+
+
+def _unbounded(hello: m.Hello) -> str:
+    """It would be in every record of the journal."""
+    if not hello.token or len(hello.token) > limits.TOKEN_CHARS or not hello.token.isprintable():
+        return f"a token has 1 to {limits.TOKEN_CHARS} printable characters"
+    return ""
+
+
+def _crowded(roster: Roster, hello: m.Hello) -> str:
+    """A view that no message could tell would keep everybody from hearing of anything."""
+    if hello.name in roster.people or len(coding.encode(roster.view())) <= limits.VIEW_BYTES:
+        return ""
+    return "the cluster is full: its members, tables and groups are as many as one message can tell"
 
 
 def _unreachable(hello: m.Hello, check_address: Callable[[str], None]) -> str:

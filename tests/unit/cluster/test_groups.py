@@ -162,3 +162,12 @@ def test_a_checkpoint_is_of_one_groups_tables_under_its_own_names() -> None:
     assert [table.name for table in groups.part_of(roster.view(), "b").tables] == ["w"]
     assert groups.part_of(roster.view(), "b").tables[0].number == roster.tables["b/w"].number
     assert groups.part_of(roster.view(), "").tables == [roster.tables["w"]]
+
+
+@pytest.mark.parametrize("name", ["", CLUSTER, "a/b", "x" * 900_000])
+@pytest.mark.parametrize("who", ["operator", "b/ann"])
+def test_only_a_group_is_dissolved_never_the_cluster_itself(who: str, name: str) -> None:
+    roster = roster_of("operator", "b/ann")
+    with pytest.raises(Invalid) as refused:
+        groups.check_change(roster, who, Dissolve(1, name))
+    assert len(str(refused.value)) < 200

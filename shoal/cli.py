@@ -161,7 +161,11 @@ def train(
         raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     given: dict[str, object] = {"model": model, "strategy": strategy, "workers": workers, "servers": servers}
     given |= {"copies": copies, "seed": seed, "data.test": test, "stop.epochs": epochs, "verbosity": verbosity}
-    given |= {"launch.listen": listen, "launch.keys": keys, "launch.insecure": insecure or None}
+    given |= {
+        "launch.listen": listen,
+        "launch.keys": keys and os.path.abspath(os.path.expanduser(keys)),
+        "launch.insecure": insecure or None,
+    }
     given |= {"launch.how": on, "strategy.allow_disconnected": allow_disconnected or None}
     settings = {name: value for name, value in given.items() if value is not None}
     try:
@@ -260,16 +264,22 @@ def status(
 ) -> None:
     """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
 
-    Exit code 1 if nobody is there.
+    \b
+    incarnation   a number that every node gets when it joins, never given twice: a node that comes back has another
+    heard         when the coordinator heard of it last
+    view          the numbered list of members and parts that it knows; yellow: not the newest
+    clock         steps that a worker has done; parts, rows/s: what a server holds, and is asked for
+    term          how often the coordinator was started; generation: how often all went back to a checkpoint
+
+    Exit code 1 if nobody is there, or the run has ended.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.launch.looking import address_of, is_of_peers, look_at
+    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
     from shoal.views.status import facts, page
-    from shoal.wire.security import Safety
 
     try:
         address = address_of(where)
-        safety = Safety.chosen(keys, insecure, at=address)
+        safety = safety_for(where, keys, insecure)
         if is_of_peers(where, safety):
             if watch:
                 raise Invalid("a run of peers is watched where it was begun: leave --watch away to look once")

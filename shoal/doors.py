@@ -10,20 +10,22 @@ from typing import Any
 import click
 
 
-class Finite(click.FloatRange):
-    """A number in a range; not nan, which is in none and lets every wait go on for ever, nor infinity."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value} is no number of that kind.", param, ctx)
-        return found
-
-
 class Wrong(click.ClickException):
     """What was asked for cannot be; the message says it all, so no usage is shown."""
 
     exit_code = 2
+
+
+class Seconds(click.FloatRange):
+    """So many at least; and a number, which "nan" and "inf" are not: whoever waits for those waits for ever."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return found
 
 
 def end_when_told() -> None:

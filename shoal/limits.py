@@ -17,8 +17,6 @@ HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
 COORDINATOR = "coordinator"  # its name, everywhere
 NAME_CHARS = 128  # node and table names
-TOKEN_CHARS = 128  # which life of a node it is
-ADDRESS_CHARS = 512  # without its key
 VIEW_BYTES = HEADER_BYTES * 3 // 4  # of a view that takes more members: what else grows in it has room, too
 MEMBERS = 1_024  # nodes in one cluster
 TABLES = 256  # tables in one cluster
@@ -53,6 +51,8 @@ CONNECTIONS_LEAST = 8
 CONNECTIONS_AGAIN = 0.9  # of them: when so few are left, more are taken
 DESCRIPTORS_KEPT = 128  # for a node's own files and calls, and those who call while the door is being closed
 LOG_LINES = 50  # about callers that were refused, in a second; more are counted
+LOG_AGAIN = 5 * SECOND  # until the same line is written again, if it comes; then twice as long,
+LOG_SELDOM = 600 * SECOND  # and this at last
 REFUSED_AFTER = 3  # handshakes in a row that the other side broke off: it will not have us
 REDIAL = 1 * SECOND  # between two calls to a node that refused us
 
@@ -66,6 +66,7 @@ CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
 QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
 BUSY_RETRY = 50 * MILLISECOND
+BUSY_MOST = 250 * MILLISECOND  # who is busy again and again is asked less and less often, but not less than this
 
 # How much a server holds for others.
 HELD_BYTES = 1_024 * MB  # pushes of steps beyond the oldest open one
@@ -135,9 +136,9 @@ LOAD_ABOVE = 0.25  # a server that is asked for so much more than the mean gives
 LOAD_GAIN = 0.05  # if that spares it this much of the mean
 
 # Nodes of other hosts.
-HOST_NODES = 64  # that one command starts
 HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
 HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
+COUNT = 64  # nodes that one command starts on a host
 LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same
 FEED = 64  # events that a coordinator remembers for who looks on
 UNFIT = 100  # nodes that could not take part, told one by one

@@ -24,7 +24,7 @@ from shoal.wire.groups import CLUSTER, SCHEDULER, Allow, Dissolve, Group, Lost, 
 if TYPE_CHECKING:
     from shoal.cluster.membership import Roster
 
-WEIGHTS = ".f32"  # how the name of a file ends that a group's servers read
+WEIGHTS = ".f32"  # how the name of a file ends that servers read for a group
 _ROLES = ("worker", "client", "evaluator", SCHEDULER)  # that a group's members have
 
 
@@ -79,17 +79,6 @@ def ended(roster: Roster, sender: str, lost: Lost) -> bool:
     )
 
 
-def may_not_drain(roster: Roster, sender: str, name: str) -> str:
-    """Why it is not for this one to ask that node to go; empty if it is."""
-    asker = roster.people.get(sender)
-    if asker is None:
-        return "only a member may let a node go: say hello first"
-    group = asker.member.group
-    if group and namespace(name) != group:
-        return f"{sender} is of group {group!r}, and {name[:64]!r} is not: only the operator lets it go"
-    return ""
-
-
 # ---------------------------------------------------------------- changes of tables
 
 
@@ -109,8 +98,10 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
         case Allow(_, asked):
             _check_allow(roster, group, sender, asked)
         case Dissolve(_, name):
-            if not is_group(name):  # the cluster's own tables are nobody's to dissolve
-                raise Invalid(f"group {name[:64]!r} is none: name the group that is to go (shoal groups shows them)")
+            if not is_group(name):
+                raise Invalid(
+                    f"group {name[:64]!r}: there is none of such a name; tables of no group are dropped one by one"
+                )
             if group and group != name:
                 raise Invalid(f"{sender} is of group {group!r}: only the operator dissolves another one")
             if not group and dealer(name) in roster.people:
@@ -120,6 +111,25 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
 def allow(roster: Roster, group: Group) -> None:
     roster.groups[group.name] = group
     roster.changed()
+
+
+def unallow(roster: Roster, name: str, before: Group | None) -> None:
+    """As it was before."""
+    if before is None:
+        roster.groups.pop(name, None)
+    else:
+        roster.groups[name] = before
+
+
+def may_send_away(roster: Roster, sender: str, name: str) -> str:
+    """Why this one may not let that node go; empty if it may."""
+    person = roster.people.get(sender)
+    if person is None:
+        return "only a member may let a node go: say hello first"
+    group = person.member.group
+    if group and namespace(name) != group:
+        return f"{sender} is of group {group!r}, and {name[:64]!r} is not: only the operator lets it go"
+    return ""
 
 
 def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
@@ -169,8 +179,8 @@ def _check_allow(roster: Roster, group: str, sender: str, asked: Group) -> None:
         raise Invalid(f"group {asked.name[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not {CLUSTER!r}")
     if strange := [one for one in asked.reads if one != CLUSTER and not is_group(one)]:
         raise Invalid(f"reads={strange[0][:64]!r}: needs names of groups, or {CLUSTER!r} for the tables of none")
-    if len(asked.reads) > limits.GROUPS + 1 or len(set(asked.reads)) < len(asked.reads):
-        raise Invalid(f"reads: each group once, {limits.GROUPS} and {CLUSTER!r} at most, not {len(asked.reads):,}")
+    if len(asked.reads) > limits.GROUPS or len(set(asked.reads)) < len(asked.reads):
+        raise Invalid(f"reads={len(asked.reads):,} groups: {limits.GROUPS} at most, each once")
     if asked.name not in roster.groups and len(roster.groups) >= limits.GROUPS:
         raise Invalid(f"{limits.GROUPS} groups have been named already")
 

@@ -159,17 +159,24 @@ class Handing:
         if place.filling or one.source not in place.servers:
             return False
         if not one.target:
-            if len(place.servers) < 2:
-                return False
+            if not any(self._is_here(name) for name in place.servers if name != one.source):
+                return False  # who is left may be dead, and nobody has noticed yet
             return self._put_one(table, one.segment, self._left(place, one.source))
         person = self.people.get(one.target)
         if person is None or person.member.leaving or person.suspected:
             return False
         if one.target in place.servers:
+            if person.view < place.epoch:
+                return False
             return self._put_one(table, one.segment, self._swapped(place, one.source, one.target))
         if not self._may_fill(now, one.target, place):
             return False
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
+
+    def _is_here(self, name: str) -> bool:
+        """Whether this server has shown the newest view: it lived when whatever is to be done now was known already."""
+        person = self.people.get(name)
+        return person is not None and not person.suspected and person.view >= self.number
 
     def leave(self, name: str) -> None:
         """A node is to go: it is given nothing more, and what it was being filled with goes to others."""

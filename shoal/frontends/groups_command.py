@@ -10,29 +10,37 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.doors import Finite, Wrong, end_when_told
+from shoal.doors import Seconds, Wrong, asks_for_keys, end_when_told
 
 
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
 @click.option("--allow", metavar="GROUP", help="Say what this group may have from now on, by the options below.")
-@click.option("--mb", type=click.IntRange(0), default=0, help="Megabytes of weights.  [default: no bound]")
-@click.option("--tables", type=click.IntRange(0), default=limits.GROUP_TABLES, show_default=True)
-@click.option("--members", type=click.IntRange(0), default=limits.GROUP_MEMBERS, show_default=True)
 @click.option(
-    "--reads", multiple=True, metavar="GROUP", help="It may pull from that group's tables; cluster: those of none."
+    "--mb", type=click.IntRange(0), help="Megabytes of weights; 0: no bound.  [default: as before; at first no bound]"
+)
+@click.option("--tables", type=click.IntRange(0), help=f"[default: as before; at first {limits.GROUP_TABLES}]")
+@click.option("--members", type=click.IntRange(0), help=f"[default: as before; at first {limits.GROUP_MEMBERS}]")
+@click.option(
+    "--reads",
+    multiple=True,
+    metavar="GROUP",
+    help="It may pull from that group's tables; cluster: those of none; may be repeated.  [default: as before]",
 )
 @click.option("--dissolve", metavar="GROUP", help="Forget all tables of a group that is not at work any more.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@asks_for_keys
 def groups(
     where: str,
     allow: str | None,
-    mb: int,
-    tables: int,
-    members: int,
+    mb: int | None,
+    tables: int | None,
+    members: int | None,
     reads: tuple[str, ...],
     dissolve: str | None,
     as_json: bool,
+    keys: str | None,
+    insecure: bool,
 ) -> None:
     """Groups of workers on one group of servers: what each has, and what it may have.
 
@@ -40,15 +48,25 @@ def groups(
     shoal groups runs/first
     shoal groups runs/first --allow b --mb 200 --tables 4 --reads cluster
     shoal groups runs/first --dissolve b
+
+    With keys: what groups may have is said with the coordinator's key, on its machine.
     """
     from shoal.errors import Invalid, ShoalError
-    from shoal.launch.local import connect
-    from shoal.launch.looking import address_of
+    from shoal.launch.clients import connect_by
+    from shoal.launch.looking import address_of, safety_for
+    from shoal.wire.groups import Group
 
     try:
-        with connect(address_of(where)) as kv:
+        with connect_by(safety_for(where, keys, insecure), address_of(where)) as kv:
             if allow is not None:
-                kv.allow(allow, mb=mb, tables=tables, members=members, reads=reads)
+                before = next((one for one in kv.groups() if one.name == allow), Group(allow))
+                kv.allow(
+                    allow,
+                    mb=before.mb if mb is None else mb,
+                    tables=before.tables if tables is None else tables,
+                    members=before.members if members is None else members,
+                    reads=reads or before.reads,
+                )
             if dissolve is not None:
                 kv.dissolve(dissolve)
             found = _rows(kv)
@@ -96,11 +114,14 @@ def _rows(kv: Any) -> list[dict[str, Any]]:
 
 def _line(one: dict[str, Any]) -> str:
     size = "no end to its keys" if one["mb"] is None else f"{one['mb']:,.1f} MB"
-    most = f" of {one['mb_most']:,}" if one["mb_most"] else ""
+    most = f" of {one['mb_most']:,}" if one["mb_most"] else ", no bound"
+    over = one["mb_most"] and one["mb"] is not None and one["mb"] > one["mb_most"]
+    over = over or one["members"] > one["members_most"] or len(one["tables"]) > one["tables_most"]
     reads = f", reads {', '.join(one['reads'])}" if one["reads"] else ""
     return (
         f"{one['group']}: {'at work' if one['at_work'] else 'not at work'}, {one['members']} of {one['members_most']} members, "
         f"{len(one['tables'])} of {one['tables_most']} tables ({', '.join(one['tables']) or 'none'}), {size}{most}{reads}"
+        + ("; more than it may have: what is there stays, and nothing is added" if over else "")
     )
 
 
@@ -112,10 +133,19 @@ def _line(one: dict[str, Any]) -> str:
 )
 @click.option("--table", default="weights", show_default=True, help="Another group's is named as group/weights.")
 @click.option("--group", default="", help="Judge as a member of this group, which may read that table.")
-@click.option("--every", type=Finite(0.05), help="Judge again and again, so many seconds apart, while it goes on.")
+@click.option("--every", type=Seconds(0.05), help="Judge again and again, so many seconds apart, while it goes on.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each.")
+@asks_for_keys
 def evaluate(
-    where: str, data: str, job: Path | None, table: str, group: str, every: float | None, as_json: bool
+    where: str,
+    data: str,
+    job: Path | None,
+    table: str,
+    group: str,
+    every: float | None,
+    as_json: bool,
+    keys: str | None,
+    insecure: bool,
 ) -> None:
     """Judge the model of a run on DATA, while others train it or afterwards.
 
@@ -132,7 +162,8 @@ def evaluate(
 
     end_when_told()
     try:
-        with Judging(where, data, None if job is None else Job.load(job), table, group) as judging:
+        known = None if job is None else Job.load(job)
+        with Judging(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
             while True:
                 found = judging.look()
                 _show(found, as_json)

@@ -80,6 +80,8 @@ def _said_how_to_go_on(folder: Path) -> Iterator[None]:
                 raise KeyboardInterrupt(left) from None
             wait = limits.HOST_PATIENCE // limits.SECOND
             say(f"interrupted{left} (who is here waits {wait} s for that)")
+        elif not folder.exists():
+            say(f"nothing had begun, so {click.format_filename(folder)} is not there any more: start it as before")
         raise
 
 
@@ -95,7 +97,7 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "verbosity": options["verbosity"],
         "launch.listen": options["listen"],
         "launch.advertise": options["advertise"],
-        "launch.keys": options["keys"],
+        "launch.keys": options["keys"] and os.path.abspath(os.path.expanduser(options["keys"])),
         "launch.insecure": options["insecure"] or None,
     }
     return {name: value for name, value in given.items() if value is not None} | settings_of(options["changes"])

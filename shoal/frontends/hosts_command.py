@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.doors import Finite, Wrong, asks_for_keys
+from shoal.doors import Seconds, Wrong, asks_for_keys
 from shoal.frontends.launch_command import launch as script
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -68,15 +68,15 @@ taking_part = options_of(
     click.option("--advertise", metavar="ADDRESS", help="What others call it by, if not that."),
     click.option("--modules", multiple=True, help="Code that may be imported: mine, net.py:Net; may be repeated."),
     click.option("--data", metavar="PATH", help="Of a worker: where the rows are on this host.  [default: as the job says]"),
-    click.option("--count", type=click.IntRange(1, limits.HOST_NODES), default=1, show_default=True, help="So many, each a process."),
+    click.option("--count", type=click.IntRange(1, limits.COUNT), default=1, show_default=True, help="So many, each a process."),
     click.option(
         "--patience",
-        type=Finite(1.0),
+        type=Seconds(1.0),
         metavar="SECONDS",
         help="Without a word from the coordinator, which may be started again: then it ends.  [default: 60]",
     ),
     click.option(
-        "--within", type=Finite(1.0), metavar="SECONDS", help="For the coordinator to come up.  [default: 600]"
+        "--within", type=Seconds(1.0), metavar="SECONDS", help="For the coordinator to come up.  [default: 600]"
     ),
     click.option("--quiet", is_flag=True, help="Say nothing but how it ended."),
     asks_for_keys,
@@ -159,7 +159,7 @@ def take_part(where: str, role: Any, **options: Any) -> None:
 @click.option("--seed", type=int)
 @click.option("--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of a job; may be repeated.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The run's folder.  [default: runs/...]")
-@click.option("--within", type=Finite(1.0), metavar="SECONDS", help="For the servers to come.  [default: 600]")
+@click.option("--within", type=Seconds(1.0), metavar="SECONDS", help="For the servers to come.  [default: 600]")
 @click.option("--verbosity", type=click.IntRange(0, 3), help="As of shoal train.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def coordinator(**options: Any) -> None:

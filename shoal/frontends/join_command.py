@@ -46,12 +46,11 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
     there.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.launch.looking import address_of, is_of_peers, look_at
-    from shoal.wire.security import Safety
+    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
 
     try:
         _check_joinable(where)
-        safety = Safety.chosen(options["keys"], options["insecure"], at=address_of(where))
+        safety = safety_for(where, options["keys"], options["insecure"])
         peers = is_of_peers(where, safety)
         if not peers and role is None:
             with contextlib.closing(look_at(address_of(where), safety)) as looking:
@@ -111,8 +110,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
     from shoal.errors import Invalid, ShoalError, Unanswered
     from shoal.launch import joining
     from shoal.launch.leaving import let_go
-    from shoal.launch.looking import address_of, is_of_peers, look_at
-    from shoal.wire.security import Safety
+    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -120,7 +118,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
     try:
         _check_joinable(where)
         address = address_of(where)
-        safety = Safety.chosen(keys, insecure, at=address)
+        safety = safety_for(where, keys, insecure)
         if is_of_peers(where, safety):
             joining.leave(where, name, say)
         else:

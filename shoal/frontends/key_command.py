@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,11 +14,21 @@ from shoal.doors import Wrong
 if TYPE_CHECKING:
     from shoal.wire.keyring import Key, Own
 
+
+class _Place(click.Path):
+    """A folder; the empty name of one that a script has not set is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) == "":
+            self.fail("the name of the folder is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _FOLDER = click.option(
     "--keys",
     "folder",
     metavar="FOLDER",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_Place(file_okay=False, path_type=Path),
     help="Where this host's keys are.  [default: $SHOAL_KEYS, or ~/.config/shoal/keys]",
 )
 
@@ -44,7 +54,7 @@ def key() -> None:
 @key.command("new")
 @click.argument("name")
 @click.option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The same as --keys.")
+@click.option("--out", type=_Place(file_okay=False, path_type=Path), help="The same as --keys.")
 @_FOLDER
 def new(name: str, role: str | None, out: Path | None, folder: Path | None) -> None:
     """Make a key pair called NAME: a secret that stays here, and a line for the others."""
@@ -129,11 +139,26 @@ def list_keys(as_json: bool, folder: Path | None) -> None:
     click.echo("own keys:" if own else "no own key yet: shoal key new NAME")
     for one in own:
         click.echo(f"    {one.line}")
-    click.echo("may call:" if allowed else "nobody may call: shoal key add LINE")
-    for other in allowed:
-        click.echo(f"    {other.line}")
+    _show_list([one for one in allowed if one.role != keyring.REVOKED], own)
+    if gone := [one for one in allowed if one.role == keyring.REVOKED]:
+        click.echo("revoked, and never let in again:")
+        for other in gone:
+            click.echo(f"    {other.name}:{other.public}")
     for text in wrong:
         click.echo(f"not understood: {text}", err=True)
+
+
+def _show_list(may: list[Key], own: list[Own]) -> None:
+    if may:
+        click.echo("may call:")
+        for one in may:
+            click.echo(f"    {one.line}")
+    elif own and all(one.role != "coordinator" for one in own):
+        click.echo(
+            "who may call is said on the coordinator's machine, and it tells the servers: nothing is missing here"
+        )
+    else:
+        click.echo("nobody may call: shoal key add LINE")
 
 
 def _facts(keys: list[Key] | list[Own]) -> list[dict[str, str]]:

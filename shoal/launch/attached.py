@@ -40,7 +40,8 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
     """The job as it will be run by this group on the servers there, and how. ``where`` is an address, a run's folder, or a cluster."""
     if where is None or group is None:
         raise Invalid(
-            "a group of workers needs the servers of a cluster, and a name: give both, the address and the group"
+            "a group of workers needs the servers of a cluster, and a name: give both, the address (--servers-at, cluster=) and the "
+            "group (--group, group=)"
         )
     if not is_group(group):
         raise Invalid(f"group {group!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")

@@ -26,7 +26,6 @@ import msgspec
 
 from shoal.errors import Invalid, ShoalError
 from shoal.events import RunEvent
-from shoal.wire.descriptors import raise_descriptors
 
 if TYPE_CHECKING:
     from shoal.wire import Transport
@@ -130,6 +129,8 @@ def run(orders: Orders, nursery: int, hangup: int, reports: int, inbox: int = -1
 
     ``hangup`` is watched, ``reports`` written to; by ``inbox`` a coordinator or a peer hears from the top process.
     """
+    from shoal.wire.descriptors import raise_descriptors  # late: it brings all messages, and --help needs none
+
     raise_descriptors()
     watch = threading.Thread(target=end_with, args=(nursery, hangup, orders.folder), name="shoal-watch", daemon=True)
     watch.start()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shoal import limits
 from shoal.nodes.blocking import KV
 from shoal.nodes.worker import Worker
 from shoal.wire import Transport
 from shoal.wire.groups import member_name
+
+if TYPE_CHECKING:
+    from shoal.wire.security import Safety
 
 
 def connect(
@@ -29,9 +32,14 @@ def connect(
     key in the address, this side needs one, too: in the folder ``keys``, that of SHOAL_KEYS, or the usual one. ``insecure`` does without.
     """
     from shoal.wire.security import Safety
+
+    return connect_by(Safety.chosen(keys, insecure, at=address), address, role, name, group)
+
+
+def connect_by(safety: Safety, address: str, role: str = "client", name: str | None = None, group: str = "") -> KV:
+    """The same, with keys that are known."""
     from shoal.wire.zmq import ZmqTransport
 
-    safety = Safety.chosen(keys, insecure, at=address)
     given = name or f"{role}-{secrets.token_hex(4)}"
     name = member_name(given, group) if group else name or safety.named(given, role)
     transport = ZmqTransport(name, safety=safety)

@@ -28,13 +28,12 @@ from shoal.job import Job
 from shoal.launch.addresses import advertised, beside, new_name
 from shoal.launch.child import prepare
 from shoal.launch.code import allowed
-from shoal.launch.looking import Looking, address_of, look_at
+from shoal.launch.looking import Looking, address_of, look_at, safety_for
 from shoal.launch.processes import _short_folder
 from shoal.launch.serving import Serving
 from shoal.nodes.guest import Guest
 from shoal.nodes.loop import Loop
 from shoal.wire import messages as m
-from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Visitor:
     def __init__(self, terms: Terms, role: Role, say: Say = lambda text: None) -> None:
         self.terms, self.role, self.say = terms, role, say
         self.address = address_of(terms.where)
-        self.safety = Safety.chosen(terms.keys, terms.insecure, at=self.address)
+        self.safety = safety_for(terms.where, terms.keys, terms.insecure)
         self.name = terms.name or self.safety.named(new_name(role), role)
         self.asked = False  # to leave
         self._leave: Callable[[int], None] | None = None
@@ -90,10 +89,20 @@ class Visitor:
         address = self.address
         with contextlib.closing(look_at(address, self.safety)) as looking:
             about = self._about(looking, address)
+            self._check_name(looking)
             if self.role == "server":
                 _check_modules(about, self.terms.modules)
                 return self._serve(address)
             return self._work(address, looking, about)
+
+    def _check_name(self, looking: Looking) -> None:
+        """Before anything is said by that name: the coordinator would refuse it, but answers to its owner would come here meanwhile."""
+        with contextlib.suppress(Unanswered):
+            for one in looking.look().members if self.terms.name else ():
+                if one.name == self.name and "server" in (one.role, self.role) and not one.suspected:
+                    raise ClusterError(
+                        f"the name {self.name!r} is taken by a {one.role} that is alive: choose another (--name)"
+                    )
 
     def _about(self, looking: Looking, address: str) -> m.Described:
         about = self._ask(looking, address)

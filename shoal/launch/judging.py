@@ -20,10 +20,11 @@ from shoal.data.datasets import NAMED, Source, load
 from shoal.errors import Invalid, Unanswered
 from shoal.job import Job
 from shoal.keys import KeyValues, Values
-from shoal.launch.local import connect
-from shoal.launch.looking import ADDRESS, address_of, look_at
+from shoal.launch.clients import connect_by
+from shoal.launch.looking import ADDRESS, address_of, look_at, safety_for
 from shoal.models.learning import Learner, Metrics, learner_of
 from shoal.models.linear import Linear
+from shoal.nodes.blocking import KV
 from shoal.strategies import TABLE
 
 _MODEL = "model.safetensors"
@@ -52,6 +53,9 @@ class Judging:
         table: str = TABLE,
         group: str = "",
         name: str | None = None,
+        *,
+        keys: str | None = None,
+        insecure: bool = False,
     ) -> None:
         self._where, self._table, self._address = where, table, ""
         folder = Path(where)
@@ -59,12 +63,20 @@ class Judging:
         self._kept = folder / _MODEL if "://" not in where else None
         if self._kept is None or not self._kept.is_file() or (folder / ADDRESS).exists():
             self._address = address_of(where)
-        self._kv = connect(self._address, name=name, group=group) if self._address else None
+        self._safety = safety_for(where, keys, insecure) if self._address else None
+        self._kv = self._joined(name, group) if self._safety is not None else None
         try:
             self._prepare(data)
         except BaseException:
             self.close()
             raise
+
+    def _joined(self, name: str | None, group: str) -> KV:
+        """A run of a group is reached by its scheduler, and its model by the cluster that it is a guest of."""
+        assert self._safety is not None
+        with contextlib.closing(look_at(self._address, self._safety)) as looking:
+            about = looking.describe()
+        return connect_by(self._safety, about.manager or self._address, name=name, group=group or about.group)
 
     def _prepare(self, data: str) -> None:
         features, asked = self._features(), self.job.data
@@ -116,7 +128,7 @@ class Judging:
     def _steps(self) -> int | None:
         if not self._address:
             return None
-        with contextlib.closing(look_at(self._address)) as looking, contextlib.suppress(Unanswered):
+        with contextlib.closing(look_at(self._address, self._safety)) as looking, contextlib.suppress(Unanswered):
             course = looking.look().course
             return None if course is None else course.steps
         return None

@@ -6,6 +6,7 @@ that does not come is asked for again: a coordinator that was just killed may be
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
@@ -23,7 +24,7 @@ from shoal.strategies.parameter_server import OnServers
 from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.wire import Transport
 from shoal.wire import messages as m
-from shoal.wire.address import check_address
+from shoal.wire.address import check_address, is_local, parsed
 
 if TYPE_CHECKING:
     from shoal.wire.security import Safety
@@ -258,7 +259,10 @@ def address_of(where: str) -> str:
         ) from None
     except FileNotFoundError:
         if (folder / "summary.json").exists():
-            raise ClusterError(f"the run in {where} has ended: its figures are in {folder / 'summary.json'}") from None
+            raise ClusterError(
+                f"the run in {where} has ended, or was interrupted: its figures are in {folder / 'summary.json'}; if it was interrupted it "
+                f"goes on by shoal train --resume {where} (nodes from elsewhere: shoal launch coordinator --out {where})"
+            ) from None
         if (folder / "job.toml").exists():
             if (alone := without_coordinator(folder)) is not None:
                 raise ClusterError(
@@ -273,9 +277,23 @@ def address_of(where: str) -> str:
                 f"no run is under way in {where} (or it runs as threads, which nobody can look at): if it was started just now, "
                 f"ask again in a moment; if it was ended, go on with it: shoal train --resume {where}"
             ) from None
-        raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...)") from None
+        meant = f": is tcp://{where} meant?" if re.fullmatch(r"[\w.@\[\]-]+:\d{1,5}", where) else ""
+        raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...){meant}") from None
     except OSError as error:
         raise Invalid(f"cannot read {folder / ADDRESS}: {error.strerror}") from None
+
+
+def safety_for(where: str, keys: str | None = None, insecure: bool = False) -> Safety:
+    """As the user says; else as the run in that folder was started; else what the address asks for."""
+    from shoal.wire.security import Safety
+
+    if not keys and not insecure and "://" not in where:
+        try:
+            said = Job.load(Path(where) / "job.toml").launch
+            keys, insecure = said.keys or None, said.insecure
+        except Invalid:
+            pass  # a store, or no run at all
+    return Safety.chosen(keys, insecure, at=address_of(where))
 
 
 def _has_owner(folder: Path) -> bool:
@@ -302,6 +320,8 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
 
     safety = safety or Safety.chosen(at=where)
     check_address(where, safety)
+    if parsed(where).key or not is_local(where):
+        return False  # peers stay on one machine, in the clear
     watching = Watching(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))
     try:
         watching.meet([Peer("door", "door", 0, where)])

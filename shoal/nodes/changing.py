@@ -102,25 +102,23 @@ class Changing:
                     of.see_off(one, "its group was dissolved")
         return "", 0
 
+    def _allow(self, group: Group, of: Coordinator) -> None:
+        before = of.roster.groups.get(group.name)
+        groups.allow(of.roster, group)
+        if not _fits(of):
+            groups.unallow(of.roster, group.name, before)
+            raise Invalid(
+                f"group {group.name!r} may read too many others: all that is told of groups has no room in a view"
+            )
+
     def _create(self, create: m.Create, of: Coordinator) -> tuple[str, int]:
         placed = of.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
-        if _is_too_long(of):
+        if not _fits(of):
             of.roster.drop(create.name)
             raise Invalid(
-                f"table {create.name!r} is one too many: all tables, members and groups together are more than one message can tell"
+                f"table {create.name!r} is one too many: all that is told of tables, members and groups has no room in a view"
             )
         return placed.name, placed.number
-
-    def _allow(self, group: Group, of: Coordinator) -> None:
-        before = dict(of.roster.groups)
-        groups.allow(of.roster, group)
-        if _is_too_long(of):
-            of.roster.groups.clear()
-            of.roster.groups.update(before)
-            of.roster.changed()
-            raise Invalid(
-                f"group {group.name!r} is one too many: tables, members and groups are more than one message can tell"
-            )
 
     def settle(self, of: Coordinator) -> list[Effect]:
         """Answer the changes that are on disk, and that every server has seen."""
@@ -158,6 +156,6 @@ class Changing:
         return ", ".join(late) or ("the servers" if of.told else "the journal")
 
 
-def _is_too_long(of: Coordinator) -> bool:
-    """Half of a message: members that come, and segments that move, have room."""
-    return len(coding.encode(of.roster.view())) > limits.HEADER_BYTES // 2
+def _fits(of: Coordinator) -> bool:
+    """Has the next view room in a message, with some to spare for those who join?"""
+    return len(coding.encode(of.roster.view())) <= limits.HEADER_BYTES // 2

@@ -32,6 +32,7 @@ from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, 
 from shoal.wire.groups import Allow, Dissolve, Lost
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
+_WHY = 200  # characters of a reason that others give
 
 
 class Coordinator:
@@ -194,6 +195,8 @@ class Coordinator:
                 return self.changing.change(sender, message, self)
             case Lost() if groups.ended(self.roster, sender, message):
                 return self._remove(now, message.name, message.why, died=True)
+            case m.No(0, "key", why) if sender in self.roster.people:  # our own door says so: it is not heard any more
+                return self._remove(now, sender, why[:_WHY], died=True)
             case m.Want() | m.Ready():
                 return self._train(now, sender, message)
             case m.Shrink() | m.Full():
@@ -316,11 +319,8 @@ class Coordinator:
         person.heard, person.view = now, max(person.view, beat.view)
         self.roster.loads.heard(sender, beat, self.roster.tables)
         effects: list[Effect] = []
-        if beat.failed and person.member.role != "server":  # nobody else sets tables up
-            self.counts["unexpected"] += 1
-        else:
-            for number, reason in beat.failed.items():
-                effects += self.changing.undo(number, reason, self)
+        for number, reason in beat.failed.items() if person.member.role == "server" else ():
+            effects += self.changing.undo(number, reason, self)
         if beat.view < self.view.number:
             return [*effects, Send(sender, self.view)]
         return [*effects, Send(sender, m.Alive(self.view.term, self.view.number))]

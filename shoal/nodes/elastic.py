@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal import limits
-from shoal.cluster import groups, rebalance
+from shoal.cluster import rebalance
+from shoal.cluster.groups import may_send_away
 from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
 from shoal.events import Handed, Leaving, Split
@@ -91,13 +92,14 @@ class Elastic:
         left = len(of.roster.staying())
         if role == "server" and left < of.roster.copies:
             effects += of.dealing.warn(
-                f"without {name} there are {left} servers for {of.roster.copies} copies: there are fewer of them"
+                f"without {name} there {'is 1 server' if left == 1 else f'are {left} servers'} for {of.roster.copies} copies, so every "
+                f"part has {left} from now on: start another server, or what the last one of them has is lost with it"
             )
         return "", effects
 
     def drain(self, now: int, sender: str, drain: m.Drain, of: Coordinator) -> list[Effect]:
         """Somebody wants a node to go: told so when that is on disk, or why it cannot be."""
-        if why := groups.may_not_drain(of.roster, sender, drain.name):
+        if why := may_send_away(of.roster, sender, drain.name):
             return [Send(sender, m.No(drain.request, "setting", why))]
         why, effects = self.leave(now, drain.name, f"{sender} asked for it", of)
         if why:

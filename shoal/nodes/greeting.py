@@ -17,18 +17,18 @@ _CALLED = ("server", "scheduler")  # by others, so they must say where they are 
 def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]) -> str:
     """Why this node may not join; empty if it may."""
     return (
-        roster.may_join(hello.name, hello.role, hello.token)
-        or _unbounded(hello)
+        _too_long(hello)
+        or roster.may_join(hello.name, hello.role, hello.token)
         or groups.refuses(roster, hello)
         or _unreachable(hello, check_address)
         or _crowded(roster, hello)
     )
 
 
-def _unbounded(hello: m.Hello) -> str:
-    """It would be in every record of the journal."""
-    if not hello.token or len(hello.token) > limits.TOKEN_CHARS or not hello.token.isprintable():
-        return f"a token has 1 to {limits.TOKEN_CHARS} printable characters"
+def _too_long(hello: m.Hello) -> str:
+    """Whatever is said here is in the journal, and in part in every view."""
+    if len(hello.token) > limits.NAME_CHARS or len(hello.group) > limits.NAME_CHARS:
+        return f"a token or the name of a group has {limits.NAME_CHARS} characters at most"
     return ""
 
 

@@ -6,6 +6,7 @@ meanwhile: where slots come in steps, segments are copied at the very step that 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -26,6 +27,8 @@ from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Stored
 from shoal.wire.groups import dealer, namespace, seen
 
+_PLACE = re.compile(r"/checkpoints/\d{8}$")
+
 
 class Keeping:
     """What one server writes and reads."""
@@ -42,10 +45,12 @@ class Keeping:
         self.later.clear()
         self._snapping = Snappings(self._disk)
 
-    def may_ask(self, sender: str, holding: Holding | None) -> bool:
-        """The coordinator may; and a scheduler, for what is its group's."""
+    def may_ask(self, sender: str, snap: m.Snap, holding: Holding | None) -> bool:
+        """The coordinator may; and a scheduler, for what is its group's, into a folder that can only be a checkpoint."""
+        if sender == self._member.coordinator:
+            return True
         group = "" if holding is None else namespace(holding.placed.name)
-        return sender == self._member.coordinator or (group != "" and sender == dealer(group))
+        return group != "" and sender == dealer(group) and _PLACE.search(snap.folder) is not None
 
     def stored(self, event: Stored) -> list[Effect]:
         return self._snapping.stored(self._member.incarnation, event)

@@ -191,6 +191,10 @@ class Scheduler:
                 return [Send(sender, self._standing(now, request))]
             case m.Refresh(request):  # whoever looks at this run sees what its members see
                 return [Send(sender, self._of_ours), Send(sender, m.Done(request))]
+            case m.Describe(request):  # nobody takes part from elsewhere, but who wants to read finds the way
+                return [Send(sender, m.Described(request, group=self.group, manager=self.manager))]
+            case m.Feed(request):  # what happens is in the events of its own run
+                return [Send(sender, m.Fed(request, 0))]
             case m.Save(request):
                 return self._save(sender, request)
             case m.Snapped() if self.points is not None:

@@ -83,7 +83,7 @@ class Server:
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
-            case Received(sender, m.Snap(_, table)) if self._keeping.may_ask(sender, self.tables.get(table)):
+            case Received(sender, m.Snap() as snap) if self._keeping.may_ask(sender, snap, self.tables.get(snap.table)):
                 effects = self._queue(now, event)
             case Stored():
                 effects = self._keeping.stored(event)

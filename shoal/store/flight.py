@@ -2,7 +2,7 @@
 
 Any answer counts as a sign of life. One that says "held" stops the resends, since the other side has the bytes; it is
 asked again only if the signs of life stop. One that says "busy" asks for it to be sent again, so that is not paid from the
-budget: it comes as often as the other side wants it. No sign for ``SILENCE`` is an error for whoever asked; twice as long
+budget: it comes when the other side wants it, and less often if that is busy again and again. No sign for ``SILENCE`` is an error for whoever asked; twice as long
 for what was said only once because others had used up the budget.
 """
 
@@ -29,6 +29,7 @@ class Letter:
     held: bool = False
     sends: int = 1
     wanted: bool = False  # the other side said when to send it again
+    refusals: int = 0  # it said so, one time after the other
     put_off: bool = False  # it was due, and others had used up the budget
 
     @property
@@ -69,7 +70,7 @@ class Flight:
             return False
         news = not letter.held
         self.held_now += news
-        letter.heard, letter.held, letter.wanted = now, True, False
+        letter.heard, letter.held, letter.wanted, letter.refusals = now, True, False, 0
         letter.again = now + 3 * limits.NOTICE  # it is told every second: three missed notices and we ask again
         return news
 
@@ -78,7 +79,9 @@ class Flight:
         if letter is not None:
             self.held_now -= letter.held
             letter.heard, letter.held, letter.wanted = now, False, True
-            letter.again = now + min(max(retry_after, limits.MILLISECOND), limits.RESEND_MOST)
+            wait = min(max(retry_after, limits.MILLISECOND), limits.RESEND_MOST)
+            letter.again = now + max(wait, min(wait << min(letter.refusals, 16), limits.BUSY_MOST))
+            letter.refusals += 1
             self._look_at(letter.again)
 
     def instead(self, now: int, letter: Letter, message: Message, arrays: Arrays) -> Effect:

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _ROLES = ("server", "worker", "evaluator", "client")
+REFUSED = (
+    "strange key",
+    "revoked key",
+    "no key",
+    "impostor",
+    "not theirs to say",
+    "other version",
+    "not a message",
+    "full",
+)
 SEGMENTS = 24  # shown one by one; more are summed up, unless all are asked for
 
 
@@ -54,6 +64,7 @@ def facts(status: Status) -> dict[str, Any]:
         ],
         "moves": [msgspec.structs.asdict(one) for one in standing.moves],
         "lost": standing.lost,
+        "refused": refused_of(status),
         "silent": status.silent,
         "segments": [msgspec.to_builtins(one) for one in status.segments()],
         "run": None if course is None else msgspec.structs.asdict(course),
@@ -72,7 +83,7 @@ def page(
     parts: list[RenderableType] = [_head(status, where)]
     if status.standing.course is not None:
         parts.append(_course(status, width))
-    parts += [Text(""), _members(status, letters)]
+    parts += [Text(""), _members(status, letters), *_gone(status)]
     for name in dict.fromkeys(one.table for one in segments):
         mine = [one for one in segments if one.table == name]
         parts += [Text(""), _table_line(name, mine, status.standing.copies)]
@@ -86,7 +97,15 @@ def page(
     if len(segments) > SEGMENTS and not everything and not brief:
         parts.append(Text(f"  {len(segments):,} segments: --segments shows them one by one", "dim"))
     parts += [Text(f"{name} does not answer", "red") for name in status.silent]
+    if refused := refused_of(status):
+        said = ", ".join(f"{number:,} by {what}" for what, number in refused.items())
+        parts += [Text(""), Text(f"callers and messages that were refused: {said}", "yellow")]
     return Group(*parts)
+
+
+def refused_of(status: Status) -> dict[str, int]:
+    """What the coordinator's door has counted, by the reason."""
+    return {what: number for what in REFUSED if (number := status.standing.counts.get(what, 0))}
 
 
 def parts_of(status: Status, server: str) -> int:
@@ -114,7 +133,7 @@ def _head(status: Status, where: str) -> Text:
     parts = [f"term {standing.term:,}", f"view {standing.view:,}", f"generation {standing.generation:,}"]
     parts.append("1 copy" if standing.copies == 1 else f"{standing.copies} copies")
     parts.append(f"checkpoint {words.clean(standing.checkpoint)}" if standing.checkpoint else "no checkpoint yet")
-    return Text.assemble((words.clean(where), "bold"), ("  ", ""), (" · ".join(parts), "dim"))
+    return Text.assemble((words.clean(parsed(where).plain), "bold"), ("  ", ""), (" · ".join(parts), "dim"))
 
 
 def _course(status: Status, width: int) -> Text:
@@ -158,10 +177,21 @@ def _members(status: Status, letters: dict[str, str]) -> Table:
             _place(one.address),
         )
     here = {one.name for one in members}
-    for name, why in status.standing.lost.items():
-        if name not in here:
-            table.add_row("", words.clean(name), "gone", "", _styled(words.clean(why), "red"), "", "", "", "", "")
+    table.columns[1].min_width = max((len(name) for name in here), default=0)  # to be typed in again: never cut
     return table
+
+
+def _gone(status: Status) -> list[RenderableType]:
+    """A line each: reasons are too long for a column."""
+    here = {one.name for one in status.standing.members}
+    lost = {name: why for name, why in status.standing.lost.items() if name not in here}
+    return [
+        _styled(
+            f"gone: {words.clean(name)}: {words.clean(why)}",
+            "dim" if words.clean(why).startswith(words.LEFT) else "red",
+        )
+        for name, why in lost.items()
+    ]
 
 
 def _place(address: str) -> str:

@@ -248,6 +248,8 @@ def summary(events: Sequence[News]) -> str:
     ends = [event for event in events if isinstance(event, Gone)]
     gone, left = [one for one in ends if not left_in_order(one)], [one for one in ends if left_in_order(one)]
     leaving = [event for event in events if isinstance(event, Leaving) and event.name not in {one.name for one in left}]
+    back = [one for one in joined if any(end.name == one.name and end.seconds <= one.seconds for end in ends)]
+    joined = [one for one in joined if one not in back]
     voided = sum(isinstance(event, Voided) for event in events)
     said = []
     if joined:
@@ -258,6 +260,8 @@ def summary(events: Sequence[News]) -> str:
         said.append(f"{_nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving")
     if left:
         said.append(f"{_nodes(left)} left{dealt_again(sum(event.slots for event in left))}")
+    if back:
+        said.append(f"{_nodes(back)} came back")
     said += _moved(events)
     if voided:
         said.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")

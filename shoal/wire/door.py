@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,14 +103,30 @@ class Guests:
 
 
 class Log:
-    """Lines on standard error, so many a second at most; the others are counted."""
+    """Lines on standard error. Whoever is refused tries again and again: the same line comes again ever more seldom, and says how often it
+    was left out. Whatever they are about, there are so many a second at most.
+    """
 
-    def __init__(self, name: str) -> None:
-        self._name, self._second, self._lines, self._left = name, 0, 0, 0
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._second, self._lines, self._left = 0, 0, 0
+        self._said: dict[str, tuple[float, float, int]] = {}  # when, until when it is left out, and how often it was
 
     def __call__(self, line: str) -> None:
-        if (now := int(time.monotonic())) != self._second:
-            self._second, self._lines = now, 0
+        now = self._clock()
+        when, until, more = self._said.pop(line, (now, now, 0))
+        if now < until:
+            self._said[line] = when, until, more + 1
+            return
+        wait = min(max(2 * (until - when), limits.LOG_AGAIN / limits.SECOND), limits.LOG_SELDOM / limits.SECOND)
+        self._said[line] = now, now + wait, 0
+        while len(self._said) > limits.MEMBERS:
+            del self._said[next(iter(self._said))]
+        self._write(now, line + (f" ({more:,} times more since this was said)" if more else ""))
+
+    def _write(self, now: float, line: str) -> None:
+        if int(now) != self._second:
+            self._second, self._lines = int(now), 0
         if self._lines >= limits.LOG_LINES:
             self._left += 1
             return
@@ -208,11 +224,12 @@ class Door:
         self.socket.send_multipart([*envelope, b"200", b"", key.encode(), b""])
 
     def _refuse(self, envelope: Envelope, key: str, address: str, guest: Key | None) -> None:
-        why = "is not on the list" if guest is None else f"was {guest.name}'s, and was revoked"
+        if guest is None:
+            why = "is not on the list: shoal key list shows who may call, shoal key add adds"
+        else:
+            why = f"was {guest.name}'s, and was revoked: it needs a new one (shoal key new, there)"
         self._counts["strange key" if guest is None else "revoked key"] += 1
-        self.log(
-            f"a caller at {address} was refused: its key {key} {why}: shoal key list shows who may call, shoal key add adds"
-        )
+        self.log(f"a caller at {address} was refused: its key {key} {why}")
         self.socket.send_multipart([*envelope, b"400", b"", b"", b""])
 
     # ------------------------------------------------------------ who is heard

@@ -29,6 +29,8 @@ class Described(Message, frozen=True):
     fingerprint: str = ""  # of the rows to train on
     modules: list[str] = []  # that servers and workers need: each host's operator names them, too
     ended: bool = False  # nobody is needed any more
+    group: str = ""  # it is the scheduler of this group who answers,
+    manager: str = ""  # and its members join here
 
 
 class Unfit(Message, frozen=True):

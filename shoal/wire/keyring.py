@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -128,12 +129,32 @@ def own_keys(folder: Path) -> list[Own]:
         files = sorted(folder.glob("*.secret"))
     except OSError as error:
         raise Invalid(f"cannot read {folder}: {error.strerror}") from None
+    if open_to_others := _open_to_others(folder):
+        raise Invalid(open_to_others)
     return [_read_own(file) for file in files]
+
+
+def _open_to_others(folder: Path) -> str:
+    """Whether somebody else could put a key on the list, and what to do about that."""
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError:
+        return ""  # there is none, or whoever reads it will say so
+    return f"{folder} can be written to by others (mode {mode:04o}): chmod 700 {folder}" if mode & 0o022 else ""
+
+
+def _plain_file(path: str, flags: int) -> int:
+    """Opens it, unless it is something that a reader could wait for."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no plain file")
+    return handle
 
 
 def _read_own(file: Path) -> Own:
     try:
-        with open(file, encoding="ascii") as opened:
+        with open(file, encoding="ascii", opener=_plain_file) as opened:
             if (mode := stat.S_IMODE(os.fstat(opened.fileno()).st_mode)) & 0o077:
                 raise Invalid(f"{file} can be read by others (mode {mode:04o}): chmod 600 {file}")
             role, name, text = opened.read(4_096).strip().split(":")
@@ -156,7 +177,9 @@ def read_list(folder: Path) -> tuple[list[Key], list[str]]:
     """Who may call, the revoked ones among them, and what is wrong with lines that are not understood."""
     path = folder / ALLOWED
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        if open_to_others := _open_to_others(folder):
+            return [], [f"{open_to_others}: until then nobody is let in"]
+        with open(path, encoding="utf-8", errors="replace", opener=_plain_file) as file:
             text = file.read(_LIST_BYTES)
     except FileNotFoundError:
         return [], []
@@ -252,11 +275,18 @@ def _private_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)
+        others = [
+            one.name for one in folder.iterdir() if one.suffix not in (".secret", ".public") and one.name != ALLOWED
+        ]
     except OSError as error:
         raise Invalid(f"cannot make {folder}: {error.strerror}") from None
-    if mode & 0o022:  # somebody else could put a key on the list
-        raise Invalid(f"{folder} can be written to by others (mode {mode:04o}): chmod 700 {folder}")
+    if open_to_others := _open_to_others(folder):
+        raise Invalid(open_to_others)
     if mode & 0o077:
+        if others:  # it is no folder of keys: whoever reads those is not to be locked out
+            raise Invalid(
+                f"{folder} has other files in it, and others can read it (mode {mode:04o}): name a folder for keys alone"
+            )
         try:
             folder.chmod(0o700)
         except OSError as error:

@@ -1,7 +1,8 @@
 """Who may say what, by the role of its key. Read by whoever listens, before anybody else sees the message.
 
     worker        pushes, pulls and asks; takes part in training; looks
-    client        the same, and whatever changes the cluster: tables, checkpoints, who is to leave; the scheduler of a group
+    client        the same, and whatever changes the cluster: tables, checkpoints, who is to leave; the scheduler of a group, and only
+                  as that it has servers write (``Snap``, which names a folder)
     server        what servers say to each other and to the coordinator; it is the only one that holds segments
     coordinator   everything: its key stands for its whole host
 
@@ -15,7 +16,7 @@ from shoal.wire import messages as m
 from shoal.wire import neighbours, peers
 from shoal.wire.address import parsed
 from shoal.wire.door import LISTEN
-from shoal.wire.groups import Allow, Dissolve, Lost
+from shoal.wire.groups import Allow, Dissolve, Lost, dealer, namespace
 from shoal.wire.keyring import Key
 
 _ANYBODY = frozenset(("worker", "client", "server"))
@@ -28,13 +29,13 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Hello, m.Heartbeat, m.Leave, m.Refresh, m.Look), _ANYBODY),
     **dict.fromkeys((m.Describe, m.Feed, m.Unfit), _ANYBODY),
     **dict.fromkeys((m.Push, m.Pull, m.Call, m.Park, m.Ask, m.Want, m.Ready), _USERS),
-    **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap, Allow, Dissolve, Lost), _CLIENTS),
+    **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap, Dissolve, Lost), _CLIENTS),
     **dict.fromkeys((m.Append, m.Appended, m.Fill, m.Filled, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),
     **dict.fromkeys((m.Shrink, m.Full, m.Snapped, m.Opened), _SERVERS),
     **dict.fromkeys((m.Fence, m.Moved, m.Rollback, m.Busy, m.No, m.Held, m.Done), _SERVERS),  # of each other's calls
     **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.Told), _NOBODY),
     **dict.fromkeys((m.View, m.Welcome, m.Over, m.Alive, m.Standing, m.Release, m.Allowed), _NOBODY),
-    **dict.fromkeys((m.Deal, m.Judge, m.Described, m.Fed, m.Dismissed), _NOBODY),
+    **dict.fromkeys((m.Deal, m.Judge, m.Described, m.Fed, m.Dismissed, Allow), _NOBODY),
     **dict.fromkeys((neighbours.Leg, neighbours.Without, neighbours.Offer, neighbours.Reached, neighbours.Meet), _USERS),
     **dict.fromkeys((neighbours.Met, neighbours.Along, neighbours.Rest, neighbours.Show, neighbours.Heard), _USERS),
     **dict.fromkeys((peers.Said, peers.Beat, peers.Greet, peers.Here, peers.Fetch, peers.Piece), _USERS),
@@ -49,10 +50,14 @@ BE = {
 }
 
 
-def objection(key: Key, message: m.Message) -> str:
-    """Why whoever has this key may not say this; empty if it may."""
+def objection(key: Key, message: m.Message, sender: str) -> str:
+    """Why whoever has this key, and calls itself so, may not say this; empty if it may."""
     why = of_kind(key, type(message))
-    return _hello(key, message) if not why and isinstance(message, m.Hello) and key.role != "coordinator" else why
+    if why or key.role == "coordinator":
+        return why
+    if isinstance(message, m.Snap | Lost) and sender != dealer(namespace(sender)):
+        return f"only the scheduler of a group says this ({type(message).__name__.lower()}), and {sender} is none"
+    return _hello(key, message) if isinstance(message, m.Hello) else ""
 
 
 def of_kind(key: Key, kind: type[m.Message]) -> str:
@@ -66,7 +71,7 @@ def of_kind(key: Key, kind: type[m.Message]) -> str:
 
 def _hello(key: Key, hello: m.Hello) -> str:
     if hello.role not in BE.get(key.role, ()):
-        return f"the key of {key.name} is a {key.role}'s, not a {hello.role}'s: shoal key new NAME --role {hello.role}, there"
+        return f"the key of {key.name} is a {key.role}'s, not a {hello.role}'s: it needs one of its own (shoal key new NAME --role {hello.role}, on its host)"
     if hello.address and key.role not in LISTEN:
         return f"the key of {key.name} is a {key.role}'s: nobody calls those, so it has no address"
     if hello.address and parsed(hello.address).key != key.public:

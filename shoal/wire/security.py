@@ -109,13 +109,17 @@ class Safety:
             return address.key
         if is_local(address.plain) or self.is_insecure:
             return ""
-        known = [key for key in self.list() if key.role == "coordinator"] if node == limits.COORDINATOR else []
+        known = self._coordinators() if node == limits.COORDINATOR else set[str]()
         if len(known) != 1:
             raise Invalid(
-                f"{address.plain} is not on this machine, and its key is not known here: give the whole address "
+                f"{address.plain} has no key in it, and which one it must have is not known here: give the whole address "
                 f"(tcp://KEY@HOST:PORT, as that side prints it), or shoal key add what shoal key list shows there"
             )
-        return known[0].public
+        return known.pop()
+
+    def _coordinators(self) -> set[str]:
+        """Keys that a coordinator has: of this host, or known to it."""
+        return {key.public for key in (*self._own, *self.list()) if key.role == "coordinator"}
 
     def list(self) -> list[Key]:
         """Who may call, the revoked ones among them."""

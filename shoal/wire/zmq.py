@@ -235,7 +235,7 @@ class ZmqTransport:
     def receive(self, seconds: float) -> list[Received]:
         found: list[Received] = []
         if self._door is not None and self._door.look():
-            self._tell_list()
+            self._tell_list(found)
         for socket, _ in self._poller.poll(max(0, math.ceil(seconds * 1_000))):
             if socket == self._alarm:
                 with contextlib.suppress(BlockingIOError):
@@ -307,7 +307,7 @@ class ZmqTransport:
         if isinstance(message, Allowed):
             if self._door is not None and sender == limits.COORDINATOR and self._lines[sender].key:
                 self._door.take_list(message)
-                self._tell_list()
+                self._tell_list(found)
             return
         found.append(Received(sender, message, arrays))
 
@@ -338,7 +338,7 @@ class ZmqTransport:
     def _is_welcome(self, sender: str, key: Key, message: Message) -> bool:
         """May it say that? Whoever may listen, too, hears who else may call."""
         assert self._door is not None
-        if why := objection(key, message):
+        if why := objection(key, message, sender):
             self._counts["not theirs to say"] += 1
             self._door.log(f"what {sender!r} says is not taken: {why}")
             self.send(sender, No(getattr(message, "request", 0), "key", why), ())
@@ -347,13 +347,15 @@ class ZmqTransport:
             self.send(sender, self._door.list(), ())
         return True
 
-    def _tell_list(self) -> None:
-        """Who may call has changed: those who listen hear it, and those who may no more hear that."""
+    def _tell_list(self, found: list[Received]) -> None:
+        """Who may call has changed: those who listen hear it, and those who may no more hear that; so does the coordinator itself."""
         assert self._door is not None
         for name, (public, route) in list(self._door.names.items()):
             if not self._door.may_hear(name):
                 del self._door.names[name]
                 self._say_no(route, revoked(public))
+                if self._door.is_authority:
+                    found.append(Received(name, No(0, "key", "its key was revoked"), ()))
             elif (key := self._door.guests.find(public)) is not None and self._door.lacks_list(name, key):
                 self.send(name, self._door.list(), ())
 

@@ -406,7 +406,7 @@ def test_who_cannot_join_is_told_why(den: Den, tmp_path: Path) -> None:
     for where, why in (
         (str(other), "is a run by gossip, which nobody joins or leaves"),
         ("tcp://127.0.0.1:9", "nobody answers at tcp://127.0.0.1:9"),
-        ("tcp://10.0.0.1:4000", "is not on this machine"),
+        ("tcp://10.0.0.1:4000", "can be reached from other machines"),
         (str(tmp_path), "is neither a run's folder nor an address"),
     ):
         program = command(den, "join", where)

@@ -75,8 +75,8 @@ def test_a_run_is_shown_by_its_folder_while_it_runs_and_not_afterwards(tmp_path:
     ("where", "code", "said"),
     [
         ("ipc:///nowhere/at-all", 1, "nobody answers at"),
-        ("tcp://192.0.2.1:80", 2, "not on this machine"),
-        ("tcp://127.0.0.1:port", 2, "cannot connect to"),
+        ("tcp://192.0.2.1:80", 2, "can be reached from other machines"),
+        ("tcp://127.0.0.1:port", 2, "is none: give tcp://HOST:PORT"),
         ("ipc://", 2, ""),
         ("no-such://127.0.0.1:1", 2, "is none: give tcp://HOST:PORT"),
         ("no-such-folder", 2, "neither a run's folder nor an address"),

@@ -83,7 +83,7 @@ def test_a_model_file_is_asked_as_servers_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["tcp://192.0.2.1:80"], 2, "not on this machine"),
+        (["tcp://192.0.2.1:80"], 2, "can be reached from other machines"),
         (["no-such-folder"], 2, "neither a run's folder nor an address"),
         (["kept", "--table", "w"], 2, "only the model is left"),
         (["kept", "--top", "-1"], 2, "--top"),

@@ -6,6 +6,7 @@ import pytest
 
 from shoal import limits
 from shoal.cluster.membership import Roster
+from shoal.cluster.rebalance import Wanted
 from shoal.errors import Invalid
 from shoal.limits import SECOND
 from shoal.tables import Dense, Each, Sparse, Step
@@ -233,3 +234,18 @@ def test_what_is_not_there_cannot_be_changed() -> None:
         made.drop("w")
     with pytest.raises(Invalid, match="no table 'w'"):
         made.delay("w", 1)
+
+
+def test_a_set_gets_smaller_only_if_one_that_is_left_was_heard_since_the_other_was_to_go() -> None:
+    """A coordinator that was started again takes all for alive: one of two may be dead since long, and the other is to go."""
+    made = roster("ann", "bob", copies=2)
+    made.create("w", Dense(rows=8))
+    made.people["ann"].view = made.people["bob"].view = made.number
+    made.leave("bob")
+    smaller = [Wanted("w", segment, "bob", "", "leaving") for segment in range(len(made.tables["w"].places))]
+    made.people["bob"].view = made.number
+    assert made.begin(0, smaller) == [] and holders(made, "w") == {"ann", "bob"}
+    made.people["ann"].view, made.people["ann"].suspected = made.number, True
+    assert made.begin(0, smaller) == []
+    made.people["ann"].suspected = False
+    assert made.begin(0, smaller) == smaller and holders(made, "w") == {"ann"}

@@ -53,7 +53,7 @@ def test_a_signal_ends_the_starting_and_reaches_each_that_was_started_once(
 @pytest.mark.parametrize(
     "words",
     [
-        ("--count", str(limits.HOST_NODES + 1)),
+        ("--count", str(limits.COUNT + 1)),
         ("--count", "100000"),
         ("--count", "0"),
         ("--within", "nan"),

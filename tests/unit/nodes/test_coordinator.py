@@ -9,8 +9,10 @@ from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes import records
 from shoal.nodes.coordinator import Coordinator
 from shoal.tables import Dense, Table, Update
+from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Ended, Persist, Received, Send, Tick, Wake
+from shoal.wire.groups import Allow, Group
 
 
 @dataclass
@@ -532,3 +534,45 @@ def test_anyone_may_look_at_how_it_stands() -> None:
         ("eve", "worker", 3, SECOND),
     ]
     assert answer.course is None and answer.lost == {}
+
+
+def test_only_a_server_says_that_it_cannot_set_a_table_up() -> None:
+    office = Office()
+    office.join("ann", "client")
+    office.join("bob", "worker")
+    office.join("server-0")
+    office.create(1)
+    shown = office.coordinator.roster.number
+    office.say("bob", m.Heartbeat(2, shown, {1: "I say so"}))
+    said = office.beat("server-0", 3)
+    assert ("ann", m.Done(1)) in said and "w" in office.coordinator.roster.tables
+
+
+def test_a_hello_has_an_end() -> None:
+    office = Office()
+    for hello in (
+        m.Hello("ann", "client", "t" * 100_000),
+        m.Hello("ann", "client", "t", group="g" * 100_000),
+        m.Hello("ann", "server", "t", "tcp://127.0.0.1" + "1" * 100_000),
+    ):
+        ((to, no),) = office.say("ann", hello)
+        assert to == "ann" and isinstance(no, m.No)
+    assert not office.coordinator.roster.people
+
+
+def test_whose_key_was_revoked_is_gone_at_once_and_the_reason_is_kept() -> None:
+    office = Office()
+    office.join("ann")
+    office.join("bob")
+    office.say("bob", m.No(0, "key", "its key was revoked"))
+    assert list(office.coordinator.roster.people) == ["ann"]
+    assert office.coordinator.roster.lost["bob"] == "its key was revoked"
+
+
+def test_what_groups_may_read_never_keeps_a_view_from_being_told() -> None:
+    office = Office()
+    office.join("ann", "client")
+    long = [f"{'g' * 28}{i:03d}" for i in range(limits.GROUPS)]
+    answers = [office.say("ann", Allow(i, Group(f"{'b' * 20}{i}", reads=long))) for i in range(1, limits.GROUPS + 1)]
+    assert all(said for said in answers)
+    assert len(coding.encode(office.coordinator.roster.view())) < limits.HEADER_BYTES

@@ -83,7 +83,7 @@ def why(answers: list[m.Message]) -> str:
 @pytest.mark.parametrize("name", ["", CLUSTER, "b/", "x" * 500_000])
 def test_nobody_dissolves_what_is_no_group(office: Office, name: str) -> None:
     for who in ("operator", "b/ann"):
-        assert "name the group" in why(office.say(who, Dissolve(7, name)))
+        assert "there is none of such a name" in why(office.say(who, Dissolve(7, name)))
     assert "w" in office.roster.tables and "server-0" in office.roster.people
 
 
@@ -136,8 +136,6 @@ def test_who_is_no_member_lets_nobody_go(office: Office) -> None:
     "facts",
     [
         {"token": "x" * 129},
-        {"token": ""},
-        {"token": "a\nb"},
         {"address": "tcp://127." + "x" * 450_000},
         {"address": "tcp://127.0.0.1:" + "1" * 450_000},
         {"address": "ipc://" + "x" * 450_000},
@@ -170,8 +168,8 @@ def test_a_view_never_gets_too_long_to_be_told(office: Office) -> None:
         )
     reads = [f"{i:032d}" for i in range(limits.GROUPS)]
     said = [office.say("operator", Allow(100 + i, Group(f"g{i}", reads=reads))) for i in range(limits.GROUPS)]
-    assert any(isinstance(one, m.No) and "one message" in one.reason for answers in said for one in answers)
-    room = limits.ADDRESS_CHARS - len("memory:")
+    assert any(isinstance(one, m.No) and "no room in a view" in one.reason for answers in said for one in answers)
+    room = 200
     last: list[m.Message] = []
     for i in range(limits.MEMBERS):
         last = office.join(f"{i:0128d}", token=f"{i}.0", address="memory:" + "x" * room)

@@ -101,14 +101,30 @@ def test_what_a_busy_server_asked_for_again_is_not_paid_from_the_budget() -> Non
     flight = Flight(0)
     for request in range(1, 61):
         flight.send(START, "ann", request, Refresh(request))
-    for tries in range(200):  # 10 s and more: as long as a server may take to open what it was handed
-        now = START + tries * limits.BUSY_RETRY
-        for request in range(1, 61):
-            flight.busy(now, request, limits.BUSY_RETRY)
-        sent, silent = flight.tick(now + limits.BUSY_RETRY)
-        assert len(sent) == 60
-        assert silent == []
+    for second in range(20):  # twice as long as anybody is waited for without a sign
+        for now in range(START + second * SECOND, START + (second + 1) * SECOND, limits.BUSY_MOST):
+            for request in range(1, 61):
+                flight.busy(now, request, limits.BUSY_RETRY)
+            sent, silent = flight.tick(now + limits.BUSY_MOST)
+            assert len(sent) == 60
+            assert silent == []
     assert flight.letters[1].wait <= 1.25 * limits.RESEND_FIRST  # an answer that is lost is missed soon
+
+
+def test_who_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
+    flight = one_letter()
+    times, now = list[int](), START
+    while now < START + 2 * SECOND:
+        flight.busy(now, 1, 5 * MILLISECOND)
+        now = flight.letters[1].again
+        assert len(flight.tick(now)[0]) == 1
+        times.append(now)
+    gaps = [after - before for before, after in pairwise([START, *times])]
+    assert gaps[:4] == [5 * MILLISECOND, 10 * MILLISECOND, 20 * MILLISECOND, 40 * MILLISECOND]
+    assert max(gaps) == limits.BUSY_MOST
+    flight.held(now, 1)  # it has room for it by now
+    flight.busy(now, 1, 5 * MILLISECOND)
+    assert flight.letters[1].again == now + 5 * MILLISECOND
 
 
 def test_nobody_is_called_silent_who_was_asked_once_because_others_took_the_budget() -> None:

@@ -167,3 +167,31 @@ def test_the_usual_folder_is_the_users_own_unless_it_is_named(monkeypatch: pytes
     assert keyring.default_folder() == tmp_path / "shoal" / "keys"
     monkeypatch.setenv("SHOAL_KEYS", str(tmp_path / "mine"))
     assert keyring.default_folder() == tmp_path / "mine"
+
+
+def test_a_folder_that_others_can_write_to_lets_nobody_in_and_has_no_keys(folder: Path, tmp_path: Path) -> None:
+    keyring.make(folder, "coordinator", "coordinator")
+    keyring.allow(folder, keyring.make(tmp_path / "other", "hostb", "worker"))
+    folder.chmod(0o777)
+    with pytest.raises(Invalid, match="chmod 700"):
+        keyring.own_keys(folder)
+    keys, wrong = keyring.read_list(folder)
+    assert keys == [] and "nobody is let in" in wrong[0]
+
+
+def test_a_folder_of_other_things_is_not_closed_to_those_who_read_it(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    (folder / "index.html").write_text("hello")
+    with pytest.raises(Invalid, match="name a folder for keys alone"):
+        keyring.make(folder, "hostb", "worker")
+    assert mode(folder) == 0o755
+
+
+def test_a_file_that_a_reader_would_wait_for_is_refused(folder: Path) -> None:
+    keyring.make(folder, "coordinator", "coordinator")
+    os.mkfifo(folder / keyring.ALLOWED)
+    assert "no plain file" in keyring.read_list(folder)[1][0]
+    os.mkfifo(folder / "hostb.secret", 0o600)
+    with pytest.raises(Invalid, match="no plain file"):
+        keyring.own_keys(folder)

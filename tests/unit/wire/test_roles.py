@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from shoal.wire import messages as m
+from shoal.wire.groups import Allow, Group, Lost
 from shoal.wire.keyring import ROLES, Key
 from shoal.wire.roles import BE, MAY, objection, of_kind
 
@@ -55,17 +56,31 @@ def test_nobody_speaks_for_the_coordinator(kind: type[m.Message]) -> None:
 def test_nobody_joins_as_what_its_key_is_not_for(role: str) -> None:
     hello = m.Hello("hostb", role, "t")
     for mine in ROLES[1:]:
-        assert (objection(key(mine), hello) == "") == (role in BE[mine])
-    assert objection(key("coordinator"), hello) == ""
+        assert (objection(key(mine), hello, "hostb") == "") == (role in BE[mine])
+    assert objection(key("coordinator"), hello, "hostb") == ""
 
 
 def test_the_address_that_is_given_has_the_key_of_the_one_who_gives_it() -> None:
     def hello(address: str) -> m.Hello:
         return m.Hello("hostb", "server", "t", address)
 
-    assert objection(key("server"), hello(f"tcp://{'a' * 52}@10.0.0.1:7000")) == ""
+    assert objection(key("server"), hello(f"tcp://{'a' * 52}@10.0.0.1:7000"), "hostb") == ""
     for address in (f"tcp://{'b' * 52}@10.0.0.1:7000", "tcp://10.0.0.1:7000"):
-        assert "not one of its key's" in objection(key("server"), hello(address))
+        assert "not one of its key's" in objection(key("server"), hello(address), "hostb")
     assert "nobody calls those" in objection(
-        key("worker"), m.Hello("hostb", "worker", "t", f"tcp://{'a' * 52}@10.0.0.1:7000")
+        key("worker"), m.Hello("hostb", "worker", "t", f"tcp://{'a' * 52}@10.0.0.1:7000"), "hostb"
     )
+
+
+def test_what_groups_may_have_is_said_with_the_coordinators_key_alone() -> None:
+    allow = Allow(1, Group("b", mb=1))
+    assert all(objection(key(role), allow, "hostb") for role in ROLES[1:])
+    assert objection(key("coordinator"), allow, "operator") == ""
+
+
+def test_servers_write_for_nobody_but_the_scheduler_of_a_group() -> None:
+    for message in (m.Snap(1, 1, 1, "/etc", None), Lost(1, "hostb/worker-0", "t", "killed")):
+        assert "only the scheduler of a group" in objection(key("client"), message, "hostb")
+        assert "only the scheduler of a group" in objection(key("client"), message, "hostb/ann")
+        assert objection(key("client"), message, "hostb/scheduler") == ""
+        assert objection(key("worker"), message, "hostb/scheduler")

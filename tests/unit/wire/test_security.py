@@ -129,14 +129,33 @@ def test_a_node_is_called_as_its_key_is(worker: Safety, tmp_path: Path) -> None:
 def test_whoever_is_called_elsewhere_must_be_known(worker: Safety, tmp_path: Path) -> None:
     assert worker.key_at("coordinator", parsed(NEAR[0])) == ""
     assert worker.key_at("server-0", parsed(with_key(FAR, KEY))) == KEY
-    with pytest.raises(Invalid, match="its key is not known here"):
+    with pytest.raises(Invalid, match="not known here"):
         worker.key_at("coordinator", parsed(FAR))
     home = keyring.make(tmp_path / "home", "coordinator", "coordinator")
     keyring.allow(tmp_path / "worker", home)
     assert worker.key_at("coordinator", parsed(FAR)) == home.public
-    with pytest.raises(Invalid, match="its key is not known here"):
+    with pytest.raises(Invalid, match="not known here"):
         worker.key_at("server-0", parsed(FAR))
     assert Safety.insecure().key_at("coordinator", parsed(FAR)) == ""
     for safety in (Safety.local(), Safety.insecure()):
         with pytest.raises(Invalid, match="this side has none"):
             safety.key_at("coordinator", parsed(with_key(NEAR[0], KEY)))
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1.example.org:7000", "tcp://127.x:1", "tcp://localhost.evil:1"])
+def test_what_only_begins_like_this_machine_is_another(address: str) -> None:
+    assert not is_local(address)
+    with pytest.raises(Invalid, match="other machines"):
+        check_address(address)
+
+
+def test_an_address_has_an_end() -> None:
+    for address in ("tcp://127." + "1" * 5_000, "memory:" + "x" * 5_000):
+        with pytest.raises(Invalid, match="too long"):
+            check_address(address, Safety.insecure())
+
+
+def test_on_the_coordinators_own_host_its_key_is_known(tmp_path: Path) -> None:
+    made = keyring.make(tmp_path / "home", "coordinator", "coordinator")
+    safety = Safety.with_keys(tmp_path / "home")
+    assert safety.key_at("coordinator", parsed(FAR)) == made.public

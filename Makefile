@@ -41,6 +41,7 @@ bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover, c
 soak: $(VENV)/.dev ## run the long tests, 20,000 simulated clusters, then about ten minutes of chaos (F44)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/shoal simulate --seeds 20000
+	$(BIN)/shoal simulate --of moves --seeds 10000
 	$(BIN)/shoal chaos --seconds 300
 
 clean: ## remove what the targets made

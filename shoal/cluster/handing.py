@@ -156,7 +156,11 @@ class Handing:
     def _begin(self, now: int, one: Wanted) -> bool:
         table = self.tables[one.table]
         place = table.places[one.segment]
-        if place.filling or one.source not in place.servers:
+        if (
+            place.filling
+            or one.source not in place.servers
+            or not all(self._knows(name, place) for name in place.servers)
+        ):
             return False
         if not one.target:
             if not any(self._is_here(name) for name in place.servers if name != one.source):
@@ -166,12 +170,15 @@ class Handing:
         if person is None or person.member.leaving or person.suspected:
             return False
         if one.target in place.servers:
-            if person.view < place.epoch:
-                return False
             return self._put_one(table, one.segment, self._swapped(place, one.source, one.target))
         if not self._may_fill(now, one.target, place):
             return False
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
+
+    def _knows(self, name: str, place: Place) -> bool:
+        """Whether this server has shown the view by which that set is as it is: else it would miss who had the segment before."""
+        person = self.people.get(name)
+        return person is not None and person.view >= place.epoch
 
     def _is_here(self, name: str) -> bool:
         """Whether this server has shown the newest view: it lived when whatever is to be done now was known already."""

@@ -53,9 +53,11 @@ class Changing:
         self._changes = {(asker, request): number for asker, request, number in changes}
 
     def cannot_write(self, why: str, of: Coordinator) -> list[Effect]:
-        """The journal refuses: tables that nobody has heard of are not made."""
+        """The journal refuses: tables that nobody has heard of are not made. Those of a former life are: they stay."""
         effects: list[Effect] = []
-        for one in [one for one in self._settling if one.table and one.view > of.view.number]:
+        known = {placed.number for placed in of.view.tables}
+        new = [one for one in self._settling if one.table and one.view > of.view.number and one.number not in known]
+        for one in new:
             self._settling.remove(one)
             del self._changes[one.asker, one.request]
             if one.table in of.roster.tables:
@@ -115,7 +117,9 @@ class Changing:
         placed = of.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
         if not _fits(of):
             of.roster.drop(create.name)
-            raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
+            raise Invalid(
+                f"table {create.name!r} is one too many: all that is told of tables, members and groups has no room in a view"
+            )
         return placed.name, placed.number
 
     def settle(self, of: Coordinator) -> list[Effect]:

@@ -152,10 +152,9 @@ class Follow:
             wanted = set(mine)
             given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
         everywhere = mask is part.extent.whole
-        same_log = part.extent.mask(sorted({*mine, *self.live})) if self._frozen else None
 
         def note(now: int) -> Outcome:
-            part.note(change, mask, everywhere, one.given, same_log)
+            part.note(change, mask, everywhere, one.given)
             return Outcome()
 
         if not before.works and part.work(change, given, mask) <= self.inline:

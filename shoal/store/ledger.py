@@ -71,8 +71,9 @@ class Stream:
         missing = among & ~self.has(number)
         return missing if missing.any() else None
 
-    def fits(self, number: int) -> bool:
-        return number - self.lowest < LEDGER_WINDOW
+    def fits(self, number: int, floor: int = 0) -> bool:
+        """Whether it is near enough to the first that is missing; none below ``floor`` is."""
+        return number - max(self.lowest, floor) < LEDGER_WINDOW
 
     def add(self, number: int, segments: Mask, everywhere: bool = False) -> None:
         """Count ``number`` in these segments; ``everywhere``: they are known to be all."""
@@ -81,7 +82,8 @@ class Stream:
             return
         self._part()
         mark = self._mark
-        while number - int(mark.min()) >= self.bits.shape[1]:
+        # Of these alone: another one may not have heard of this stream for long, and nothing is written there.
+        while number - int(mark.min(where=segments, initial=number)) >= self.bits.shape[1]:
             self._widen()
         self.bits[segments & (mark <= number), number % self.bits.shape[1]] = True
         self._advance()
@@ -126,7 +128,7 @@ class Stream:
         self._ahead = bytearray(64)
 
     def raise_to(self, floor: int | Numbers) -> bool:
-        """All numbers below ``floor`` are over: those that were never counted will not come any more."""
+        """All numbers below ``floor``, one for all segments or one for each, are over: they will not come any more."""
         if self.even >= 0 and isinstance(floor, int):
             if floor <= self.even:
                 return False

@@ -23,7 +23,8 @@ from shoal.store.table import Ground, ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
-Key = tuple[str, str, int]  # another survivor, and the former primary through which both have it
+# Another survivor, the former primary through which both have it, and the view since which we are to be primary.
+Key = tuple[str, str, int, int]
 
 
 @dataclass(slots=True)
@@ -35,10 +36,19 @@ class Other:
     follow: Follow  # through which we have them
     level: bool = False  # we have what it has
     adopted: bool = False  # it has what we have, and follows us
+    epochs: list[int] = field(default_factory=list)  # of the segments' sets
+    began: int = 0  # the view in which it was asked first
     leaves: bool = False  # it is no survivor: it was primary, lives, and has to let go of them
     theirs: list[int] = field(default_factory=list)
     again: int = 0
     since: int = 0  # it has not answered since
+
+
+def _same(other: Other, before: Other | None) -> Other:
+    """The one of before, as far as it has come, if nothing has changed for it; else the new one."""
+    if before is None or before.follow is not other.follow or before.incarnation != other.incarnation:
+        return other
+    return before if (before.segments, before.epochs) == (other.segments, other.epochs) else other
 
 
 class Levelling:
@@ -103,15 +113,17 @@ class Levelling:
             follow = self._holder(segment)
             if follow is None:
                 raise AssertionError(f"{self.me} is primary of segment {segment}, of which it has nothing")
-            for name in self.placed.places[segment].servers[1:]:
-                key = name, follow.primary, follow.incarnation
-                other = others.setdefault(key, Other(self._members.get(name, 0), [], follow))
-                other.segments.append(segment)
+            place = self.placed.places[segment]
+            asked = [(name, follow.primary, self._members.get(name, 0), False) for name in place.servers[1:]]
             if self._gave_away(follow, segment):
-                key = follow.primary, "", follow.incarnation
-                other = others.setdefault(key, Other(follow.incarnation, [], follow, leaves=True))
+                asked.append((follow.primary, "", follow.incarnation, True))
+            for name, through, incarnation, leaves in asked:
+                key = name, through, follow.incarnation, place.since
+                other = others.setdefault(key, Other(incarnation, [], follow, leaves=leaves, began=self.log.view))
                 other.segments.append(segment)
-        return others
+                other.epochs.append(place.epoch)
+        # Another view may say nothing new of these: what was asked is not asked again, however many views there are.
+        return {key: _same(other, self._others.get(key)) for key, other in others.items()}
 
     def _gave_away(self, follow: Follow, segment: int) -> bool:
         """Whether the former primary lives, and has no part in this segment any more."""
@@ -143,7 +155,7 @@ class Levelling:
                 seqs = other.follow.seqs(other.segments)
                 message = m.Level(table, view, self.incarnation, other.incarnation, other.segments, seqs, key[2])
                 outcome.effects.append(Send(name, message))
-            elif all(one.level or one.leaves for one in self._others.values()):
+            elif all(one.level or one.leaves for of, one in self._others.items() if of[3] == key[3]):
                 changes, arrays = other.follow.lacks(other.segments, other.theirs)
                 adopt = m.Adopt(table, view, self.incarnation, other.incarnation, other.segments, self.log.seq, changes)
                 outcome.effects.append(Send(name, adopt, arrays))
@@ -154,7 +166,7 @@ class Levelling:
             (one for key, one in self._others.items() if key[0] == sender and one.segments == message.segments),
             None,
         )
-        if other is None or message.view != self.log.view or message.incarnation != self.incarnation:
+        if other is None or message.view < other.began or message.incarnation != self.incarnation:
             return Outcome()
         outcome = Outcome()
         if other.leaves:

@@ -127,24 +127,17 @@ class Part:
     def _swept(self, change: m.Change, segments: Mask) -> Mask | None:
         return swept_by(self.spec, change.kind, self.version, segments)
 
-    def note(
-        self,
-        change: m.Change,
-        segments: Mask,
-        everywhere: bool = False,
-        given: KeyValues | None = None,
-        among: Mask | None = None,
-    ) -> None:
+    def note(self, change: m.Change, segments: Mask, everywhere: bool = False, given: KeyValues | None = None) -> None:
         """Enter a change, whose rows are written, into the books of these segments (``everywhere``: they are all).
 
-        Numbers that are over are so in all that follow the same log: all there are, or those ``among`` which it is.
+        Also that numbers are over is entered in these alone: what else is held beside them differs from copy to copy.
         """
         match change.kind:
             case "push":
                 self._happens(change.incarnation, segments, everywhere, given)
                 stream = self.ledger.stream(change.stream)
                 if change.stream < 0:
-                    stream.raise_to(change.floor if among is None else np.where(among, change.floor, 0))
+                    stream.raise_to(change.floor if everywhere else np.where(segments, change.floor, 0))
                 stream.add(change.number, segments, everywhere)
                 self._tick(change, segments, everywhere)
                 self._raise(segments, everywhere)

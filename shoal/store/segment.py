@@ -94,9 +94,8 @@ class Segments(Stepping):
         push = asker.ask
         assert isinstance(push, m.Push)
         stream = self.ledger.stream(push.stream)
-        if push.stream < 0 and not self.log.links:
-            stream.raise_to(push.floor)
-        if not stream.fits(push.number) or not self.clocks.fits(push.incarnation, push.step):
+        floor = push.floor if push.stream < 0 else 0
+        if not stream.fits(push.number, floor) or not self.clocks.fits(push.incarnation, push.step):
             reason = (
                 f"number {push.number}, step {push.step}: more than {limits.LEDGER_WINDOW:,} ahead of the first missing"
             )

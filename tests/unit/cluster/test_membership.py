@@ -249,3 +249,16 @@ def test_a_set_gets_smaller_only_if_one_that_is_left_was_heard_since_the_other_w
     assert made.begin(0, smaller) == []
     made.people["ann"].suspected = False
     assert made.begin(0, smaller) == smaller and holders(made, "w") == {"ann"}
+
+
+def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> None:
+    """One that first hears of a table when it is primary of what another one was could not bring the third one level."""
+    made = roster("ann", "bob", "cat", copies=3)
+    made.create("w", Dense(rows=8))
+    first = made.tables["w"].places[0].servers
+    swap = [Wanted("w", 0, first[0], first[1], "count")]
+    made.people[first[0]].view = made.people[first[1]].view = made.number
+    assert made.begin(0, swap) == []
+    made.people[first[2]].view = made.number
+    assert made.begin(0, swap) == swap
+    assert made.tables["w"].places[0].servers == [first[1], first[0], first[2]]

@@ -474,6 +474,19 @@ def test_a_change_of_tables_that_is_sent_again_to_the_next_life_is_done_once() -
     assert isinstance(answer, m.No) and "exists already" in answer.reason
 
 
+def test_a_table_of_a_former_life_that_is_asked_for_again_stays_though_the_disk_is_full_now() -> None:
+    office = with_all()
+    office = office.restart()
+    office.disk_error = "no space left on device"
+    office.feed(Tick())
+    said = answers(office.create(1, spec=Dense(rows=64)) + office.wait(2 * SECOND, ("ann", 1), ("bob", 2)))
+    assert list(office.coordinator.roster.tables) == ["w"]
+    office.disk_error = ""
+    said += answers(office.wait(2 * SECOND, ("ann", 1), ("bob", 2)))
+    assert said == [m.Done(1)]
+    assert [placed.name for placed in office.coordinator.view.tables] == ["w"]
+
+
 def test_a_drop_that_is_sent_again_to_the_next_life_is_done() -> None:
     office = with_all()
     office.say("ann", m.Drop(2, "w"))

@@ -269,12 +269,15 @@ def test_what_was_done_to_a_segment_on_its_way_is_not_skipped_because_another_on
     town.deliver()
     town.post.clear()
     for number in range(3):
-        town.push(number, "a", [0])
+        town.push(number, "a", [0], floor=number)
         town.post.clear()  # it is cut off
     town.become(placed(spec, on_its_way, m.Place(2, ["a", "b"], since=2)))
     town.settle()
     assert town.opened() == [[1]] and any(isinstance(one, m.Full) for one in town.told)
     assert town.values(0) == {"a": 3.0, "b": 3.0} and len(town.digests(0)) == 1
+    assert (
+        len(town.digests(1)) == 1
+    )  # that numbers were over in the first said nothing about the second, on either side
 
 
 def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_those_it_gave_away() -> None:
@@ -310,6 +313,25 @@ def answer(outcome: Outcome) -> m.Message:
     (effect,) = outcome.effects
     assert isinstance(effect, Send)
     return effect.message
+
+
+def test_an_owner_opens_though_there_is_another_view_with_every_message() -> None:
+    """What was asked and answered by one view is not asked again by the next, if that says nothing new of it."""
+    town = Town(placed(DENSE, "ax", "axy"))
+    town.push(0)
+    town.deliver("y", "a")  # y has it, x has not
+    town.post.clear()
+    town.become(placed(DENSE, "ax", m.Place(2, ["x", "y"], since=2)))
+    for _ in range(12):
+        town.next_view(town.table)
+        town.takes(*SERVERS)
+        if town.post:
+            sender, send = town.post.popleft()
+            assert isinstance(send.message, FromServer)
+            town.carry_out(send.to, town.holdings[send.to].heard(town.now, sender, send.message, tuple(send.arrays)))
+    assert town.opened() == [[1]]
+    town.settle()
+    assert town.values(1) == {"x": 1.0, "y": 1.0} and len(town.digests(1)) == 1
 
 
 def test_a_backup_changes_hands_and_the_owner_stays() -> None:

@@ -151,6 +151,19 @@ def test_a_number_fits_if_it_is_within_the_window_of_every_segment() -> None:
     assert stream.fits(LEDGER_WINDOW)
 
 
+def test_a_segment_that_was_left_alone_for_long_holds_nobody_up() -> None:
+    stream = Stream(2)
+    for number in range(0, 3 * LEDGER_WINDOW, LEDGER_WINDOW // 2):
+        assert stream.fits(number, floor=number)
+        stream.raise_to(np.array([number, 0]))
+        stream.add(number, mask(1, 0))
+    assert stream.mark[1] == 0 and stream.bits.shape[1] == 64  # nothing was kept for it either
+    assert not stream.fits(number + 1)
+    stream.raise_to(np.array([0, number]))
+    stream.add(number, mask(0, 1))
+    assert stream.mark.tolist() == [number + 1, number + 1]
+
+
 def test_streams_know_nothing_of_each_other() -> None:
     marks = Marks(1)
     marks.stream(0).add(4, mask(1))

@@ -17,6 +17,7 @@ HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
 COORDINATOR = "coordinator"  # its name, everywhere
 NAME_CHARS = 128  # node and table names
+VIEW_BYTES = HEADER_BYTES * 3 // 4  # of a view that takes more members: what else grows in it has room, too
 MEMBERS = 1_024  # nodes in one cluster
 TABLES = 256  # tables in one cluster
 GROUPS = 64  # of workers that the operator has named
@@ -137,7 +138,7 @@ LOAD_GAIN = 0.05  # if that spares it this much of the mean
 # Nodes of other hosts.
 HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
 HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
-COUNT = 256  # nodes that one command starts on a host
+COUNT = 64  # nodes that one command starts on a host
 LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same
 FEED = 64  # events that a coordinator remembers for who looks on
 UNFIT = 100  # nodes that could not take part, told one by one

@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from shoal import limits
 from shoal.errors import Invalid
-from shoal.tables import Table
+from shoal.tables import Given, Table
 from shoal.wire import messages as m
 from shoal.wire.groups import CLUSTER, SCHEDULER, Allow, Dissolve, Group, Lost, dealer, is_group, namespace, seen
 
 if TYPE_CHECKING:
     from shoal.cluster.membership import Roster
 
+WEIGHTS = ".f32"  # how the name of a file ends that servers read for a group
 _ROLES = ("worker", "client", "evaluator", SCHEDULER)  # that a group's members have
 
 
@@ -90,6 +91,7 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
             if like:
                 _check_own(group, sender, like)
             if group:
+                _check_file(group, sender, spec)
                 _check_room(roster, group, name, spec)
         case m.Drop(_, name) | m.Delay(_, name):
             _check_own(group, sender, name)
@@ -120,11 +122,13 @@ def unallow(roster: Roster, name: str, before: Group | None) -> None:
 
 
 def may_send_away(roster: Roster, sender: str, name: str) -> str:
-    """Why this one may not let that node go; empty if it may. Whoever is no member, and may say so at all, is the operator."""
+    """Why this one may not let that node go; empty if it may."""
     person = roster.people.get(sender)
-    group = namespace(sender) if person is None else person.member.group
+    if person is None:
+        return "only a member may let a node go: say hello first"
+    group = person.member.group
     if group and namespace(name) != group:
-        return f"{sender} is of group {group!r}, and {name} is not: only the operator lets it go"
+        return f"{sender} is of group {group!r}, and {name[:64]!r} is not: only the operator lets it go"
     return ""
 
 
@@ -138,6 +142,14 @@ def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
 def _check_own(group: str, sender: str, table: str) -> None:
     if group and namespace(table) != group:
         raise Invalid(f"{sender} is of group {group!r}, and table {table!r} is not: its own are named {group}/...")
+
+
+def _check_file(group: str, sender: str, spec: Table) -> None:
+    """Servers read it with their own rights: not whatever a guest would like to see."""
+    if isinstance(spec.initial, Given) and not spec.initial.path.endswith(WEIGHTS):
+        raise Invalid(
+            f"{sender} is of group {group!r}: the file of its weights is named ...{WEIGHTS}, so that it is no other"
+        )
 
 
 def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
@@ -166,9 +178,9 @@ def _check_allow(roster: Roster, group: str, sender: str, asked: Group) -> None:
     if not is_group(asked.name):
         raise Invalid(f"group {asked.name[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not {CLUSTER!r}")
     if strange := [one for one in asked.reads if one != CLUSTER and not is_group(one)]:
-        raise Invalid(f"reads={strange}: needs names of groups, or {CLUSTER!r} for the tables of none")
-    if len(asked.reads) > limits.GROUPS:
-        raise Invalid(f"reads={len(asked.reads):,} groups: {limits.GROUPS} at most")
+        raise Invalid(f"reads={strange[0][:64]!r}: needs names of groups, or {CLUSTER!r} for the tables of none")
+    if len(asked.reads) > limits.GROUPS or len(set(asked.reads)) < len(asked.reads):
+        raise Invalid(f"reads={len(asked.reads):,} groups: {limits.GROUPS} at most, each once")
     if asked.name not in roster.groups and len(roster.groups) >= limits.GROUPS:
         raise Invalid(f"{limits.GROUPS} groups have been named already")
 

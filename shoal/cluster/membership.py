@@ -60,7 +60,7 @@ class Roster(Handing):
         if name == "coordinator":
             return "that name is the coordinator's own: choose another"
         if role not in ROLES:
-            return f"role {role!r} is none of {', '.join(ROLES)}"
+            return f"role {role[:64]!r} is none of {', '.join(ROLES)}"
         holder = self.people.get(name)
         if (
             holder is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shoal.doors import Wrong, end_when_told
+from shoal.doors import Seconds, Wrong, end_when_told
 from shoal.limits import SECOND, UPLOAD_SILENCE
 
 
@@ -26,7 +26,7 @@ from shoal.limits import SECOND, UPLOAD_SILENCE
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.1, 3600),
+    type=Seconds(0.1, 3600),
     default=UPLOAD_SILENCE / SECOND,
     show_default=True,
     help="Seconds without a sign of the other side after which sending is given up.",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.doors import Wrong, asks_for_keys, end_when_told
+from shoal.doors import Seconds, Wrong, asks_for_keys, end_when_told
 
 
 @click.command()
@@ -133,9 +133,7 @@ def _line(one: dict[str, Any]) -> str:
 )
 @click.option("--table", default="weights", show_default=True, help="Another group's is named as group/weights.")
 @click.option("--group", default="", help="Judge as a member of this group, which may read that table.")
-@click.option(
-    "--every", type=click.FloatRange(0.05), help="Judge again and again, so many seconds apart, while it goes on."
-)
+@click.option("--every", type=Seconds(0.05), help="Judge again and again, so many seconds apart, while it goes on.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each.")
 @asks_for_keys
 def evaluate(

@@ -122,8 +122,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
         if is_of_peers(where, safety):
             joining.leave(where, name, say)
         else:
-            with contextlib.closing(look_at(address, safety)) as looking:
-                looking.name = looking.name.replace("look", "operator")  # it is told who asked for it
+            with contextlib.closing(look_at(address, safety, "operator")) as looking:  # it is told who asked for it
                 let_go(looking, name, say)
     except Invalid as error:
         raise Wrong(str(error)) from None

@@ -34,6 +34,9 @@ PATIENCE = 2.0  # seconds: who does not answer by then is said not to
 _AGAIN = 0.25  # seconds until a question is asked again
 
 Answer = TypeVar("Answer", bound=m.Message)
+Kind = type[Answer] | tuple[type[Answer], ...]
+_ANSWER = (m.Done, m.No)
+_WELCOME = (m.Welcome, m.No)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +114,8 @@ class Status:
 class Looking:
     """One pair of eyes; any thread may use it, one at a time."""
 
-    def __init__(self, open_transport: Callable[[str], Transport]) -> None:
-        self.name = f"look-{secrets.token_hex(4)}"
+    def __init__(self, open_transport: Callable[[str], Transport], name: str = "") -> None:
+        self.name = name or f"look-{secrets.token_hex(4)}"
         self._open = open_transport
         self._transport: Transport | None = None
         self._lock = threading.Lock()
@@ -134,8 +137,22 @@ class Looking:
         return self._ask("ask what happened", "coordinator", lambda request: m.Feed(request, after), m.Fed, seconds)
 
     def drain(self, name: str, seconds: float = PATIENCE) -> m.Message:
-        """Ask that a node may go: Done if it may, No if not."""
-        return self._ask(f"let {name} go", "coordinator", lambda request: m.Drain(request, name), m.Message, seconds)
+        """Ask that a node may go: Done if it may, No if not. It takes a member to ask: for the moment we are one."""
+        welcome = self._join(seconds)
+        if not isinstance(welcome, m.Welcome):
+            return welcome
+        try:
+            return self._ask(f"let {name} go", "coordinator", lambda request: m.Drain(request, name), _ANSWER, seconds)
+        finally:
+            self.tell(m.Leave(welcome.incarnation))
+
+    def _join(self, seconds: float) -> m.Message:
+        token = secrets.token_hex(8)
+        with self._lock:
+            if self._transport is None:
+                self._transport = self._open(self.name)
+            hello = m.Hello(self.name, "client", token)
+            return self._exchange(self._transport, "join", "coordinator", hello, _WELCOME, seconds)
 
     def tell(self, message: m.Message) -> None:
         """Something that is not answered."""
@@ -177,7 +194,7 @@ class Looking:
         return answer if isinstance(answer, m.Told) else None
 
     def _ask(
-        self, what: str, to: str, make: Callable[[int], m.Message], kind: type[Answer], seconds: float, at: str = ""
+        self, what: str, to: str, make: Callable[[int], m.Message], kind: Kind[Answer], seconds: float, at: str = ""
     ) -> Answer:
         with self._lock:
             if self._transport is None:
@@ -188,10 +205,10 @@ class Looking:
             return self._exchange(self._transport, what, to, make(self._request), kind, seconds)
 
     def _exchange(
-        self, transport: Transport, what: str, to: str, question: Any, kind: type[Answer], seconds: float
+        self, transport: Transport, what: str, to: str, question: Any, kind: Kind[Answer], seconds: float
     ) -> Answer:
         now = time.monotonic()
-        deadline, again = now + seconds, 0.0
+        deadline, again, asked = now + seconds, 0.0, getattr(question, "request", 0)
         while now < deadline:
             if now >= again:
                 transport.send(to, question, ())
@@ -199,7 +216,7 @@ class Looking:
                 again = now + _AGAIN
             for event in transport.receive(max(0.0, min(again, deadline) - now)):
                 answer = event.message
-                known = getattr(answer, "request", question.request) == question.request  # a view has none
+                known = getattr(answer, "request", asked) == asked  # a view has none
                 if event.sender == to and isinstance(answer, m.No) and answer.kind in ("key", "version"):
                     raise Refused(to, answer.reason)
                 if event.sender == to and known and isinstance(answer, kind):
@@ -325,9 +342,12 @@ def without_coordinator(folder: Path) -> str | None:
     return None if isinstance(job.strategy, OnServers | PeerToPeer) else job.strategy.name
 
 
-def look_at(address: str, safety: Safety | None = None) -> Looking:
+def look_at(address: str, safety: Safety | None = None, who: str = "look") -> Looking:
     """At a cluster of other processes, by the address of its coordinator."""
-    return Looking(transport_to(address, safety))
+    from shoal.wire.security import Safety
+
+    safety = safety or Safety.chosen(at=address)
+    return Looking(transport_to(address, safety), safety.named(f"{who}-{secrets.token_hex(4)}"))
 
 
 def transport_to(address: str, safety: Safety | None = None) -> Callable[[str], Transport]:

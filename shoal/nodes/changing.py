@@ -117,7 +117,9 @@ class Changing:
         placed = of.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
         if not _fits(of):
             of.roster.drop(create.name)
-            raise Invalid(f"table {create.name!r} is one too many: all tables together have too many segments")
+            raise Invalid(
+                f"table {create.name!r} is one too many: all that is told of tables, members and groups has no room in a view"
+            )
         return placed.name, placed.number
 
     def settle(self, of: Coordinator) -> list[Effect]:

@@ -246,7 +246,7 @@ class Coordinator:
 
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
-            return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name!r}"))]
+            return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name[:64]!r}"))]
         if (reason := why_not(self.roster, hello, self.check_address)) != "":
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:

@@ -77,7 +77,7 @@ class Elastic:
         if name in of.roster.released or (person is not None and person.member.leaving):
             return "", []
         if person is None:
-            return f"there is no {name!r} here (members: {', '.join(of.roster.people)})", []
+            return f"there is no {name[:64]!r} here (members: {', '.join(of.roster.people)})", []
         role = person.member.role
         if role not in ("server", "worker"):
             return f"{name} is a {role}: only servers and workers are let go", []

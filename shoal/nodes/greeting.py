@@ -8,6 +8,7 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership import Roster
 from shoal.errors import Invalid
+from shoal.wire import coding
 from shoal.wire import messages as m
 
 _CALLED = ("server", "scheduler")  # by others, so they must say where they are reached
@@ -20,6 +21,7 @@ def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]
         or roster.may_join(hello.name, hello.role, hello.token)
         or groups.refuses(roster, hello)
         or _unreachable(hello, check_address)
+        or _crowded(roster, hello)
     )
 
 
@@ -28,6 +30,13 @@ def _too_long(hello: m.Hello) -> str:
     if len(hello.token) > limits.NAME_CHARS or len(hello.group) > limits.NAME_CHARS:
         return f"a token or the name of a group has {limits.NAME_CHARS} characters at most"
     return ""
+
+
+def _crowded(roster: Roster, hello: m.Hello) -> str:
+    """A view that no message could tell would keep everybody from hearing of anything."""
+    if hello.name in roster.people or len(coding.encode(roster.view())) <= limits.VIEW_BYTES:
+        return ""
+    return "the cluster is full: its members, tables and groups are as many as one message can tell"
 
 
 def _unreachable(hello: m.Hello, check_address: Callable[[str], None]) -> str:

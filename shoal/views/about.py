@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.events import (
-    Elected,
-    Gone,
-    Handed,
-    Joined,
-    Leaving,
-    Linked,
-    Resumed,
-    RolledBack,
-    Saved,
-    Split,
-    Voided,
-    Warned,
-)
-from shoal.views import agreement, charts, compare, explain, figures, timeline, words
-from shoal.views.account import OF_WORKERS, Happened, seconds_of
+from shoal.events import Gone, Joined, RolledBack
+from shoal.views import agreement, charts, compare, explain, figures, happenings, timeline, words
+from shoal.views.account import OF_WORKERS, seconds_of
 from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
+from shoal.views.happenings import mega, seconds
 from shoal.views.sections import Picture, Section, Table
 from shoal.views.told import STILL, Told, number, unlike
 
 COLUMNS = 4  # runs beside each other
 EVALUATIONS = 40  # rows of a table: of more, some are left out
-HAPPENINGS = 60
 NAMED = 6  # runs in a title
 
 
@@ -39,8 +25,9 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     made = [seen, _figures(runs) if len(runs) > 1 else None, _losses(runs), _time(runs), _timeline(runs), *of_each]
     made += [_staleness(runs), _bytes(runs), figures.section(runs), _cost(runs)]
     made += [agreement.section(one, _of(one, runs)) for one in runs]
-    for about in (_members, _faults, _delay):
-        made += [about(one, runs) for one in runs]
+    made += [_members(one, runs) for one in runs]
+    made += [happenings.section(one, _of(one, runs)) for one in runs]
+    made += [_delay(one, runs) for one in runs]
     made += [_trained(runs), _machine(runs)]
     return [one for one in made if one is not None]
 
@@ -106,7 +93,7 @@ def _metrics(one: Told) -> dict[str, float]:
 def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     run, stale = one.run, one.staleness
     last = run.finite[-1].test_loss if run.finite else None
-    row = [str(run.started.workers if run.started else "-"), _seconds(run.seconds)]
+    row = [str(run.started.workers if run.started else "-"), seconds(run.seconds)]
     row += ["-" if one.cpu is None else explain.cpu(one.cpu)]
     row += [f"{one.speed:,.0f}" if one.speed else "-"]
     row += [words.loss(run.best.test_loss if run.best else None), words.loss(last)]
@@ -114,7 +101,7 @@ def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     row += [words.metric(name, found.get(name)) for name in names]
     if common is not None:
         there = run.reached(common)
-        row += [_seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
+        row += [seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
     return [*row, *(_share(run.shares, kind) for kind in OF_WORKERS), f"{stale[1]:.3g}" if stale else "-"]
 
 
@@ -188,7 +175,7 @@ def _evaluations(one: Told) -> Table:
     rows = [
         [
             f"{event.number:,}",
-            _seconds(seconds_of(event)),
+            seconds(seconds_of(event)),
             words.passes(event.passes),
             f"{event.examples:,}",
             words.loss(event.train_loss),
@@ -295,7 +282,7 @@ def _bytes(runs: Sequence[Told]) -> Section | None:
             continue
         both = sent + received
         per = [f"{both / what:,.0f} B" if what else "-" for what in (examples, steps)]
-        rows.append([one.name, _mega(sent), _mega(received), *per, figures.known_keys(one.summary)])
+        rows.append([one.name, mega(sent), mega(received), *per, figures.known_keys(one.summary)])
     if not rows:
         return None
     first = 0 if len(runs) > 1 else 1
@@ -317,7 +304,7 @@ def _cost(runs: Sequence[Told]) -> Section | None:
         examples = number(one.summary.get("examples")) or 0.0
         per = f"{1e6 * cpu / examples:,.3g}" if examples else "-"
         busy = f"{cpu / one.run.seconds:,.2f}" if one.run.seconds and one.strategy not in STILL else "-"
-        rows.append([one.name, _seconds(one.run.seconds), explain.cpu(cpu), busy, per])
+        rows.append([one.name, seconds(one.run.seconds), explain.cpu(cpu), busy, per])
     first = 0 if len(runs) > 1 else 1
     heads = ["run", "seconds", "CPU seconds", "CPU seconds a second", "for a million rows"]
     caption = "CPU seconds are of all processes of a run, starting and judging included; where the clock stands still meanwhile, no share is told."
@@ -341,43 +328,6 @@ def _members(one: Told, runs: Sequence[Told]) -> Section | None:
     return Section(f"Members{_of(one, runs)}", [], drawn, [Table(heads, [row])] if run.evaluations else [])
 
 
-def _faults(one: Told, runs: Sequence[Told]) -> Section | None:
-    happened = [event for event in one.run.happened if not (isinstance(event, Joined | Linked) and event.seconds <= 0)]
-    if not happened:
-        return None
-    shown = happened[:HAPPENINGS]
-    rows = [[_seconds(event.seconds), *_told(event), _felt(one, event)] for event in shown]
-    more = f" {len(happened) - len(shown):,} more are left out." if len(happened) > len(shown) else ""
-    caption = f"Back: how long until rows/s were at 90% of what they were before, for a second.{more}"
-    return Section(
-        f"Faults and recoveries{_of(one, runs)}", [], [], [Table(["seconds", "", "what", "back"], rows, caption)]
-    )
-
-
-_CALLED = {
-    Joined: "joined", Gone: "gone", Leaving: "leaving", Handed: "moved", Split: "split", RolledBack: "went back",
-    Resumed: "taken up", Voided: "void", Warned: "warning", Linked: "graph", Elected: "chosen",
-}  # fmt: skip
-
-
-def _told(event: Happened) -> tuple[str, str]:
-    if isinstance(event, Saved):
-        return (
-            "saved",
-            f"checkpoint {event.number:,}, {_mega(event.bytes)} in {clock(event.took)}, at step {event.steps:,}",
-        )
-    return _CALLED[type(event)], words.news(event).removeprefix("warning: ")
-
-
-def _felt(one: Told, event: Happened) -> str:
-    if not isinstance(event, Gone | RolledBack):
-        return ""
-    after = one.run.back_after(event.seconds)
-    if after is None:
-        return "-"
-    return "not felt" if after == 0 else "not while it ran" if math.isinf(after) else clock(after)
-
-
 def _delay(one: Told, runs: Sequence[Told]) -> Section | None:
     if not one.run.delays:
         return None
@@ -392,12 +342,3 @@ def _delay(one: Told, runs: Sequence[Told]) -> Section | None:
 
 def _share(shares: dict[str, float], kind: str) -> str:
     return explain.percent(shares[kind]).replace("less than ", "<") if shares else "-"
-
-
-def _mega(number: float) -> str:
-    return f"{number / 1e6:,.1f} MB"
-
-
-def _seconds(value: float) -> str:
-    """To the hundredth, and finer where that would be nothing."""
-    return f"{value:.3g}" if 0 < value < 0.1 else f"{value:,.2f}" if value < 100 else f"{value:,.1f}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.doors import Wrong, asks_for_keys, end_when_told
+from shoal.doors import Seconds, Wrong, asks_for_keys, end_when_told
 from shoal.limits import COORDINATOR
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _LOOKS_LOST = 3  # in a row: then whoever was watched is gone
 @click.option("--table", help="Which table.  [default: weights, or the only one there is]")
 @click.option("--top", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Show so many weights.")
 @click.option("--watch", is_flag=True, help="Look again and again, until the run has ended.")
-@click.option("--every", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
+@click.option("--every", type=Seconds(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
 @click.option("--ask", metavar="QUESTION", help="Ask this one instead: norms, ..., or a function of your own.")
 @click.option("--set", "settings", metavar="A=B", multiple=True, help="A setting of that question; may be repeated.")
 @click.option("--module", "modules", multiple=True, help="Where it is.  [default: the modules of the run's job]")

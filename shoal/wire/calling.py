@@ -76,8 +76,8 @@ class Line:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.dead = now
             return (
-                f"{self.address} did not let us in: the key of this host is not on the coordinator's list (shoal key list shows it here, "
-                f"shoal key add puts it on the list there), or was revoked (then shoal key new makes another)"
+                f"{self.address} did not let us in: the key of this host is not on the list there (shoal key list shows it here, "
+                f"shoal key add puts it on the coordinator's list), or was revoked (then shoal key new makes another)"
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self.dead = now

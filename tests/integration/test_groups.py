@@ -14,14 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import shoal
+from shoal import limits
+from shoal.cli import main
 from shoal.data.datasets import load
 from shoal.errors import Invalid
 from shoal.events import Gone, Warned
 from shoal.job import Job
 from shoal.launch.attached import guest
 from shoal.launch.judging import Judging
+from shoal.launch.looking import look_at
 from shoal.launch.processes import ProcessCluster
 from shoal.launch.training import Training
 from shoal.settings import changed
@@ -231,6 +235,35 @@ def test_one_group_trains_and_another_judges_its_model_on_rows_of_its_own(
             later = judging.look()
     assert (first.rows, first.live) == (100, True)
     assert first.loss != later.loss
+
+
+def test_the_run_of_a_group_is_judged_by_its_folder_and_watched_while_it_goes_on(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.svm"
+    rows.write_text("".join(f"{label} 1:1 7:0.5 {i + 9}:1\n" for i in range(50) for label in (-1, 1)))
+    with under_way(cluster, "b", [], stop__epochs=1_000, emulate__per_example=2e-4) as training:
+        run = tmp_path / "run"
+        run.mkdir()
+        (run / "job.toml").write_text(training.job.toml())
+        (run / "address").write_text(training._cluster.address)
+        with Judging(str(run), str(rows)) as judging:
+            assert judging.look().live
+        with contextlib.closing(look_at(training._cluster.address)) as looking:
+            assert looking.feed(0).events == []
+
+
+def test_what_is_not_named_of_a_quota_stays_as_it_was(cluster: ProcessCluster, operator: shoal.KV) -> None:
+    def allow(*words: str) -> None:
+        done = CliRunner().invoke(main, ["groups", cluster.address, "--allow", "b", *words])
+        assert done.exit_code == 0, done.output
+
+    allow("--mb", "7", "--tables", "4")
+    allow("--reads", "cluster")
+    (group,) = [one for one in operator.groups() if one.name == "b"]
+    assert (group.mb, group.tables, group.members, group.reads) == (7, 4, limits.GROUP_MEMBERS, ["cluster"])
+    allow("--mb", "0")
+    assert "no bound" in CliRunner().invoke(main, ["groups", cluster.address]).output
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,17 @@ def test_this_machine_needs_no_keys(address: str, worker: Safety) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", [FAR, "tcp://0.0.0.0:7000", "tcp://*:7000", "tcp://host.example:1", f"tcp://{KEY}@10.0.0.1:7000"]
+    "address",
+    [
+        FAR,
+        "tcp://127.0.0.1.example.org:7000",
+        "tcp://127.example:1",
+        "tcp://localhost.example:1",
+        "tcp://0.0.0.0:7000",
+        "tcp://*:7000",
+        "tcp://host.example:1",
+        f"tcp://{KEY}@10.0.0.1:7000",
+    ],
 )
 def test_any_other_machine_needs_keys_or_somebody_who_says_that_it_does_not(address: str, worker: Safety) -> None:
     assert not is_local(address)
@@ -47,7 +57,20 @@ def test_any_other_machine_needs_keys_or_somebody_who_says_that_it_does_not(addr
 
 
 @pytest.mark.parametrize(
-    "address", ["", "10.0.0.1:7000", "http://10.0.0.1:7000", "tcp://10.0.0.1", "tcp://a b:1", "tcp://x:y", 7]
+    "address",
+    [
+        "",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:1 x",
+        "tcp://127." + "x" * 5_000 + ":1",
+        "memory:" + "x" * 5_000,
+        "10.0.0.1:7000",
+        "http://10.0.0.1:7000",
+        "tcp://10.0.0.1",
+        "tcp://a b:1",
+        "tcp://x:y",
+        7,
+    ],
 )
 def test_what_is_no_address_is_refused_however_safe_it_is(address: str) -> None:
     with pytest.raises(Invalid):

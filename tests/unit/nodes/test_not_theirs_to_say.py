@@ -1,0 +1,179 @@
+"""What the coordinator does not take from whoever it is: a member of a group, a worker, a stranger, or one that talks too much (T6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal import limits
+from shoal.cluster import groups
+from shoal.cluster.membership import Roster
+from shoal.errors import Invalid
+from shoal.nodes.coordinator import Coordinator
+from shoal.tables import Dense, Given, Table
+from shoal.wire import coding
+from shoal.wire import messages as m
+from shoal.wire.effects import Durable, Persist, Received, Send
+from shoal.wire.groups import CLUSTER, Allow, Dissolve, Group, namespace
+
+
+class Office:
+    """A coordinator with a disk that writes at once."""
+
+    def __init__(self) -> None:
+        self.coordinator = Coordinator()
+        self.now = 100 * limits.SECOND
+        self.numbers: dict[str, int] = {}
+
+    def say(self, sender: str, message: m.Message) -> list[m.Message]:
+        """What the sender is answered, but for views."""
+        events: list[Received | Durable] = [Received(sender, message)]
+        answers: list[m.Message] = []
+        while events:
+            for effect in self.coordinator.handle(self.now, events.pop(0)):
+                if isinstance(effect, Persist):
+                    events.append(Durable(effect.token))
+                elif isinstance(effect, Send) and effect.to == sender:
+                    assert len(coding.encode(effect.message)) < limits.HEADER_BYTES
+                    answers.append(effect.message)
+        return [one for one in answers if not isinstance(one, m.View | m.Alive)]
+
+    def join(self, name: str, of: str = "client", **facts: str) -> list[m.Message]:
+        hello = m.Hello(
+            name, facts.get("role", of), facts.get("token", f"{name}.0"), facts.get("address", ""), namespace(name)
+        )
+        answers = self.say(name, hello)
+        for one in answers:
+            if isinstance(one, m.Welcome):
+                self.numbers[name] = one.incarnation
+        return answers
+
+    def beat(self, name: str, failed: dict[int, str] | None = None) -> None:
+        self.say(name, m.Heartbeat(self.numbers[name], self.coordinator.roster.number, failed or {}))
+
+    @property
+    def roster(self) -> Roster:
+        return self.coordinator.roster
+
+
+@pytest.fixture
+def office() -> Office:
+    office = Office()
+    for name in ("server-0", "server-1"):
+        office.join(name, "server", address=f"memory:{name}")
+    for name in ("operator", "b/ann", "a/bob"):
+        office.join(name)
+    for name in ("worker-0", "b/worker-0", "a/worker-0"):
+        office.join(name, "worker")
+    office.say("operator", m.Create(1, "w", Dense(rows=8)))
+    for name in ("server-0", "server-1"):
+        office.beat(name)
+    assert "w" in office.roster.tables
+    return office
+
+
+def why(answers: list[m.Message]) -> str:
+    (answer,) = answers
+    assert isinstance(answer, m.No)
+    return answer.reason
+
+
+# ---------------------------------------------------------------- groups, tables
+
+
+@pytest.mark.parametrize("name", ["", CLUSTER, "b/", "x" * 500_000])
+def test_nobody_dissolves_what_is_no_group(office: Office, name: str) -> None:
+    for who in ("operator", "b/ann"):
+        assert "there is none of such a name" in why(office.say(who, Dissolve(7, name)))
+    assert "w" in office.roster.tables and "server-0" in office.roster.people
+
+
+@pytest.mark.parametrize("who", ["worker-0", "b/ann", "operator"])
+def test_only_a_server_says_that_a_table_could_not_be_set_up(office: Office, who: str) -> None:
+    office.say("operator", m.Create(2, "new", Dense(rows=8)))
+    office.beat(who, dict.fromkeys(range(1, 200), "I say so"))
+    assert {"w", "new"} <= set(office.roster.tables)
+    office.beat("server-0", {office.roster.tables["new"].number: "no room"})
+    assert "new" not in office.roster.tables
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/root/.ssh/id", "/tmp/start.f32/../x"])
+def test_servers_open_no_file_that_a_group_names_but_weights(path: str) -> None:
+    roster = Roster()
+    roster.join(0, "b/ann", "client", "t.0", "", 1, "b")
+    roster.join(0, "operator", "client", "t.0", "", 2)
+    table: Table = Dense(rows=8, initial=Given(path, 1))
+    with pytest.raises(Invalid, match=r"\.f32"):
+        groups.check_change(roster, "b/ann", m.Create(1, "b/w", table))
+    groups.check_change(roster, "operator", m.Create(1, "w", table))
+    groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=8, initial=Given("/runs/b/start.f32", 1))))
+
+
+# ---------------------------------------------------------------- who lets whom go
+
+
+@pytest.mark.parametrize("node", ["server-1", "worker-0", "a/worker-0", "nobody", "x" * 500_000])
+def test_a_member_of_a_group_lets_nobody_go_but_its_own_workers(office: Office, node: str) -> None:
+    assert "only the operator" in why(office.say("b/ann", m.Drain(7, node)))
+    assert not any(one.member.leaving for one in office.roster.people.values())
+
+
+def test_a_groups_own_workers_go_and_the_operator_lets_anybody_go(office: Office) -> None:
+    assert office.say("b/ann", m.Drain(7, "b/worker-0")) == [m.Done(7)]
+    assert office.say("operator", m.Drain(8, "a/worker-0")) == [m.Done(8)]
+    office.say("operator", m.Drain(9, "server-1"))
+    assert "server-1" in office.roster.released or office.roster.people["server-1"].member.leaving
+
+
+def test_who_is_no_member_lets_nobody_go(office: Office) -> None:
+    assert "say hello first" in why(office.say("nobody", m.Drain(1, "server-1")))
+    assert not office.roster.people["server-1"].member.leaving
+
+
+# ---------------------------------------------------------------- texts without an end
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"token": "x" * 129},
+        {"address": "tcp://127." + "x" * 450_000},
+        {"address": "tcp://127.0.0.1:" + "1" * 450_000},
+        {"address": "ipc://" + "x" * 450_000},
+        {"address": "memory:" + "x" * 450_000},
+        {"role": "\0" * 200_000},
+    ],
+)
+def test_a_hello_whose_texts_have_no_end_changes_nothing(office: Office, facts: dict[str, str]) -> None:
+    before = office.roster.number
+    assert len(why(office.join("evil", **facts))) < 1_000
+    assert office.roster.number == before and "evil" not in office.roster.people
+
+
+def test_a_hello_under_another_name_is_answered_in_few_words(office: Office) -> None:
+    assert len(why(office.say("evil", m.Hello("\0" * 200_000, "client", "t.0")))) < 1_000
+
+
+@pytest.mark.parametrize("reads", [["a" * 30] * 15_000, ["a", "a"], [f"g{i}" for i in range(66)], ["/" * 500_000]])
+def test_a_group_reads_from_so_many_others_at_most(office: Office, reads: list[str]) -> None:
+    assert len(why(office.say("operator", Allow(7, Group("b", reads=reads))))) < 1_000
+    assert not office.roster.groups
+
+
+def test_a_view_never_gets_too_long_to_be_told(office: Office) -> None:
+    """Whatever comes first, tables, groups or members: what would be too much is refused, and the rest goes on."""
+    office.say("operator", m.Create(2, "big", Dense(rows=8, initial=Given("/x.f32", 1, "a" * 65_000))))
+    for number in range(3, 9):
+        office.say(
+            "operator", m.Create(number, f"big{number}", Dense(rows=8, initial=Given("/x.f32", 1, "a" * 65_000)))
+        )
+    reads = [f"{i:032d}" for i in range(limits.GROUPS)]
+    said = [office.say("operator", Allow(100 + i, Group(f"g{i}", reads=reads))) for i in range(limits.GROUPS)]
+    assert any(isinstance(one, m.No) and "no room in a view" in one.reason for answers in said for one in answers)
+    room = 200
+    last: list[m.Message] = []
+    for i in range(limits.MEMBERS):
+        last = office.join(f"{i:0128d}", token=f"{i}.0", address="memory:" + "x" * room)
+        if isinstance(last[-1], m.No):
+            break
+    assert "full" in why(last)
+    assert len(coding.encode(office.roster.view())) < limits.HEADER_BYTES

@@ -126,6 +126,11 @@ LATER = (  # of several variants one or two run every time, the others wait for 
     "test_bench_curve.py::test_keys_are_measured_against_none_and_every_refusal_is_told",
     "test_groups.py::test_a_worker_of_a_group_may_be_killed_and_others_do_what_it_had",
     # older ones that take long
+    "whoever_computes_them_and_wherever[tcp-",
+    "test_peers.py::test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_killed",
+    "test_peers.py::test_a_run_whose_peers_are_all_killed_fails_and_is_taken_up_again_by_another_number",
+    "-processes-it_stops_after_its_steps]",
+    "-processes-it_stops_when_patience_runs_out_and_keeps_the_best_weights]",
     "test_a_strategy_passes[bounded-processes-",
     "test_endings.py::test_nothing_is_left_when_the_parent_ends_at_any_moment[tcp-",
     "are_dropped_and_told_and_what_they_said_is_counted_once[prefix]",

@@ -142,7 +142,7 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
         created = time.perf_counter() - began
         copy = _copied(scene)
         legs = [_leg(scene, "push", copy, progress), _leg(scene, "pull", copy, progress)]
-        memory, before = _memory(cluster), _watched(scene, lambda: time.sleep(2.0))
+        memory, before = _memory(cluster), _watched(scene, lambda: time.sleep(2.0))  # as it is with nothing else to do
         progress("one more server joins")
         joined = _join(scene)
         after = _memory(cluster)

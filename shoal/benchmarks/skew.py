@@ -188,7 +188,7 @@ def _watch(settings: Settings, cluster: ProcessCluster, pushers: list[_Pusher]) 
         loads = {one.name: one.load for one in standing.members if one.role == "server"}
         pushed = sum(one.pushed for one in pushers)
         moments.append(Moment(round(now, 3), pushed, loads, len(view.tables[0].starts), dict(standing.counts)))
-        time.sleep(1.0)
+        time.sleep(1.0)  # loads are told every two seconds: nothing is missed in between
     return moments
 
 

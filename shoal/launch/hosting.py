@@ -92,7 +92,7 @@ class HostCluster(ProcessCluster):
                 self._say(
                     f"waiting for servers, {here} of {self._wanted} here, for {left:.0f} s more: shoal launch server --at {self.address}"
                 )
-            time.sleep(_LOOK)
+            time.sleep(_LOOK)  # the coordinator is another process, and tells of members only who asks
             now = time.monotonic()
 
     def servers(self) -> list[str]:

@@ -39,7 +39,7 @@ def let_go(looking: Looking, name: str, say: Say = lambda text: None, still: flo
             say(f"{name}: {left} of {counted(whole, 'part')} left" if whole else f"{name}: it holds nothing")
         if time.monotonic() - since > patience:
             raise ClusterError(_stuck(looking, name, left, patience))
-        time.sleep(_LOOK)
+        time.sleep(_LOOK)  # who is no member is told nothing: the view is asked for again
         try:
             view = looking.view()
         except Unanswered:  # a coordinator that is being started again knows who is leaving

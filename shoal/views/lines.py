@@ -23,23 +23,13 @@ from dataclasses import dataclass
 
 from shoal.events import (
     Delayed,
-    Elected,
     Evaluated,
-    Gone,
-    Handed,
-    Joined,
-    Leaving,
     Linked,
     Progress,
-    Resumed,
-    RolledBack,
     RunEvent,
     Saved,
-    Split,
     Started,
     Stopped,
-    Voided,
-    Warned,
 )
 from shoal.views import every, words
 from shoal.views.sofar import SoFar
@@ -97,38 +87,12 @@ class Lines:
                 return [*self._tell_news(event.seconds), *self._tell_evaluation(event)]
             case Stopped():
                 return [*self.end(), self._stopped(event)]
-            case (
-                Joined()
-                | Gone()
-                | Leaving()
-                | Handed()
-                | Split()
-                | Voided()
-                | Warned()
-                | Resumed()
-                | RolledBack()
-                | Linked()
-                | Elected()
-                | Saved()
-                | Delayed()
-            ) if self._verbosity > 1:
+            case _ if self._verbosity > 1 and isinstance(event, words.News | Saved | Delayed):
                 return [every.line(event)]
             case Linked(why=""):  # as it begins
                 return [f"{every.clock(event.seconds)}  {words.linked(event)}"]
-            case (
-                Joined()
-                | Gone()
-                | Leaving()
-                | Handed()
-                | Split()
-                | Voided()
-                | Warned()
-                | Resumed()
-                | RolledBack()
-                | Linked()
-                | Elected()
-            ):
-                return self._tell_happening(event) if words.is_news(event) else []
+            case _ if words.is_news(event):
+                return self._tell_happening(event)
             case _:  # a checkpoint was saved, say: that is as it should be
                 return []
 

@@ -2,7 +2,7 @@
 
 Every request is checked in the same order before a table sees it: is the sender's incarnation in the view, is the
 generation the current one, is the table known and are the segments held here. One computation at a time may be out; what
-comes meanwhile waits its turn, so that a table is touched by one thread only.
+comes meanwhile waits its turn (``Backlog``), so that a table is touched by one thread only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from shoal.cluster import groups
 from shoal.cluster.member import Membership
 from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
+from shoal.nodes.backlog import Backlog
 from shoal.nodes.keeping import Keeping
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
@@ -55,7 +56,7 @@ class Server:
         self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
         self._groups: dict[str, Group] = {}
-        self._backlog: deque[Received] = deque()
+        self._backlog = Backlog()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
@@ -97,7 +98,7 @@ class Server:
             case _:
                 effects = []
         while self._backlog and not self._works:
-            effects += self._request(now, self._backlog.popleft())
+            effects += self._request(now, self._backlog.next())
         if self._keeping.later and not self._works:
             effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
@@ -189,7 +190,7 @@ class Server:
                 outcome += holding.live(workers, everyone)
         outcome.effects += self.member.show(view.number)
         early, self._early = self._early, []
-        self._backlog.extendleft(reversed(early))
+        self._backlog.put_back(early)
         return outcome
 
     def _set_up(self, view: m.View, new: list[m.Placed], made: dict[int, Holding]) -> None:
@@ -215,8 +216,7 @@ class Server:
             return self._request(now, event)
         if isinstance(event.message, m.Call) and (self._calls.has(event) or event in self._backlog):
             return [self._calls.held(event.sender, event.message)]  # nothing long is done twice
-        if len(self._backlog) < limits.BACKLOG:
-            self._backlog.append(event)
+        if self._backlog.add(event):
             return []
         self.counts["backlog full"] += 1
         if isinstance(event.message, Request):

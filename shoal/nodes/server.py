@@ -21,6 +21,7 @@ from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding
 from shoal.store.load import told as told_loads
+from shoal.store.ours import Ours, ours
 from shoal.store.outcome import Outcome, Work
 from shoal.store.pace import Pace
 from shoal.theirs import ends_us, said, told
@@ -64,7 +65,7 @@ class Server:
         self._told_loads = 0  # when
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
-        self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
+        self._ours: dict[int, Ours] = {}  # by table
         self.leaving = False  # it goes when others have what it has
         self.released = False  # nobody needs it any more
         self.stays = ""  # why it may not go yet
@@ -147,6 +148,7 @@ class Server:
             self._early.clear()
             self._keeping.forget()
             self.handles = Handles()
+            self._ours.clear()
             self._calls.clear()
             self._works.clear()
             self._view_waits = False
@@ -180,7 +182,7 @@ class Server:
         self.handles.live(everyone)
         servers = _servers(view)
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
-        self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
+        self._ours = {one.number: ours(self.name, one, self._ours.get(one.number)) for one in view.tables}
         self.member.shown = view.number
         self.leaving = self.leaving or any(one.leaving and one.name == self.name for one in view.members)
         for table in view.tables:
@@ -298,7 +300,7 @@ class Server:
             if why := groups.refused(known, self._groups, name, push):
                 self.counts["another group's"] += 1
                 return m.No(request.request, "setting", why)
-        if request.view < self._moved[request.table] or (holding.own is None and not holding.opening):
+        if request.view < self._ours[request.table].since or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
             return m.Moved(request.request, self.member.shown)
         if holding.opening:

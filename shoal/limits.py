@@ -121,6 +121,7 @@ LEVEL_AGAIN = 50 * MILLISECOND
 # How segments change hands while everything goes on.
 MOVE_BYTES = 64 * MB  # of a table that go from one server to another before they change hands: then the next ones do
 MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
+MOVE_RATE_MOST = 1 << 50  # that can be asked for: no machine sends as many
 MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
 MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
 PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks

@@ -156,7 +156,7 @@ class Coordinator:
         for name, hello in self._welcomes.items():
             self.roster.remove(name, why)
             self.roster.retired[name].remove(hello.token)  # it has not lived yet
-            self.roster.lost[name] = why
+            self.roster.note_lost(name, why)
             effects.append(Send(name, m.No(0, "full", why)))
         self._welcomes.clear()
         return [*effects, *self.changing.cannot_write(why, self)]
@@ -283,7 +283,7 @@ class Coordinator:
         """The launcher saw it; which life of that name it was is told by the token."""
         person = self.roster.people.get(name)
         if person is None:  # before it had joined
-            self.roster.lost[name] = reason
+            self.roster.note_lost(name, reason)
             return self._never_came(now, name, reason)
         if token and not person.token.startswith(token):
             return []  # another life has the name by now
@@ -300,7 +300,7 @@ class Coordinator:
 
     def let_go(self, now: int, name: str) -> list[Effect]:
         """Nobody needs it any more."""
-        self.roster.released[name] = self.roster.people[name].member.incarnation
+        self.roster.release(name)
         return self._remove(now, name, "it left: others have what it had", died=False)
 
     def see_off(self, name: str, why: str) -> list[Effect]:

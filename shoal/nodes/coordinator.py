@@ -18,6 +18,7 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership import Roster
 from shoal.cluster.moves import Moves
+from shoal.events import LEFT
 from shoal.nodes import records
 from shoal.nodes.changing import Changing
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
@@ -293,7 +294,7 @@ class Coordinator:
         if not self._is(sender, leave.incarnation):
             return self._fence(sender, leave.incarnation) if leave.patiently else []
         if not leave.patiently:
-            return self._remove(now, sender, "it left", died=False)
+            return self._remove(now, sender, LEFT, died=False)
         self.roster.people[sender].heard = now
         why, effects = self.elastic.leave(now, sender, "it asked to go", self)
         return [*effects, Send(sender, m.No(0, "setting", why))] if why else effects
@@ -301,7 +302,7 @@ class Coordinator:
     def let_go(self, now: int, name: str) -> list[Effect]:
         """Nobody needs it any more."""
         self.roster.release(name)
-        return self._remove(now, name, "it left: others have what it had", died=False)
+        return self._remove(now, name, f"{LEFT}: others have what it had", died=False)
 
     def see_off(self, name: str, why: str) -> list[Effect]:
         """It is no member any more; if its process goes on, it comes back as a new one."""

@@ -270,8 +270,7 @@ class Holding(Levelling):
             new.present = present
             new.live(*present)
         if old is not None:
-            new.staleness, new.counts = old.staleness, old.counts
-            new.asked.follow(old.asked, same)
+            new.succeed(old, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 

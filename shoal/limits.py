@@ -48,6 +48,7 @@ DEAD_AFTER = 5 * SECOND
 HELLO_WITHIN = 5 * SECOND
 
 # Who may call.
+UNTIL = 253_402_300_799  # seconds since 1970: the last moment that is written with four digits of a year
 CONNECTIONS = 2_048  # to one node that listens; fewer where the process may have fewer descriptors
 CONNECTIONS_LEAST = 8
 CONNECTIONS_AGAIN = 0.9  # of them: when so few are left, more are taken

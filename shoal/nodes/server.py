@@ -27,7 +27,7 @@ from shoal.store.pace import Pace
 from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
-from shoal.wire.groups import Group
+from shoal.wire.groups import Group, namespace
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
@@ -295,11 +295,11 @@ class Server:
             return m.Moved(request.request, view.number)
         if isinstance(request, m.Ask):
             return None
-        if not isinstance(request, m.Call) and known is not None and known.group:
-            name, push = holding.placed.name, isinstance(request, m.Push)
-            if why := groups.refused(known, self._groups, name, push):
-                self.counts["another group's"] += 1
-                return m.No(request.request, "setting", why)
+        # A visitor is no member: all that is known of it is its name, which a key that is confined to a group vouches for.
+        group = namespace(sender) if isinstance(request, m.Call) or known is None else known.group
+        if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
+            self.counts["another group's"] += 1
+            return m.No(request.request, "setting", why)
         if request.view < self._ours[request.table].since or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
             return m.Moved(request.request, self.member.shown)

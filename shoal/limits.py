@@ -69,6 +69,9 @@ CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
 QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
 BUSY_RETRY = 50 * MILLISECOND
+TOO_SOON = (
+    300 * MILLISECOND
+)  # so long a request waits at a server for a view or a segment to open: less than until it is sent again
 BUSY_MOST = 250 * MILLISECOND  # who is busy again and again is asked less and less often, but not less than this
 
 # How much a server holds for others.

@@ -84,6 +84,11 @@ STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
 ADMISSION_BYTES = 256 * MB  # to count how often keys of a table were pushed: a byte for each, or a sketch
 ADMISSION_FIRST = 2 * MB  # of a sketch, at first
 EVICT_ROWS = 1_024  # fewer are not looked through for rows that are zero again
+CLEAR_ROWS = (
+    65_536  # rows of segments that went are cleared away in pieces: so many are looked at in about a millisecond
+)
+CLEAR_BYTES = 1 * MB  # that are taken from the system, or given back, in such a piece
+CLEAR_EVERY = 5 * MILLISECOND  # one of them
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 
 # What a question may find.

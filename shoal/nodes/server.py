@@ -65,6 +65,7 @@ class Server:
         self._view_waits = False
         self._next_notice = 0
         self._told_loads = 0  # when
+        self._next_clear = 0
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._ours: dict[int, Ours] = {}  # by table
@@ -117,7 +118,11 @@ class Server:
             effects += self._calls.notices(now)
             effects += self._send_back(now)
             self._tell_loads(now)
-        effects.append(Wake(min(self.member.next, self._next_notice)))
+        if now >= self._next_clear and not self._works:
+            more = any(holding.clear_some() for holding in self.tables.values())
+            self._next_clear = now + limits.CLEAR_EVERY if more else self._next_notice
+        wake = min(self.member.next, self._next_notice)
+        effects.append(Wake(wake if self._works else min(wake, self._next_clear)))
         return effects
 
     def _tell_loads(self, now: int) -> None:

@@ -257,7 +257,9 @@ def _run(job: Job, folder: Folder, quiet: bool, head: Head | None, guests: Guest
 @click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
 @click.option("--watch", is_flag=True, help="Look on until it is over, or Ctrl-C.")
-@click.option("--verbosity", type=click.IntRange(1, 2), default=1, show_default=True, help="2: also the numbers below.")
+@click.option(
+    "--verbosity", type=click.IntRange(1, 2), default=1, show_default=True, help="2: also the numbers of the protocol."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @asks_for_keys
 def status(

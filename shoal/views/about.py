@@ -352,8 +352,7 @@ def _members(one: Told, runs: Sequence[Told]) -> Section | None:
     drawn += pictures(
         f"parts-{one.name}",
         lambda: presence.parts(run),
-        "How many parts of the model each server held, one above the other. Upright lines: a server joined (dotted), left (dots and dashes) "
-        "or was lost (dashed).",
+        "How many parts of the model each server held, one above the other. Upright lines: a server joined, left in order or was lost.",
     )
     heads = ["evaluation", *(f"{event.number:,}" for event in run.evaluations[:EVALUATIONS])]
     row = ["workers", *(str(event.workers) for event in run.evaluations[:EVALUATIONS])]

@@ -46,6 +46,15 @@ def upright(axes: Axes, moves: Sequence[Move], scale: float = 1.0) -> None:
         axes.axvline(event.seconds / scale, color=color, linestyle=dashes, linewidth=0.9, zorder=1)
 
 
+def lines(moves: Sequence[Move]) -> list[Line2D]:
+    """What upright lines are, for a legend where no marks say it."""
+    kinds = [what for what in _SHAPES if len(moves) <= FEW and any(kind(event) == what for event in moves)]
+    found = [handle(what, lines=True) for what in kinds]
+    for one, what in zip(found, kinds, strict=True):
+        one.set(marker="", label=f"one {_SAID[what]}")
+    return found
+
+
 def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> None:
     """The narrow panel, of a picture that lasts up to ``end``, in the units of its axis."""
     rows = _rows(moves)

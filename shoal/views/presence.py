@@ -103,14 +103,15 @@ def parts(run: Account) -> Figure | None:
     if kept:
         _bands(panels[1], run, servers, [event.copies for event in run.shared])
         titled(panels[1], "copies that it keeps of others' parts")
+    moves = [event for event in moves_of(run.happened) if event.role == "server"]
     for axes in panels:
-        marks.upright(axes, [event for event in moves_of(run.happened) if event.role == "server"])
+        marks.upright(axes, moves)
         tidy(axes, grid="")
         axes.set(ylabel="parts", xlim=(0, run.seconds or 1.0))
         axes.yaxis.get_major_locator().set_params(integer=True)
     panels[-1].set_xlabel("seconds since training began")
-    handles, labels = panels[0].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
+    handles = [*panels[0].get_legend_handles_labels()[0], *marks.lines(moves)]
+    legend = figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
     for text in legend.get_texts():
         text.set_parse_math(False)
     return figure

@@ -56,6 +56,7 @@ def drawn(runs: Sequence[tuple[str, Account]], window: Window | None = None) -> 
         titled(panel, said + (f", {words.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
     panels[-1].set_xlabel("seconds since training began")
     _legend(figure)
+    figure.draw_without_rendering()  # laid out twice: what stands beside a panel is as far away as the panel is wide
     return figure
 
 

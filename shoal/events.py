@@ -159,9 +159,10 @@ class Handed(Happening, frozen=True, kw_only=True):
     segments: list[int]
     source: str
     target: str
-    why: str  # joined, leaving, load
+    why: str  # leaving, count, load
     took: float  # seconds since the move was begun
     stall: float  # of these, seconds from the view that hands them over until they were served again
+    gain: str = ""  # what is better for it: who had how much before
 
 
 class Split(Happening, frozen=True, kw_only=True):

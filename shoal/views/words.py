@@ -196,7 +196,8 @@ def news(event: News) -> str:
         case Handed(table=table, segments=segments, source=source, target=target, why=why):
             parts = f"{many(len(segments), 'part')} of {clean(table)}"
             paused = f"{duration(event.stall)} without an answer"
-            return f"{parts} went from {clean(source)} to {clean(target)} ({clean(why)}), {paused}"
+            reason = clean(f"{why}: {event.gain}" if event.gain else why)
+            return f"{parts} went from {clean(source)} to {clean(target)} ({reason}), {paused}"
         case Split(table=table, segment=segment, why=why):
             return f"part {segment:,} of {clean(table)} is two now: {clean(why)}"
         case Voided(slot=(number_of_pass, number), why=why):

@@ -19,6 +19,8 @@ COORDINATOR = "coordinator"  # its name, everywhere
 NAME_CHARS = 128  # node and table names
 VIEW_BYTES = HEADER_BYTES * 3 // 4  # of a view that takes more members: what else grows in it has room, too
 MEMBERS = 1_024  # nodes in one cluster
+FORMER = 1_024  # names whose former lives are remembered: what they said may still be on its way
+LOST = 64  # servers that are gone, told with the reason
 TABLES = 256  # tables in one cluster
 GROUPS = 64  # of workers that the operator has named
 GROUP_TABLES = 16  # of one group, if the operator says nothing else
@@ -46,6 +48,7 @@ DEAD_AFTER = 5 * SECOND
 HELLO_WITHIN = 5 * SECOND
 
 # Who may call.
+UNTIL = 253_402_300_799  # seconds since 1970: the last moment that is written with four digits of a year
 CONNECTIONS = 2_048  # to one node that listens; fewer where the process may have fewer descriptors
 CONNECTIONS_LEAST = 8
 CONNECTIONS_AGAIN = 0.9  # of them: when so few are left, more are taken
@@ -121,6 +124,7 @@ LEVEL_AGAIN = 50 * MILLISECOND
 # How segments change hands while everything goes on.
 MOVE_BYTES = 64 * MB  # of a table that go from one server to another before they change hands: then the next ones do
 MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
+MOVE_RATE_MOST = 1 << 50  # that can be asked for: no machine sends as many
 MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
 MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
 PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks

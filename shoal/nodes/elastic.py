@@ -69,7 +69,7 @@ class Elastic:
     @property
     def move_rate(self) -> int:
         """Bytes a second that a server may send of what changes hands."""
-        return max(1, int(self.moves.mb_per_second * limits.MB))
+        return self.moves.rate
 
     # ------------------------------------------------------------ what is asked for
 

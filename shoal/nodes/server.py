@@ -2,7 +2,7 @@
 
 Every request is checked in the same order before a table sees it: is the sender's incarnation in the view, is the
 generation the current one, is the table known and are the segments held here. One computation at a time may be out; what
-comes meanwhile waits its turn, so that a table is touched by one thread only.
+comes meanwhile waits its turn (``Backlog``), so that a table is touched by one thread only.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from shoal.cluster import groups
 from shoal.cluster.member import Membership
 from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
+from shoal.nodes.backlog import Backlog
 from shoal.nodes.keeping import Keeping
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding
 from shoal.store.load import told as told_loads
+from shoal.store.ours import Ours, ours
 from shoal.store.outcome import Outcome, Work
 from shoal.store.pace import Pace
 from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
-from shoal.wire.groups import Group
+from shoal.wire.groups import Group, namespace
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
@@ -55,7 +57,7 @@ class Server:
         self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
         self._groups: dict[str, Group] = {}
-        self._backlog: deque[Received] = deque()
+        self._backlog = Backlog()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
@@ -63,7 +65,7 @@ class Server:
         self._told_loads = 0  # when
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
-        self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
+        self._ours: dict[int, Ours] = {}  # by table
         self.leaving = False  # it goes when others have what it has
         self.released = False  # nobody needs it any more
         self.stays = ""  # why it may not go yet
@@ -97,7 +99,7 @@ class Server:
             case _:
                 effects = []
         while self._backlog and not self._works:
-            effects += self._request(now, self._backlog.popleft())
+            effects += self._request(now, self._backlog.next())
         if self._keeping.later and not self._works:
             effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
@@ -146,6 +148,7 @@ class Server:
             self._early.clear()
             self._keeping.forget()
             self.handles = Handles()
+            self._ours.clear()
             self._calls.clear()
             self._works.clear()
             self._view_waits = False
@@ -179,7 +182,7 @@ class Server:
         self.handles.live(everyone)
         servers = _servers(view)
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
-        self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
+        self._ours = {one.number: ours(self.name, one, self._ours.get(one.number)) for one in view.tables}
         self.member.shown = view.number
         self.leaving = self.leaving or any(one.leaving and one.name == self.name for one in view.members)
         for table in view.tables:
@@ -189,7 +192,7 @@ class Server:
                 outcome += holding.live(workers, everyone)
         outcome.effects += self.member.show(view.number)
         early, self._early = self._early, []
-        self._backlog.extendleft(reversed(early))
+        self._backlog.put_back(early)
         return outcome
 
     def _set_up(self, view: m.View, new: list[m.Placed], made: dict[int, Holding]) -> None:
@@ -215,8 +218,7 @@ class Server:
             return self._request(now, event)
         if isinstance(event.message, m.Call) and (self._calls.has(event) or event in self._backlog):
             return [self._calls.held(event.sender, event.message)]  # nothing long is done twice
-        if len(self._backlog) < limits.BACKLOG:
-            self._backlog.append(event)
+        if self._backlog.add(event):
             return []
         self.counts["backlog full"] += 1
         if isinstance(event.message, Request):
@@ -293,12 +295,12 @@ class Server:
             return m.Moved(request.request, view.number)
         if isinstance(request, m.Ask):
             return None
-        if not isinstance(request, m.Call) and known is not None and known.group:
-            name, push = holding.placed.name, isinstance(request, m.Push)
-            if why := groups.refused(known, self._groups, name, push):
-                self.counts["another group's"] += 1
-                return m.No(request.request, "setting", why)
-        if request.view < self._moved[request.table] or (holding.own is None and not holding.opening):
+        # A visitor is no member: all that is known of it is its name, which a key that is confined to a group vouches for.
+        group = namespace(sender) if isinstance(request, m.Call) or known is None else known.group
+        if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
+            self.counts["another group's"] += 1
+            return m.No(request.request, "setting", why)
+        if request.view < self._ours[request.table].since or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
             return m.Moved(request.request, self.member.shown)
         if holding.opening:

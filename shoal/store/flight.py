@@ -31,6 +31,7 @@ class Letter:
     wanted: bool = False  # the other side said when to send it again
     refusals: int = 0  # it said so, one time after the other
     put_off: bool = False  # it was due, and others had used up the budget
+    old: bool = False  # segments have changed hands since: it is answered or refused, and not sent again as it is
 
     @property
     def ends(self) -> int:
@@ -83,6 +84,16 @@ class Flight:
             letter.again = now + max(wait, min(wait << min(letter.refusals, 16), limits.BUSY_MOST))
             letter.refusals += 1
             self._look_at(letter.again)
+
+    def outdate(self, now: int, letter: Letter) -> None:
+        """What it asks for has changed hands: if nothing comes of it soon, it is said anew (``overdue``)."""
+        if not letter.old:
+            letter.old, letter.again = True, now + limits.RESEND_FIRST
+            self._look_at(letter.again)
+
+    def overdue(self, now: int) -> list[Letter]:
+        """Old ones, of which nothing was heard."""
+        return [one for one in self.letters.values() if one.old and now >= one.again] if now >= self.next else []
 
     def instead(self, now: int, letter: Letter, message: Message, arrays: Arrays) -> Effect:
         """The other side cannot use what it has: the same question, said otherwise."""

@@ -17,6 +17,7 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.wire import keyring
 from shoal.wire.address import Address, check_address, is_local, parsed
+from shoal.wire.groups import member_name
 from shoal.wire.keyring import Key, Own
 
 
@@ -80,9 +81,9 @@ class Safety:
 
     def own(self, node: str) -> Own:
         """The key that a node of this name has."""
-        for key in sorted(self._own, key=lambda key: key.role == "coordinator"):  # its own before one for everybody
-            if key.is_of(node):
-                return key
+        fitting = [key for key in self._own if key.fits(node)]
+        if fitting:  # its own before one that may be confined to that group, and one for everybody last
+            return min(fitting, key=lambda key: (key.role == "coordinator", not key.is_of(node)))
         have = ", ".join(f"{key.name} ({key.role})" for key in self._own) or "none"
         name = self._own[0].name if self._own else "NAME"
         raise Invalid(
@@ -90,12 +91,13 @@ class Safety:
             f"(shoal key new)"
         )
 
-    def named(self, node: str, role: str = "client") -> str:
+    def named(self, node: str, role: str = "client", group: str = "") -> str:
         """A name for a node that has none yet: as it is, if a key here allows that; else one that such a key allows."""
-        if not self._own or any(key.is_of(node) for key in self._own):
-            return node
+        whole = member_name(node, group)
+        if not self._own or any(key.is_of(whole) for key in self._own):
+            return whole
         fitting = [key for key in self._own if key.role == role] or self._own
-        return f"{fitting[0].name}.{node}"
+        return member_name(f"{fitting[0].name}.{node}", group)
 
     def key_at(self, node: str, address: Address) -> str:
         """The key that whoever answers there must have; empty: it is called in the clear. Raises Invalid if it may not be."""

@@ -9,6 +9,7 @@ from shoal.cluster.membership import Roster
 from shoal.cluster.shares import Wanted
 from shoal.errors import Invalid
 from shoal.limits import SECOND
+from shoal.nodes.records import record_of
 from shoal.tables import Dense, Each, Sparse, Step
 
 
@@ -103,6 +104,21 @@ def test_the_tokens_of_former_lives_are_remembered_but_not_for_ever() -> None:
     assert not made.is_over("ann", "t.29")  # she lives
     assert not made.is_over("ann", "t.0")
     assert len(made.retired["ann"]) == 16
+
+
+def test_however_many_come_and_go_only_the_last_of_them_are_remembered() -> None:
+    made = roster("ann")
+    for number in range(2 * limits.FORMER):
+        name, role = f"node-{number}", "server" if number % 2 else "client"
+        made.join(0, name, role, f"{name}.0", "memory:x", number + 2)
+        if role == "server":
+            made.release(name)
+        made.remove(name, "it left")
+    last = f"node-{2 * limits.FORMER - 1}"
+    assert len(made.retired) == limits.FORMER and made.is_over(last, f"{last}.0")
+    assert len(made.lost) == limits.LOST and last in made.lost
+    assert len(made.released) <= limits.FORMER and last in made.released
+    assert len(record_of(made)) < 100_000  # all of it is written with every change
 
 
 def test_the_silent_are_suspected_and_then_removed() -> None:

@@ -11,6 +11,7 @@ import pytest
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
+from shoal.nodes.backlog import Backlog
 from shoal.nodes.server import Server
 from shoal.tables import Dense, Table, Update
 from shoal.wire import messages as m
@@ -322,6 +323,28 @@ def test_a_backlog_that_is_full_asks_to_come_later(monkeypatch: pytest.MonkeyPat
     made.compute()
     made.compute()
     assert made.push([0], [1], number=3) == []
+
+
+def test_what_opens_a_segment_goes_before_the_pushes_that_wait() -> None:
+    made = hall(inline=0)
+    bob = m.Member("bob", 4, "server", "")
+    made.feed(Received("coordinator", view(6, placed(1), members=[*FOLK, bob])))
+    made.push([0], [1])
+    made.push([0], [1], number=1)
+    assert made.feed(Received("bob", m.Level(1, 6, 4, 1, [1], [0], 1))) == []  # something is being computed
+    levels = m.Levels(1, 6, 4, [1], [0], [])
+    assert made.compute() == [("dan", m.Counted(1, new=True)), ("bob", levels)]
+    assert made.compute() == [("dan", m.Counted(2, new=True))]
+
+
+def test_what_comes_by_a_view_of_later_goes_before_the_others_of_its_kind() -> None:
+    backlog = Backlog()
+    early = [Received("bob", m.Appended(1, 1, seq)) for seq in (1, 2)]
+    early.insert(1, Received("bob", m.Adopted(1, 6, 1, [0])))
+    late = [Received("bob", m.Appended(1, 1, 3)), Received("bob", m.Adopted(1, 6, 1, [1]))]
+    assert all(backlog.add(one) for one in late) and late[0] in backlog
+    backlog.put_back(early)
+    assert [backlog.next() for _ in range(len(backlog))] == [early[1], late[1], early[0], early[2], late[0]]
 
 
 def test_a_view_that_comes_during_a_computation_waits_for_it() -> None:

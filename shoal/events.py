@@ -165,6 +165,7 @@ class Handed(Happening, frozen=True, kw_only=True):
     why: str  # count, leaving, load
     took: float  # seconds since the move was begun
     stall: float  # of these, seconds from the view that hands them over until they were served again
+    gain: str = ""  # what is better for it: who had how much before
 
 
 class Shared(Happening, frozen=True, kw_only=True):

@@ -143,9 +143,11 @@ LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its seg
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it
 LOAD_LEAST = 10_000.0  # rows a second of all servers: for fewer nothing is moved
-LOAD_STEADY = 2  # tellings for which the same server is the hottest, before anything is moved for it
+LOAD_STEADY = 3  # tellings for which the same server is the hottest, before anything is moved for it; twice as many after each time,
+LOAD_PATIENCE = 48  # but no more than this
 LOAD_ABOVE = 0.25  # a server that is asked for so much more than the mean gives something away,
-LOAD_GAIN = 0.05  # if that spares it this much of the mean
+LOAD_GAIN = 0.1  # if that spares it this much of the mean,
+LOAD_TRADES = 8  # and so often at one time
 
 # Nodes of other hosts.
 HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends

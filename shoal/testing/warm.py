@@ -85,12 +85,14 @@ class Warm:
             env=children._environment(),
         )
         theirs.close()
+        _waiting.add(self._process.pid)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._link.close()
         self._process.kill()  # nurseries are none of its children
         self._process.wait()
+        _waiting.discard(self._process.pid)
 
     def start(self) -> children.Hatchery:
         orders, ours = os.pipe()
@@ -105,6 +107,16 @@ class Warm:
             for descriptor in (orders, theirs, here):
                 os.close(descriptor)
         return Warmed(pid, os.fdopen(ours, "wb", 0), os.fdopen(reports, "rb", 0))
+
+
+_waiting: set[int] = set()
+
+
+def offspring() -> list[int]:
+    """The processes that this one has started, and those that they have, without the ones that wait to be nurseries."""
+    import psutil
+
+    return [one.pid for one in psutil.Process().children(recursive=True) if one.pid not in _waiting]
 
 
 def wait(link: socket.socket) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import shoal
@@ -25,6 +24,7 @@ from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
 from shoal.testing.den import Den, soon
+from shoal.testing.warm import offspring
 from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
 
 ROWS = 3_000
@@ -52,7 +52,7 @@ def held() -> list[str]:
             links.append(os.readlink(f"/proc/self/fd/{one}"))
         except FileNotFoundError:  # the one that listed them
             continue
-    children = [f"process {one.pid}" for one in psutil.Process().children(recursive=True)]
+    children = [f"process {pid}" for pid in offspring()]
     places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
     shared = [str(path) for place in places for path in place.glob(f"*shoal-{os.getpid()}*")]
     return sorted([*maps, *(link for link in links if link.startswith(("pipe", "/memfd"))), *children, *shared])

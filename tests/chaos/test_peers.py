@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 import shoal
@@ -30,6 +29,7 @@ from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
 from shoal.testing.den import Den, soon
+from shoal.testing.warm import offspring
 from shoal.testing.watch import Beside, Watched, kill, reach, watch
 
 ROWS = 4_000
@@ -50,7 +50,7 @@ def job_of(**changes: Any) -> Job:
 
 
 def left() -> list[str]:
-    children = [f"process {one.pid}" for one in psutil.Process().children(recursive=True)]
+    children = [f"process {pid}" for pid in offspring()]
     return children + [str(path) for path in Path(tempfile.gettempdir()).glob(f"shoal-{os.getpid()}-*")]
 
 

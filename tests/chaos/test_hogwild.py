@@ -99,9 +99,8 @@ LATER = [pytest.param(way, marks=pytest.mark.soak) for way in ("batched", "hot_c
 
 @pytest.mark.parametrize("way", ["example", "locked", *LATER])
 def test_workers_are_killed_in_a_loop_and_every_slot_counts_once(way: str) -> None:
-    run = watch(
-        job_of({"emulate.per_example": 1e-5}, strategy__way=way), kills(6)
-    )  # else it may be over before they are
+    slowly = {"emulate.per_example": 2e-5}  # else it may be over before they are
+    run = watch(job_of(slowly, strategy__way=way), kills(6))
     check(run)
     lost = run.all(Gone)
     assert {event.why for event in lost} == {"its process ended (killed by signal 9)"}

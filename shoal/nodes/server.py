@@ -28,7 +28,7 @@ from shoal.store.pace import Pace
 from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
-from shoal.wire.groups import Group
+from shoal.wire.groups import Group, namespace
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
@@ -65,6 +65,7 @@ class Server:
         self._view_waits = False
         self._next_notice = 0
         self._told_loads = 0  # when
+        self._next_clear = 0
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._ours: dict[int, Ours] = {}  # by table
@@ -117,7 +118,11 @@ class Server:
             effects += self._calls.notices(now)
             effects += self._send_back(now)
             self._tell_loads(now)
-        effects.append(Wake(min(self.member.next, self._next_notice)))
+        if now >= self._next_clear and not self._works:
+            more = any(holding.clear_some() for holding in self.tables.values())
+            self._next_clear = now + limits.CLEAR_EVERY if more else self._next_notice
+        wake = min(self.member.next, self._next_notice)
+        effects.append(Wake(wake if self._works else min(wake, self._next_clear)))
         return effects
 
     def _tell_loads(self, now: int) -> None:
@@ -322,11 +327,11 @@ class Server:
             return m.Moved(request.request, view.number)
         if isinstance(request, m.Ask):
             return None
-        if not isinstance(request, m.Call) and known is not None and known.group:
-            name, push = holding.placed.name, isinstance(request, m.Push)
-            if why := groups.refused(known, self._groups, name, push):
-                self.counts["another group's"] += 1
-                return m.No(request.request, "setting", why)
+        # A visitor is no member: all that is known of it is its name, which a key that is confined to a group vouches for.
+        group = namespace(sender) if isinstance(request, m.Call) or known is None else known.group
+        if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
+            self.counts["another group's"] += 1
+            return m.No(request.request, "setting", why)
         if request.view < self._ours[request.table].since or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
             return m.Moved(request.request, self.member.shown)

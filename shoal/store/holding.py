@@ -270,8 +270,7 @@ class Holding(Levelling):
             new.present = present
             new.live(*present)
         if old is not None:
-            new.staleness, new.counts = old.staleness, old.counts
-            new.asked.follow(old.asked, same)
+            new.succeed(old, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 
@@ -341,6 +340,11 @@ class Holding(Levelling):
             for filling in self._fillings.values():
                 effects += filling.advance(now, self.own, limits.COORDINATOR)
         return effects
+
+    def clear_some(self) -> bool:
+        """Clear away a piece of what lies here and went; False if that was all. Nobody has the rows."""
+        followed = any(follow.clear_some() for follow in self.follows.values())
+        return followed or (self.own is not None and self.own.ground.clear_some())
 
     def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
         self._present = workers, clients

@@ -360,8 +360,8 @@ def look_at(address: str, safety: Safety | None = None, who: str = "look") -> Lo
     return Looking(transport_to(address, safety), safety.named(f"{who}-{secrets.token_hex(4)}"))
 
 
-def transport_to(address: str, safety: Safety | None = None) -> Callable[[str], Transport]:
-    """How somebody of whatever name reaches the coordinator at this address; with the usual keys, if it needs some."""
+def transport_to(address: str, safety: Safety | None = None, group: str = "") -> Callable[[str], Transport]:
+    """How somebody of whatever name, in a group if there is one, reaches the coordinator here; with the usual keys, if it needs some."""
     from shoal.wire.security import Safety
     from shoal.wire.zmq import ZmqTransport
 
@@ -369,7 +369,7 @@ def transport_to(address: str, safety: Safety | None = None) -> Callable[[str], 
     check_address(address, safety)
 
     def transport(name: str) -> Transport:
-        made = ZmqTransport(safety.named(name), safety=safety)
+        made = ZmqTransport(safety.named(name, group=group), safety=safety)
         try:
             made.connect("coordinator", address)
         except BaseException:

@@ -69,9 +69,12 @@ class Layout:
 
     def stayed(self, before: Layout) -> tuple[str, ...]:
         """The servers that have held the same segments since then, all the time: what they were asked by then they still can answer."""
+        if before is self:
+            return tuple(self.servers)
         if self._stayed is None or self._stayed[0] is not before:
             same = len(before.starts) == len(self.starts) and bool((before.starts == self.starts).all())
             self._stayed = before, tuple(server for server in self.servers if same and self._has_stayed(server, before))
+            before._stayed = None  # it is asked no more: else all that there ever were would be kept, each by the next
         return self._stayed[1]
 
     def _has_stayed(self, server: str, before: Layout) -> bool:

@@ -134,6 +134,9 @@ class Joined(Happening, frozen=True, kw_only=True):
     group: str = ""
 
 
+LEFT = "it left"  # how the reason of one begins that went in order
+
+
 class Gone(Happening, frozen=True, kw_only=True):
     """A node left, or was lost; ``slots`` of its work are dealt again."""
 
@@ -159,9 +162,10 @@ class Handed(Happening, frozen=True, kw_only=True):
     segments: list[int]
     source: str
     target: str
-    why: str  # joined, leaving, load
+    why: str  # count, leaving, load
     took: float  # seconds since the move was begun
     stall: float  # of these, seconds from the view that hands them over until they were served again
+    gain: str = ""  # what is better for it: who had how much before
 
 
 class Shared(Happening, frozen=True, kw_only=True):

@@ -79,6 +79,7 @@ taking_part = options_of(
         "--within", type=Seconds(1.0), metavar="SECONDS", help="For the coordinator to come up.  [default: 600]"
     ),
     click.option("--quiet", is_flag=True, help="Say nothing but how it ended."),
+    click.option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),  # said by --count: it is one of so many
     asks_for_keys,
 )  # fmt: skip
 
@@ -133,6 +134,7 @@ def take_part(where: str, role: Any, **options: Any) -> None:
         options["keys"] or "",
         options["insecure"],
         options["within"] or limits.HOSTS_WITHIN / limits.SECOND,
+        options["share"],
     )
     try:
         visitor = Visitor(terms, role, say)

@@ -40,8 +40,7 @@ def connect_by(safety: Safety, address: str, role: str = "client", name: str | N
     """The same, with keys that are known."""
     from shoal.wire.zmq import ZmqTransport
 
-    given = name or f"{role}-{secrets.token_hex(4)}"
-    name = member_name(given, group) if group else name or safety.named(given, role)
+    name = member_name(name, group) if name else safety.named(f"{role}-{secrets.token_hex(4)}", role, group)
     transport = ZmqTransport(name, safety=safety)
     try:
         transport.connect("coordinator", address)

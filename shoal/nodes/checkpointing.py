@@ -275,7 +275,10 @@ class Checkpointing:
         if self._quiet >= _QUIET:
             self._quiet = 0
             return self._fail(now, one, f"{why}, {_QUIET} times in a row")
-        self._not_before, self._wanted = now + limits.SAVE_RETRY, wanted
+        wait = limits.SAVE_RETRY
+        if one is None and not wanted and self.every is not None:
+            wait = min(wait, self.every)  # nothing was begun: the first of a short interval is not a second late
+        self._not_before, self._wanted = now + wait, wanted
         return self._give_up(one)
 
     def _fail(self, now: int, one: _Try | None, why: str) -> list[Effect]:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal import limits
-from shoal.cluster import rebalance
+from shoal.cluster import by_load, rebalance
 from shoal.cluster.groups import may_send_away
 from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
+from shoal.cluster.shares import Wanted
 from shoal.events import Handed, Leaving, Split
 from shoal.nodes.holders import Holders
 from shoal.wire import coding
@@ -45,6 +46,7 @@ class Opening:
     target: str
     incarnation: int  # of the target
     why: str
+    gain: str
     began: int
     view: int
     told: int = 0  # when that view was
@@ -55,7 +57,7 @@ class Elastic:
 
     def __init__(self, moves: Moves | None = None) -> None:
         self.moves = moves or Moves()
-        self._begun: dict[_Key, tuple[int, str]] = {}  # moves that were named: when, and why
+        self._begun: dict[_Key, tuple[int, str, str]] = {}  # moves that were named: when, why, and what is better then
         self._openings: list[Opening] = []
         self._planned: tuple[int, ...] = ()  # what the last plan followed from
         self._waits = False  # some of it could not be begun yet
@@ -69,7 +71,7 @@ class Elastic:
     @property
     def move_rate(self) -> int:
         """Bytes a second that a server may send of what changes hands."""
-        return max(1, int(self.moves.mb_per_second * limits.MB))
+        return self.moves.rate
 
     # ------------------------------------------------------------ what is asked for
 
@@ -123,10 +125,11 @@ class Elastic:
         for one in taken:
             groups.setdefault((one.source, one.target, one.opens), []).append(one)
         for (source, target, opens), those in groups.items():
-            begun = [self._begun.pop((one.table.number, one.segment), (now, "")) for one in those]
+            begun = [self._begun.pop((one.table.number, one.segment), (now, "", "")) for one in those]
             if not source:
                 continue  # one more copy
-            why = next((why for _, why in begun if why), "leaving" if self._is_leaving(source, of) else "count")
+            otherwise = "leaving" if self._is_leaving(source, of) else "count"  # begun by a former life of ours
+            why, gain = next(((why, gain) for _, why, gain in begun if why), (otherwise, ""))
             of.counts["segments handed"] += len(those)
             opening = Opening(
                 those[0].table.name,
@@ -136,7 +139,8 @@ class Elastic:
                 target,
                 of.roster.people[target].member.incarnation,
                 why,
-                min(when for when, _ in begun),
+                gain,
+                min(when for when, _, _ in begun),
                 of.roster.number,
             )
             if opens:
@@ -182,6 +186,7 @@ class Elastic:
             source=one.source,
             target=one.target,
             why=one.why,
+            gain=one.gain,
             took=took,
             stall=stall,
         )
@@ -215,6 +220,8 @@ class Elastic:
         busy = {(one.source, one.target) for one in self._openings}
         wanted = [one for one in wanted if (one.source, one.target) not in busy]
         begun = of.roster.begin(now, wanted)
+        if any(one.why == "load" for one in begun):
+            of.roster.loads.traded()
         self._note(now, begun, of)
         if len(begun) < len(wanted):  # who is to be filled has not shown yet that it let go of what it had
             self._again = now + limits.HEARTBEAT
@@ -227,34 +234,34 @@ class Elastic:
         shown = [of.roster.people[name].view for name in of.roster.servers()] if self._waits else []
         return of.roster.number, len(self._openings), *shown
 
-    def _note(self, now: int, begun: Sequence[rebalance.Wanted], of: Coordinator) -> None:
+    def _note(self, now: int, begun: Sequence[Wanted], of: Coordinator) -> None:
         """Moves that were begun; those of a set whose members change places are handed over with the next view."""
         of.counts["moves begun"] += len(begun)
         for one in begun:
             table = of.roster.tables[one.table]
             place = table.places[one.segment]
             if place.filling:
-                self._begun[table.number, one.segment] = now, one.why
+                self._begun[table.number, one.segment] = now, one.why, one.gain
             elif place.since == of.roster.number:  # another of the set is primary: where one goes and nobody comes, too
                 target, view = place.servers[0], of.roster.number
                 life = of.roster.people[target].member.incarnation
                 self._openings.append(
-                    Opening(one.table, table.number, [one.segment], one.source, target, life, one.why, now, view)
+                    Opening(
+                        one.table, table.number, [one.segment], one.source, target, life, one.why, one.gain, now, view
+                    )
                 )
 
     def _rule(self, now: int, servers: Sequence[str], of: Coordinator) -> str:
         """By load only if the same server has been asked for too much for a while."""
         if self.moves.balance != "load":
             return self.moves.balance
-        asked = of.roster.loads.by_server(of.roster.tables)
-        hot = rebalance.hottest({name: asked.get(name, 0.0) for name in servers})
-        return "load" if of.roster.loads.steady(now, hot) else "count"
+        return "load" if of.roster.loads.is_time(now, servers, of.roster.tables) else "count"
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
         """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
         roster = of.roster
         tables = list(roster.tables.values())
-        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
+        found = by_load.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
         if found is None or not roster.may_split(roster.tables[found.table]):
             return None
         if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
@@ -311,7 +318,8 @@ class Elastic:
             for segment, place in enumerate(table.places):
                 if not place.filling:
                     continue
-                since, why = self._begun.get((table.number, segment), (now, "copies" if not place.instead else ""))
+                otherwise = now, "copies" if not place.instead else "", ""
+                since, why, _ = self._begun.get((table.number, segment), otherwise)
                 why = why or ("leaving" if self._is_leaving(place.instead, of) else "count")
                 source = place.instead or place.servers[0]
                 found.append(m.Move(table.name, segment, source, place.filling, max(0, now - since), why))

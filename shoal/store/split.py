@@ -60,9 +60,27 @@ class Layout:
         self.since = max((place.since for place in placed.places), default=0)  # when a primary last changed
         self._lost = next((i for i, owner in enumerate(owners) if not owner), None)
         self._of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
+        sinces = np.array([place.since for place in placed.places], np.int64)
+        self._sinces = {server: sinces[segments] for server, segments in self._of.items()}
+        self._stayed: tuple[Layout, tuple[str, ...]] | None = None  # asked last: since when, and who
 
     def same(self, placed: Placed) -> bool:
         return self._placed == placed
+
+    def stayed(self, before: Layout) -> tuple[str, ...]:
+        """The servers that have held the same segments since then, all the time: what they were asked by then they still can answer."""
+        if self._stayed is None or self._stayed[0] is not before:
+            same = len(before.starts) == len(self.starts) and bool((before.starts == self.starts).all())
+            self._stayed = before, tuple(server for server in self.servers if same and self._has_stayed(server, before))
+        return self._stayed[1]
+
+    def _has_stayed(self, server: str, before: Layout) -> bool:
+        then = before._of.get(server)
+        return (
+            then is not None
+            and np.array_equal(then, self._of[server])
+            and np.array_equal(before._sinces[server], self._sinces[server])
+        )
 
     def shares(self, keys: Keys | KeyRange, row_bytes: int, every_server: bool) -> list[Share]:
         """Every server's share; with ``every_server`` also the empty ones."""

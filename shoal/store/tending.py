@@ -11,7 +11,7 @@ less than the pushes did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.keys import KeyRange, KeyValues
 from shoal.limits import EVICT_ROWS
@@ -61,6 +61,15 @@ class Tending(Waiting):
         found = self._admission.admit(given)
         self.counts["not admitted"] += len(given) - (0 if found is None else len(found))
         return found
+
+    def succeed(self, before: Tending, same: Mapping[int, int]) -> None:
+        """Go on, with other segments on the same ground, where another one ended; ``same`` are those that are what they were, by their
+        numbers now and then. What is known of those, and of the server, stays so."""
+        self.staleness, self.counts = before.staleness, before.counts
+        self.asked.follow(before.asked, same)
+        self._admission, self._since = before._admission, before._since
+        if self._admission is not None:
+            self._admission.hold()
 
     def sweep_due(self, given: KeyValues | None) -> bool:
         """A push was made: is it time to let rows go?"""

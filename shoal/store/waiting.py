@@ -137,6 +137,11 @@ class Waiting(Part):
             outcome += self._read(self._waiting.pop(key))
         return outcome
 
+    def forgotten(self, view: int) -> list[Effect]:
+        """Other segments are held here from now on: all who wait are to ask again, by this view."""
+        asked = {**self._waiting, **self._promised, **{key: asker for key, (_, _, asker) in self._held.items()}}
+        return [Send(asker.name, m.Moved(asker.ask.request, view)) for asker in asked.values()]
+
     # ------------------------------------------------------------ what they are told
 
     def notices(self, now: int) -> list[Effect]:

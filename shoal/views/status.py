@@ -28,6 +28,7 @@ _ROLES = ("server", "worker", "evaluator", "client")
 REFUSED = (
     "strange key",
     "revoked key",
+    "expired key",
     "no key",
     "impostor",
     "not theirs to say",

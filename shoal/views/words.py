@@ -237,7 +237,8 @@ def news(event: News) -> str:
             return f"{who(event)} is leaving{f': {_asked(why)}' if why else ''}"
         case Handed(table=table, segments=segments, source=source, target=target, why=why):
             parts = f"{many(len(segments), 'part')} of {clean(table)}"
-            return f"{parts} went from {clean(source)} to {clean(target)} ({reason(why)}), {paused(event.stall)}"
+            gain = f": {clean(event.gain)}" if event.gain else ""
+            return f"{parts} went from {clean(source)} to {clean(target)} ({reason(why)}{gain}), {paused(event.stall)}"
         case Split(table=table, segment=segment, why=why):
             return f"part {segment:,} of {clean(table)} is two now: {clean(why)}"
         case Voided(slot=(number_of_pass, number), why=why):

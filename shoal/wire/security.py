@@ -17,6 +17,7 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.wire import keyring
 from shoal.wire.address import Address, check_address, is_local, parsed
+from shoal.wire.groups import member_name
 from shoal.wire.keyring import Key, Own
 
 
@@ -90,12 +91,17 @@ class Safety:
             f"(shoal key new)"
         )
 
-    def named(self, node: str, role: str = "client") -> str:
+    def may_be(self, node: str, role: str) -> bool:
+        """Is there a key here for a node of that name and role, whatever group it is confined to?"""
+        return any(key.is_of(node) and key.role in (role, "coordinator") for key in self._own)
+
+    def named(self, node: str, role: str = "client", group: str = "") -> str:
         """A name for a node that has none yet: as it is, if a key here allows that; else one that such a key allows."""
-        if not self._own or any(key.is_of(node) for key in self._own):
-            return node
+        whole = member_name(node, group)
+        if not self._own or any(key.is_of(whole) for key in self._own):
+            return whole
         fitting = [key for key in self._own if key.role == role] or self._own
-        return f"{fitting[0].name}.{node}"
+        return member_name(f"{fitting[0].name}.{node}", group)
 
     def key_at(self, node: str, address: Address) -> str:
         """The key that whoever answers there must have; empty: it is called in the clear. Raises Invalid if it may not be."""

@@ -24,6 +24,8 @@ from shoal.errors import Invalid
 from shoal.events import Stopped, read_run
 from shoal.folder import Folder
 from shoal.job import Job
+from shoal.launch.training import Training
+from shoal.run import execute
 from shoal.testing.den import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
@@ -488,10 +490,16 @@ def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(home: Path) -> No
 
 def test_verbosity_is_a_setting_of_a_job_and_may_change_when_a_run_goes_on(home: Path) -> None:
     Path("job.toml").write_text('data = "rows.svm"\nverbosity = 2\n')
-    longer = ("--epochs", "10", "--set", "checkpoint.every=0.05", "--set", "emulate.per_example=2e-3")
-    ended = call("train", "job.toml", *QUICK, *longer, "--out", "run")
-    assert "worker-0 joined" in ended.stderr
-    again = call("train", "--resume", "run", "--epochs", "12", "--verbosity", "0")
+    assert "worker-0 joined" in call("train", "job.toml", *QUICK).stderr
+
+    def interrupt(training: Training) -> None:
+        assert soon(lambda: training.course.done)
+        raise KeyboardInterrupt  # which saves
+
+    with pytest.raises(KeyboardInterrupt):
+        endless = {"data": "rows.svm", "verbosity": 2, "stop": {"epochs": 1e9}, "launch": {"how": "threads"}}
+        execute(Job.of(endless), Path("run"), started=interrupt)
+    again = call("train", "--resume", "run", "--epochs", "1", "--verbosity", "0")
     assert (again.exit_code, again.output) == (0, "")
     assert Path("run/log.txt").read_text().count("stopped: ") == 2
     assert (

@@ -195,6 +195,20 @@ def test_one_is_saved_whenever_it_is_time_and_the_last_three_are_kept() -> None:
     assert [event.steps for event in town.events(Saved)] == list(range(6))
 
 
+@pytest.mark.parametrize(("every", "after"), [(0.05, 0.05), (60, 1)])
+def test_the_first_one_waits_for_the_run_to_begin_and_no_longer_than_it_must(every: float, after: float) -> None:
+    """A run that was not yet judged when it was time: it is not a second before a checkpoint that is due every 50 ms."""
+    town = Town(every=int(every * SECOND))
+    town.run.cut = None
+    town.go()
+    for _ in range(7):  # more often than a try may fail: nothing was begun, and nothing failed
+        town.go(every)
+    assert town.checkpointing.saved == 0 and not town.checkpointing.busy
+    town.run.cut = 12
+    town.go(after)
+    assert town.checkpointing.saved == 1 and town.events(Warned) == []
+
+
 def test_where_nothing_is_new_nothing_is_saved_unless_somebody_asks() -> None:
     town = Town(every=SECOND)
     for _ in range(5):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal import limits
-from shoal.cluster.rebalance import Wanted
+from shoal.cluster.shares import Wanted
 from shoal.data.datasets import Dataset, load
 from shoal.events import Gone, Handed, Joined, Leaving, Warned
 from shoal.job import Job

@@ -11,8 +11,10 @@ import pytest
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
+from shoal.nodes.backlog import Backlog
 from shoal.nodes.server import Server
-from shoal.tables import Dense, Table, Update
+from shoal.store import slab
+from shoal.tables import Dense, Sparse, Table, Update
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick, Wake
 
@@ -193,6 +195,29 @@ def test_who_waits_is_told_for_whom_every_second() -> None:
 # ---------------------------------------------------------------- views
 
 
+def test_rows_of_what_it_let_go_of_are_cleared_away_between_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab, "CLEAR_ROWS", 4)
+    spec = Sparse(keys=20)
+    made = hall(placed(1, spec, ("ann", "ann")), inline=8)
+    made.push([*range(20)], [1.0] * 20)
+    made.compute()
+    made.feed(Received("coordinator", view(6, placed(1, spec, ("ann", "bob")))))
+    own = made.server.tables[1].own
+    assert own is not None and own.table.rows == 20
+    made.now += SECOND
+    made.push([*range(10)], [1.0] * 10, number=1, view=6)
+    assert made.asked and own.table.rows == 20  # a computation has the rows
+    made.compute()
+    left = own.table.rows
+    assert 10 < left < 20
+    assert made.server.handle(made.now, Tick())[-1] == Wake(made.now + limits.CLEAR_EVERY)
+    assert own.table.rows == left  # not before that
+    for _ in range(10):
+        made.now += limits.CLEAR_EVERY
+        made.feed(Tick())
+    assert own.table.rows == 10 and own.table.pull(np.arange(10, dtype=np.uint64)).sum() == 20
+
+
 def test_a_view_is_shown_once_its_tables_are_set_up() -> None:
     made = Hall(Server("ann", "token"))
     made.feed(Tick())
@@ -322,6 +347,28 @@ def test_a_backlog_that_is_full_asks_to_come_later(monkeypatch: pytest.MonkeyPat
     made.compute()
     made.compute()
     assert made.push([0], [1], number=3) == []
+
+
+def test_what_opens_a_segment_goes_before_the_pushes_that_wait() -> None:
+    made = hall(inline=0)
+    bob = m.Member("bob", 4, "server", "")
+    made.feed(Received("coordinator", view(6, placed(1), members=[*FOLK, bob])))
+    made.push([0], [1])
+    made.push([0], [1], number=1)
+    assert made.feed(Received("bob", m.Level(1, 6, 4, 1, [1], [0], 1))) == []  # something is being computed
+    levels = m.Levels(1, 6, 4, [1], [0], [])
+    assert made.compute() == [("dan", m.Counted(1, new=True)), ("bob", levels)]
+    assert made.compute() == [("dan", m.Counted(2, new=True))]
+
+
+def test_what_comes_by_a_view_of_later_goes_before_the_others_of_its_kind() -> None:
+    backlog = Backlog()
+    early = [Received("bob", m.Appended(1, 1, seq)) for seq in (1, 2)]
+    early.insert(1, Received("bob", m.Adopted(1, 6, 1, [0])))
+    late = [Received("bob", m.Appended(1, 1, 3)), Received("bob", m.Adopted(1, 6, 1, [1]))]
+    assert all(backlog.add(one) for one in late) and late[0] in backlog
+    backlog.put_back(early)
+    assert [backlog.next() for _ in range(len(backlog))] == [early[1], late[1], early[0], early[2], late[0]]
 
 
 def test_a_view_that_comes_during_a_computation_waits_for_it() -> None:

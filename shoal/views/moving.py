@@ -62,7 +62,8 @@ def said(moved: Moved) -> str:
     parts = words.many(sum(len(event.segments) for event in moved.handed), "part")
     stall = max(event.stall for event in moved.handed)
     what = f"{parts} of {words.clean(first.table)} moved ({words.reason(first.why)})"  # the end of it may be cut
-    return f"{what}: {ways(moved.handed)}; {words.paused(stall)} at most"
+    gain = next((f"; at first {words.clean(event.gain)}" for event in moved.handed if event.gain), "")
+    return f"{what}: {ways(moved.handed)}; {words.paused(stall)} at most{gain}"
 
 
 def ways(handed: Sequence[Handed]) -> str:

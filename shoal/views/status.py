@@ -13,6 +13,7 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster.stopping import ENDLESS
+from shoal.events import LEFT
 from shoal.launch.looking import Copy, Segment, Status
 from shoal.views import words
 from shoal.views.ring import band, ring, style_of
@@ -230,9 +231,9 @@ def _gone(status: Status) -> list[RenderableType]:
 
 
 def _went(name: str, why: str) -> Text:
-    if not why.startswith(words.LEFT):
+    if not why.startswith(LEFT):
         return _styled(f"lost: {name}: {why}", "red")
-    rest = why.removeprefix(words.LEFT).removeprefix(": ")
+    rest = why.removeprefix(LEFT).removeprefix(": ")
     return _styled(f"left: {name}{f': {rest}' if rest else ''}", "dim")
 
 

@@ -69,6 +69,9 @@ CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
 QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
 BUSY_RETRY = 50 * MILLISECOND
+TOO_SOON = (
+    300 * MILLISECOND
+)  # so long a request waits at a server for a view or a segment to open: less than until it is sent again
 BUSY_MOST = 250 * MILLISECOND  # who is busy again and again is asked less and less often, but not less than this
 
 # How much a server holds for others.
@@ -81,6 +84,11 @@ STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
 ADMISSION_BYTES = 256 * MB  # to count how often keys of a table were pushed: a byte for each, or a sketch
 ADMISSION_FIRST = 2 * MB  # of a sketch, at first
 EVICT_ROWS = 1_024  # fewer are not looked through for rows that are zero again
+CLEAR_ROWS = (
+    65_536  # rows of segments that went are cleared away in pieces: so many are looked at in about a millisecond
+)
+CLEAR_BYTES = 1 * MB  # that are taken from the system, or given back, in such a piece
+CLEAR_EVERY = 5 * MILLISECOND  # one of them
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 
 # What a question may find.

@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from shoal.testing.den import Den
+    from shoal.testing.warm import Warm
 
 pytest.register_assert_rewrite("shoal.testing.conformance", "shoal.testing.watch")
 
@@ -22,6 +23,32 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_CACHE", str(folder))
         yield folder / "data"
+
+
+AFRESH = ("test_nursery.py", "test_endings.py", "test_launch.py")  # what a start itself does is told there
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    from shoal.testing.warm import Warm
+
+    with Warm() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nurseries_have_their_imports(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One set of imports for all clusters that the tests of this process start; those of programs under test have their own."""
+    from shoal.launch import children
+    from shoal.testing.warm import Warm
+
+    if not Warm.can or request.path.name in AFRESH or "unit" in request.path.parts:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        # It is begun when the first cluster is.
+        patch.setattr(children, "start_nursery", lambda: request.getfixturevalue("warm").start())
+        yield
 
 
 @pytest.fixture

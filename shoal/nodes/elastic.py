@@ -24,6 +24,7 @@ from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
 from shoal.cluster.shares import Wanted
 from shoal.events import Handed, Leaving, Split
+from shoal.nodes.holders import Holders
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
@@ -65,6 +66,7 @@ class Elastic:
             tuple[str, int, int]
         ] = []  # who wants a node to go, by which request, and the view that says so
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
+        self._holders = Holders()
 
     @property
     def move_rate(self) -> int:
@@ -147,8 +149,9 @@ class Elastic:
                 effects += self._tell(now, opening, of)
         return effects
 
-    def told(self, now: int, view: m.View) -> list[Effect]:
-        """This view is on disk, and everybody is told."""
+    def told(self, now: int, of: Coordinator) -> list[Effect]:
+        """The view is on disk, and everybody is told."""
+        view = of.view
         for one in self._openings:
             if not one.told and one.view <= view.number:
                 one.told = now
@@ -156,7 +159,8 @@ class Elastic:
         gone = [(name, one) for name, one in self._going.items() if name not in members]
         for name, _ in gone:
             del self._going[name]
-        return [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
+        effects = [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
+        return [*effects, *self._holders.told(view, of.dealing)]
 
     def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
         """A new primary serves these."""

@@ -17,6 +17,7 @@ from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
 from shoal.nodes.backlog import Backlog
 from shoal.nodes.keeping import Keeping
+from shoal.nodes.too_soon import TooSoon
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding
@@ -58,11 +59,13 @@ class Server:
         self._members: dict[int, m.Member] = {}
         self._groups: dict[str, Group] = {}
         self._backlog = Backlog()
+        self._too_soon = TooSoon()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
         self._next_notice = 0
         self._told_loads = 0  # when
+        self._next_clear = 0
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._ours: dict[int, Ours] = {}  # by table
@@ -98,8 +101,10 @@ class Server:
                 effects = []
             case _:
                 effects = []
+        self._let_in()
         while self._backlog and not self._works:
             effects += self._request(now, self._backlog.next())
+            self._let_in()
         if self._keeping.later and not self._works:
             effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
@@ -111,8 +116,13 @@ class Server:
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
             effects += self._calls.notices(now)
+            effects += self._send_back(now)
             self._tell_loads(now)
-        effects.append(Wake(min(self.member.next, self._next_notice)))
+        if now >= self._next_clear and not self._works:
+            more = any(holding.clear_some() for holding in self.tables.values())
+            self._next_clear = now + limits.CLEAR_EVERY if more else self._next_notice
+        wake = min(self.member.next, self._next_notice)
+        effects.append(Wake(wake if self._works else min(wake, self._next_clear)))
         return effects
 
     def _tell_loads(self, now: int) -> None:
@@ -145,6 +155,7 @@ class Server:
             self.tables.clear()
             self._members.clear()
             self._backlog.clear()
+            self._too_soon.clear()
             self._early.clear()
             self._keeping.forget()
             self.handles = Handles()
@@ -240,7 +251,8 @@ class Server:
             return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
-            return [Send(event.sender, stopped)]
+            waits = isinstance(stopped, m.Busy) and self.member.joined and self._too_soon.keep(now, event, self._how())
+            return [] if waits else [Send(event.sender, stopped)]
         if isinstance(request, m.Park):
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
@@ -255,6 +267,26 @@ class Server:
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
+
+    def _how(self) -> object:
+        """What decides whether a request comes too soon."""
+        return self.member.shown, [number for number, holding in self.tables.items() if holding.opening]
+
+    def _let_in(self) -> None:
+        """What came too soon goes before what came after it."""
+        if self._too_soon:
+            self._backlog.put_back(self._too_soon.changed(self._how()))
+
+    def _send_back(self, now: int) -> list[Effect]:
+        """What came too soon, and has waited for as long as it may: who asked hears why."""
+        effects: list[Effect] = []
+        for event in self._too_soon.late(now):
+            assert isinstance(event.message, Request)
+            if (stopped := self._not_for_us(event.sender, event.message)) is None:
+                self._backlog.put_back([event])
+            else:
+                effects.append(Send(event.sender, stopped))
+        return effects
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""

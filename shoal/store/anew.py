@@ -5,7 +5,7 @@ as they were, whatever happened elsewhere; only the others are sent again, by th
 
     to one that is gone                         at once
     to one that keeps it back (``Held``)        at once: with its segments a server forgets who waits for them
-    to any other whose segments have changed    when it refuses (``Moved``), or after a while; it may have been answered long ago
+    to any other whose segments have changed    when it refuses (``Moved``), or when it is due to be sent again; it may have been answered long ago
 
 So many hand-overs one after the other do not begin everything anew each time, and what was begun first ends first. What was counted
 before is sent again now and then, and the ledgers drop it. Nothing here sends: that is for ``Dispatch``.
@@ -62,7 +62,7 @@ def kept(op: Operation, layout: Layout) -> Sequence[str]:
     return [server for server in layout.stayed(op.layout) if server not in op.refused]
 
 
-def to_refuse(now: int, op: Operation, layout: Layout, alive: Collection[str], flight: Flight) -> list[str]:
+def to_refuse(op: Operation, layout: Layout, alive: Collection[str], flight: Flight) -> list[str]:
     """A new view is here: the servers that are not waited for any longer. Letters to others may be outdated by it."""
     stays = kept(op, layout)
     found: list[str] = []
@@ -70,5 +70,5 @@ def to_refuse(now: int, op: Operation, layout: Layout, alive: Collection[str], f
         if letter.to not in alive or (letter.to not in stays and (letter.held or not op.may_keep)):
             found.append(letter.to)
         elif letter.to not in stays:
-            flight.outdate(now, letter)
+            letter.old = True
     return found

@@ -273,15 +273,12 @@ class Dispatch:
     # ------------------------------------------------------------ time and view
 
     def tick(self, now: int) -> list[Effect]:
-        effects: list[Effect] = []
-        for letter in self.flight.overdue(now):
-            if (late := self._running.get(letter.request)) is not None:
-                effects += self._moved(now, late, self.view.number, [letter.to])
-        more, silent = self.flight.tick(now)
-        effects += more
+        effects, silent = self.flight.tick(now)
         for letter in silent:
             op = self._running.get(letter.request)
-            if op is not None and self.patient:
+            if op is not None and letter.old:
+                effects += self._moved(now, op, self.view.number, [letter.to])
+            elif op is not None and self.patient:
                 self.counts["asked on"] += 1
                 op.task.waits_for = f"{letter.to}, which is silent"
                 self.flight.renew(now, letter)
@@ -316,7 +313,7 @@ class Dispatch:
                 elif lost is not None and known[op.table].is_lost:
                     self._end(op, error=op.lost(known[op.table].name, lost))
                 elif lost is not None or op.since != known[op.table].since:
-                    refused = to_refuse(now, op, known[op.table], alive, self.flight)
+                    refused = to_refuse(op, known[op.table], alive, self.flight)
                     effects += self._moved(now, op, view.number, refused) if refused else []
             elif isinstance(op, Parking):
                 to = [letter.to for letter in letters_of(op, self.flight)]

@@ -90,6 +90,10 @@ class Follow:
     def segments(self) -> list[int]:
         return [] if self.part is None else self.part.segments
 
+    def clear_some(self) -> bool:
+        """Clear away a piece of what lies here and went; False if that was all."""
+        return self._ground is not None and self._ground.clear_some()
+
     @property
     def live(self) -> list[int]:
         """Those of them that follow the primary's log."""

@@ -341,6 +341,11 @@ class Holding(Levelling):
                 effects += filling.advance(now, self.own, limits.COORDINATOR)
         return effects
 
+    def clear_some(self) -> bool:
+        """Clear away a piece of what lies here and went; False if that was all. Nobody has the rows."""
+        followed = any(follow.clear_some() for follow in self.follows.values())
+        return followed or (self.own is not None and self.own.ground.clear_some())
+
     def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
         self._present = workers, clients
         for follow in self.follows.values():

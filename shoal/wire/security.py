@@ -84,15 +84,19 @@ class Safety:
 
     def own(self, node: str) -> Own:
         """The key that a node of this name has."""
-        fitting = [key for key in self._own if key.fits(node)]
-        if fitting:  # its own before one that may be confined to that group, and one for everybody last
-            return min(fitting, key=lambda key: (key.role == "coordinator", not key.is_of(node)))
+        for key in sorted(self._own, key=lambda key: key.role == "coordinator"):  # its own before one for everybody
+            if key.is_of(node):
+                return key
         have = ", ".join(f"{key.name} ({key.role})" for key in self._own) or "none"
         name = self._own[0].name if self._own else "NAME"
         raise Invalid(
             f"no key for a node called {node!r} in {self.folder} (keys: {have}): call it {name} or {name}.SOMETHING, or make it one "
             f"(shoal key new)"
         )
+
+    def may_be(self, node: str, role: str) -> bool:
+        """Is there a key here for a node of that name and role, whatever group it is confined to?"""
+        return any(key.is_of(node) and key.role in (role, "coordinator") for key in self._own)
 
     def named(self, node: str, role: str = "client", group: str = "") -> str:
         """A name for a node that has none yet: as it is, if a key here allows that; else one that such a key allows."""

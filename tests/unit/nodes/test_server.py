@@ -13,7 +13,8 @@ from shoal.keys import KeyRange
 from shoal.limits import SECOND
 from shoal.nodes.backlog import Backlog
 from shoal.nodes.server import Server
-from shoal.tables import Dense, Table, Update
+from shoal.store import slab
+from shoal.tables import Dense, Sparse, Table, Update
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick, Wake
 
@@ -192,6 +193,29 @@ def test_who_waits_is_told_for_whom_every_second() -> None:
 
 
 # ---------------------------------------------------------------- views
+
+
+def test_rows_of_what_it_let_go_of_are_cleared_away_between_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab, "CLEAR_ROWS", 4)
+    spec = Sparse(keys=20)
+    made = hall(placed(1, spec, ("ann", "ann")), inline=8)
+    made.push([*range(20)], [1.0] * 20)
+    made.compute()
+    made.feed(Received("coordinator", view(6, placed(1, spec, ("ann", "bob")))))
+    own = made.server.tables[1].own
+    assert own is not None and own.table.rows == 20
+    made.now += SECOND
+    made.push([*range(10)], [1.0] * 10, number=1, view=6)
+    assert made.asked and own.table.rows == 20  # a computation has the rows
+    made.compute()
+    left = own.table.rows
+    assert 10 < left < 20
+    assert made.server.handle(made.now, Tick())[-1] == Wake(made.now + limits.CLEAR_EVERY)
+    assert own.table.rows == left  # not before that
+    for _ in range(10):
+        made.now += limits.CLEAR_EVERY
+        made.feed(Tick())
+    assert own.table.rows == 10 and own.table.pull(np.arange(10, dtype=np.uint64)).sum() == 20
 
 
 def test_a_view_is_shown_once_its_tables_are_set_up() -> None:

@@ -14,7 +14,7 @@ import click
 from shoal.benchmarks.elastic_commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
-from shoal.doors import Wrong, asks_for_keys, end_when_told
+from shoal.doors import Near, Wrong, asks_for_keys, end_when_told
 from shoal.frontends.export_command import export
 from shoal.frontends.groups_command import evaluate, groups
 from shoal.frontends.hosts_command import launch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Guests = tuple[str | None, str | None] | None  # at whose servers, and as which group
 
 
-class Commands(click.Group):
+class Commands(Near):
     """Ctrl-C ends a command as a shell expects it: in one line, with exit code 130."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
@@ -314,13 +314,15 @@ def status(
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(facts(found))))
+        click.echo(msgspec.json.format(msgspec.json.encode({"coordinator": address, **facts(found)})))
         return
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     shown = page(found, where, console.width, show_ring=ring, everything=segments, numbers=verbosity > 1)
     console.print(shown, soft_wrap=False)
+    if address != where:
+        click.echo(f"its coordinator: {address}")  # what others take who ask for an ADDRESS
 
 
 @main.command()

@@ -167,6 +167,8 @@ def evaluate(
     try:
         known = None if job is None else Job.load(job)
         with Judging(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
+            if judging.note:
+                click.echo(f"note: {judging.note}", err=True)
             found = judging.look()
             _show(found, as_json)
             while every is not None and found.live:

@@ -281,7 +281,8 @@ def address_of(where: str) -> str:
                 ) from None
             if _has_owner(folder):
                 raise ClusterError(
-                    f"the run in {where} is being started (or runs as threads, which nobody can look at): ask again in a moment"
+                    f"the run in {where} is being started, or has just ended (or it runs as threads, which nobody can look at): ask again "
+                    f"in a moment"
                 ) from None
             raise ClusterError(
                 f"no run is under way in {where} (or it runs as threads, which nobody can look at): if it was started just now, "

@@ -84,7 +84,7 @@ class Elastic:
             return f"there is no {name[:64]!r} here (members: {', '.join(of.roster.people)})", []
         role = person.member.role
         if role not in ("server", "worker"):
-            return f"{name} is a {role}: only servers and workers are let go", []
+            return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers are let go", []
         others = [one for one in of.roster.servers() if one != name and not of.roster.people[one].member.leaving]
         if role == "server" and of.roster.tables and not others:
             return f"{name} is the last server that stays, and there are tables: start another one, then let it go", []
@@ -237,6 +237,7 @@ class Elastic:
     def _note(self, now: int, begun: Sequence[Wanted], of: Coordinator) -> None:
         """Moves that were begun; those of a set whose members change places are handed over with the next view."""
         of.counts["moves begun"] += len(begun)
+        at_once: dict[tuple[str, str, str], Opening] = {}  # told as one: whoever opens them opens them together
         for one in begun:
             table = of.roster.tables[one.table]
             place = table.places[one.segment]
@@ -245,11 +246,13 @@ class Elastic:
             elif place.since == of.roster.number:  # another of the set is primary: where one goes and nobody comes, too
                 target, view = place.servers[0], of.roster.number
                 life = of.roster.people[target].member.incarnation
-                self._openings.append(
-                    Opening(
-                        one.table, table.number, [one.segment], one.source, target, life, one.why, one.gain, now, view
+                key = one.table, one.source, target
+                if key not in at_once:
+                    at_once[key] = Opening(
+                        one.table, table.number, [], one.source, target, life, one.why, one.gain, now, view
                     )
-                )
+                at_once[key].segments.append(one.segment)
+        self._openings += at_once.values()
 
     def _rule(self, now: int, servers: Sequence[str], of: Coordinator) -> str:
         """By load only if the same server has been asked for too much for a while."""

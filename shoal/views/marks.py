@@ -24,6 +24,7 @@ HIGH = 0.3  # inches for a row of marks
 HEAD = 0.45  # and for the legend above and the edges
 FEW = 12  # moves that are upright lines in other panels; more would hide what these show
 LETTERS = 15.0  # of a name to an inch
+SHIFT = 0.13  # of a row
 NEAR = 2.0  # letters: marks that are nearer have one name between them
 
 _SHAPES: dict[str, tuple[str, str, Literal["-", "--", "-.", ":"]]] = {
@@ -63,7 +64,7 @@ def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> 
         mine = sorted((event for event in moves if role_of(event) == role), key=lambda event: event.seconds)
         for what in _SHAPES:
             at = [event.seconds / scale for event in mine if kind(event) == what]
-            axes.plot(at, [row] * len(at), linestyle="none", **shown(what))
+            axes.plot(at, [row + shift(what)] * len(at), linestyle="none", **shown(what))
         _names(axes, row, mine, end, scale, letters=across * LETTERS)
     axes.set_ylim(len(rows) - 0.6, -0.8)
     axes.set_yticks(range(len(rows)), [f"{role}s" for role in rows], fontsize=8)
@@ -89,6 +90,11 @@ def shown(what: str) -> dict[str, Any]:
     shape, color, _ = _SHAPES[what]
     inside = "white" if what == "left" else color
     return {"marker": shape, "color": color, "markerfacecolor": inside, "markersize": 6, "zorder": 3}
+
+
+def shift(what: str) -> float:
+    """A little below, or above: one that comes back as soon as it was lost does not hide that."""
+    return SHIFT if what == "joined" else -SHIFT
 
 
 def handle(what: str, lines: bool = False) -> Line2D:

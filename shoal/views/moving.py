@@ -61,7 +61,9 @@ def said(moved: Moved) -> str:
     first = moved.handed[0]
     parts = words.many(sum(len(event.segments) for event in moved.handed), "part")
     stall = max(event.stall for event in moved.handed)
-    return f"{parts} of {words.clean(first.table)} went {ways(moved.handed)} ({words.reason(first.why)}), {words.paused(stall)} at most"
+    what = f"{parts} of {words.clean(first.table)} moved ({words.reason(first.why)})"  # the end of it may be cut
+    gain = next((f"; at first {words.clean(event.gain)}" for event in moved.handed if event.gain), "")
+    return f"{what}: {ways(moved.handed)}; {words.paused(stall)} at most{gain}"
 
 
 def ways(handed: Sequence[Handed]) -> str:
@@ -74,4 +76,4 @@ def ways(handed: Sequence[Handed]) -> str:
         return f"from {words.clean(source)} to {words.clean(target)}"
     told = [f"{many:,} from {words.clean(a)} to {words.clean(b)}" for (a, b), many in counts.most_common(WAYS)]
     more = f" and {len(counts) - WAYS:,} more ways" if len(counts) > WAYS else ""
-    return f"to others: {', '.join(told)}{more}"
+    return ", ".join(told) + more

@@ -74,9 +74,9 @@ def _stay(axes: Axes, row: int, stay: Stay, end: float) -> None:
     until = min(stay.until, end)
     axes.barh(row, until - stay.since, 0.5, left=stay.since, color=COLORS[stay.role], linewidth=0, zorder=2)
     if stay.since > 0:
-        axes.plot([stay.since], [row], linestyle="none", **marks.shown("joined"))
+        axes.plot([stay.since], [row + marks.shift("joined")], linestyle="none", **marks.shown("joined"))
     if stay.how:
-        axes.plot([until], [row], linestyle="none", **marks.shown(stay.how))
+        axes.plot([until], [row + marks.shift(stay.how)], linestyle="none", **marks.shown(stay.how))
 
 
 def _explained(figure: Figure, roles: set[str], stays: list[Stay]) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster.stopping import ENDLESS
+from shoal.events import LEFT
 from shoal.launch.looking import Copy, Segment, Status
 from shoal.views import words
 from shoal.views.ring import band, ring, style_of
@@ -230,9 +231,9 @@ def _gone(status: Status) -> list[RenderableType]:
 
 
 def _went(name: str, why: str) -> Text:
-    if not why.startswith(words.LEFT):
+    if not why.startswith(LEFT):
         return _styled(f"lost: {name}: {why}", "red")
-    rest = why.removeprefix(words.LEFT).removeprefix(": ")
+    rest = why.removeprefix(LEFT).removeprefix(": ")
     return _styled(f"left: {name}{f': {rest}' if rest else ''}", "dim")
 
 
@@ -260,7 +261,9 @@ def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
 
 def _segments(mine: list[Segment], letters: dict[str, str], numbers: bool) -> Table:
     epoch = ["epoch"] if numbers else []
-    table = _plain_table("part", "keys", *epoch, "primary", "version", "copies and how far they are behind")
+    kept = any(len(one.copies) > 1 for one in mine)
+    copies = ["copies and how far they are behind"] if kept else []
+    table = _plain_table("part", "keys", *epoch, "primary", "version", *copies)
     for one in mine:
         first = one.copies[0] if one.copies and one.copies[0].role == "primary" else None
         version = "-" if first is None or first.version is None else f"{first.version:,}"
@@ -270,7 +273,7 @@ def _segments(mine: list[Segment], letters: dict[str, str], numbers: bool) -> Ta
             *([f"{one.epoch:,}"] if numbers else []),
             _holder(first, letters) if first is not None else _styled(f"nobody (last: {words.clean(one.last)})", "red"),
             version,
-            _others(one, letters),
+            *([_others(one, letters)] if kept else []),
         )
     return table
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 from shoal.events import (
+    LEFT,
     Elected,
     Evaluated,
     Gone,
@@ -36,7 +37,6 @@ _REASONS = {
     "joined": "to a newcomer",
 }
 
-LEFT = "it left"  # how the reason of one begins that went in order
 
 News = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Linked | Elected
 

@@ -29,7 +29,8 @@ class Safety:
         self._own: list[Own] = keyring.own_keys(folder) if folder is not None else []
         if folder is not None and not self._own:
             raise Invalid(
-                f"there is no key in {folder}: shoal key new NAME makes one (--keys FOLDER, or SHOAL_KEYS, names another folder)"
+                f"there is no key in {folder}: shoal key new NAME makes one (--keys FOLDER, in Python keys=FOLDER, or "
+                f"SHOAL_KEYS, names another folder)"
             )
 
     @classmethod
@@ -49,7 +50,9 @@ class Safety:
     def chosen(cls, keys: str | Path | None = None, insecure: bool = False, at: str = "") -> Safety:
         """By what a user said (``--keys``, ``--insecure``), else by SHOAL_KEYS; the usual folder serves if ``at`` asks for keys."""
         if keys and insecure:
-            raise Invalid("--keys and --insecure at once: with keys it is safe, so leave --insecure away (or --keys)")
+            raise Invalid(
+                "keys and insecure at once: with keys it is safe, so leave --insecure away (or --keys; in Python insecure=, keys=)"
+            )
         if keys:
             return cls.with_keys(keys)
         if insecure:
@@ -109,8 +112,8 @@ class Safety:
         if address.key:
             if not self.has_keys:
                 raise Invalid(
-                    f"{address.plain} is called with a key, and this side has none: shoal key new NAME makes one (--keys FOLDER, or "
-                    f"SHOAL_KEYS, says where it is)"
+                    f"{address.plain} is called with a key, and this side has none: shoal key new NAME makes one (--keys FOLDER, in Python "
+                    f"keys=FOLDER, or SHOAL_KEYS, says where it is)"
                 )
             return address.key
         if is_local(address.plain) or self.is_insecure:

@@ -32,7 +32,7 @@ def test_a_server_that_leaves_in_order_is_no_fault_and_its_parts_are_one_line(st
     assert found["Comings and goings"] == [
         ["1.00", "joined", "server-2 joined"],
         ["5.00", "leaving", "server-2 is leaving: an operator asked for it (shoal leave)"],
-        ["5.00 to 5.70", "moved", "8 parts of weights went from server-2 to server-0 (it leaves), 10 ms without an answer at most"],
+        ["5.00 to 5.70", "moved", "8 parts of weights moved (it leaves): from server-2 to server-0; 10 ms without an answer at most"],
         ["6.00", "left", "server-2 left: others have what it had"],
     ]  # fmt: skip
 

@@ -27,7 +27,7 @@ def test_servers_and_workers_joins_leaves_and_losses_are_told_apart_and_explaine
     axes = canvas(height(moves)).subplots()
     strip(axes, moves, 100.0)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["servers", "workers"]
-    marked = {(line.get_marker(), row) for line in axes.lines for row in line.get_ydata()}
+    marked = {(line.get_marker(), round(row)) for line in axes.lines for row in line.get_ydata()}
     assert marked == {("^", 0), ("^", 1), ("v", 0), ("X", 1)}
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["joined", "left in order", "lost"]
     assert [text.get_text() for text in axes.texts] == ["server-2", "server-2", "worker-2", "worker-0"]
@@ -49,6 +49,14 @@ def test_names_do_not_lie_over_each_other() -> None:
     figure.draw_without_rendering()
     boxes = sorted((box.x0, box.x1) for text in axes.texts for box in [text.get_window_extent()])
     assert all(end <= start for (_, end), (start, _) in pairwise(boxes))
+
+
+def test_one_that_comes_back_at_once_does_not_hide_that_it_was_lost() -> None:
+    moves: list[Move] = [gone(10.0, "server-1", "killed"), joined(10.0, "server-1")]
+    axes = canvas(height(moves)).subplots()
+    strip(axes, moves, 100.0)
+    heights = {line.get_marker(): list(line.get_ydata()) for line in axes.lines if len(line.get_ydata())}
+    assert heights["X"] != heights["^"]
 
 
 def test_upright_lines_are_for_few() -> None:

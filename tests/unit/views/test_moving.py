@@ -19,7 +19,7 @@ def test_moves_of_one_reason_that_follow_each_other_are_one_line() -> None:
     assert isinstance(first, Moved) and second is joined
     assert (first.seconds, first.until) == (1.0, 1.2)
     assert said(first) == (
-        "4 parts of weights went to others: 3 from c to a, 1 from c to b (it leaves), 300 ms without an answer at most"
+        "4 parts of weights moved (it leaves): 3 from c to a, 1 from c to b; 300 ms without an answer at most"
     )
 
 
@@ -34,9 +34,9 @@ def test_other_reasons_and_later_moves_are_lines_of_their_own() -> None:
 
 def test_one_way_is_said_once_and_of_many_ways_some() -> None:
     (one,) = together([handed(1.0, "a", "b"), handed(1.0, "a", "b")])
-    assert isinstance(one, Moved) and "2 parts of weights went from a to b (it leaves)" in said(one)
+    assert isinstance(one, Moved) and "2 parts of weights moved (it leaves): from a to b; 12 ms" in said(one)
     (many,) = together([handed(1.0, "a", f"server-{number}") for number in range(9)])
-    assert isinstance(many, Moved) and "and 5 more ways (it leaves)" in said(many)
+    assert isinstance(many, Moved) and "and 5 more ways; 12 ms" in said(many)
 
 
 def test_a_reason_that_is_not_known_is_said_as_it_is() -> None:

@@ -45,7 +45,7 @@ def test_many_moves_are_a_line_and_no_line_is_wrapped(width: int) -> None:
     events = [leaving, *(handed(12.1 + n / 100, f"server-vm-84e{1 + n % 2}") for n in range(8))]
     news = watching.take(0.0, status(moves=12), events)
     assert len(news) == 3  # that it leaves, what went, and how it goes
-    assert "16 parts of weights went to others: 8 from server-vm-84e0 to server-vm-84e1, 8 from" in news[1]
+    assert "16 parts of weights moved (it leaves): 8 from server-vm-84e0 to server-vm-84e1, 8 from" in news[1]
     lines = shown(watching, width)
     assert max(map(len, lines)) <= width
     assert sum("16 parts of weights" in line for line in lines) == 1

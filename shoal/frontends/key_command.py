@@ -86,12 +86,14 @@ def _next_after(made: Own) -> None:
 @key.command("add")
 @click.argument("line", metavar="LINE|FILE")
 @click.option(
-    "--group", help="Confine it to this group of workers; '' sets it free.  [default: as before; at first none]"
+    "--group",
+    metavar="GROUP",
+    help="Confine it to this group of workers; cluster: to none.  [default: as before; at first to none]",
 )
 @click.option(
     "--until",
     metavar="TIME",
-    help="Good to the end of 2026-12-31, or until 2026-12-31T18:00 (both UTC), or for 30d or 12h; never ends it.  [default: as before; at first never]",
+    help="When it expires: at the end of 2026-12-31, at 2026-12-31T18:00 (both UTC), after 30d or 12h, or never.  [default: as before; at first never]",
 )
 @_FOLDER
 def add(line: str, group: str | None, until: str | None, folder: Path | None) -> None:
@@ -101,6 +103,7 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
     server's.
     """
     from shoal.wire import expiry, keyring
+    from shoal.wire.groups import CLUSTER
 
     with _told():
         given = keyring.parse(_line_of(line))
@@ -108,7 +111,9 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
         end = None if until is None else expiry.moment(until, expiry.now())
         if end is not None and 0 < end <= expiry.now():
             raise Wrong(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
-        before = keyring.allow(place, given, group, end)
+        if group == "":  # of a script that has not set it: nobody is set free by that
+            raise Wrong(f"--group is empty: name a group, or {CLUSTER} for none")
+        before = keyring.allow(place, given, "" if group == CLUSTER else group, end)
         added = next(one for one in keyring.read_list(place)[0] if one.public == given.public)
     click.echo(f"{given.name} may come in as a {given.role}{_bounds(added)} (the list is {place / keyring.ALLOWED})")
     if before is not None:

@@ -30,7 +30,7 @@ from shoal.nodes.standing import standing
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
 from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
-from shoal.wire.groups import Allow, Dissolve, Lost
+from shoal.wire.groups import Allow, Dissolve, Lost, dealer
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 _WHY = 200  # characters of a reason that others give
@@ -205,6 +205,9 @@ class Coordinator:
             case m.Snapped(_, incarnation) if self._is(sender, incarnation):
                 return self.saving.snapped(now, sender, message)
             case m.Save(request) if sender in self.roster.people:
+                if group := self.roster.people[sender].member.group:
+                    why = f"{sender} is of group {group!r}: its own checkpoints are asked for of {dealer(group)}"
+                    return [Send(sender, m.No(request, "setting", why))]
                 return self.saving.save(sender, request)
             case _:
                 self.counts["unexpected"] += 1

@@ -547,13 +547,14 @@ def test_a_key_is_bound_where_it_is_let_in_and_the_list_says_so(tmp_path: Path) 
         (("--until", "1999-01-01"), "is over: shoal key revoke hostb"),
         (("--until", "soon"), "no time until which"),
         (("--group", "a/b"), "needs 1 to 32"),
+        (("--group", ""), "name a group, or cluster for none"),
     ):
         assert run("add", made.line, *words).startswith("exit 2") and why in run("add", made.line, *words)
     assert run("add", keyring.make(tmp_path / "rack", "rack", "server").line, "--group", "b").startswith("exit 2")
     assert json.loads(run("list", "--json"))["allowed"] == [fact]
     keyring.allow(here, made, until=1)
     assert "(expired: it is refused)" in run("list")
-    assert "may come in as a worker (" in run("add", made.line, "--group", "", "--until", "never")
+    assert "may come in as a worker (" in run("add", made.line, "--group", "cluster", "--until", "never")
 
 
 def test_an_address_of_another_machine_is_refused_without_keys_and_both_next_moves_are_named() -> None:

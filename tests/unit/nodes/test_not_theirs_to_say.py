@@ -149,6 +149,11 @@ def test_a_group_is_told_the_same_whatever_is_wrong_with_what_it_names(tmp_path:
     assert len({said("w", spec, origin).replace(place, "PLACE") for spec, origin, place in named}) > 3
 
 
+def test_a_group_has_no_checkpoints_made_but_its_own(office: Office) -> None:
+    assert "asked for of b/scheduler" in why(office.say("b/ann", m.Save(7)))
+    assert office.say("operator", m.Save(7)) == [m.Done(7)]
+
+
 # ---------------------------------------------------------------- who lets whom go
 
 

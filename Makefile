@@ -17,6 +17,9 @@ help: ## list the targets
 demo: $(VENV)/.run ## train a sparse click model on 2 servers with 4 workers, and look at it
 	$(BIN)/shoal train examples/demo.toml
 
+# Tests start hundreds of processes: bytecode is kept for them, whatever the shell says.
+test soak: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.dev ## run the tests, without the long ones
 	$(BIN)/python -m pytest -n 3 -m "not soak"
 

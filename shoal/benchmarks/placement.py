@@ -7,8 +7,9 @@
     modulo       the hash of a segment modulo the number of servers, and the next ones
 
 All rules see the same changes, drawn from a seed. Copied are segments on servers that had them not; who becomes primary of what it has is
-free. The least is what a rule copies that begins and ends even: a newcomer's mean share of all copies, or the share of one that goes. Shares
-are whole segments, and a rule may leave copies uneven: so a figure below 1 is possible, and is to be read beside how even it was. A server that dies
+free. That is shown over the mean shares of those who came and went (``shares``): what a newcomer has of all copies if it has as many as the others,
+or one that goes. It is no bound: who gives a newcomer less, or takes one that had less than the others, copies less, so a figure below 1
+is to be read beside how even it was. A server that dies
 takes its copies with it; if they were the only ones they come from a checkpoint, and count alike. Even is the most that one server has over the mean:
 of primaries, which do the work, and of all copies, which take the memory.
 """
@@ -67,8 +68,8 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     held: float  # of all copies, likewise
     held_worst: float
 
-    def ratio(self, least: float) -> float:
-        return self.copied / least
+    def ratio(self, shares: float) -> float:
+        return self.copied / shares
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +78,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     servers: int
     segments: int
     copies: int
-    least: float
+    shares: float  # segments: the mean shares of those who came and went, all together
     kinds: dict[str, int]  # changes of each
     rules: dict[str, Figures]
 
@@ -116,9 +117,14 @@ def case_of(servers: int, segments: int, copies: int, settings: Settings) -> Cas
         "modulo": lambda changes: _hashed(_by_remainder, segments, copies, changes),
     }
     kinds = {kind: sum(one == kind for one, _ in changes[servers:]) for kind in ("join", "leave", "crash")}
-    least = sum(_least(changes, servers, segments, copies))
+    shares = sum(_shares(changes, servers, segments, copies))
     return Case(
-        servers, segments, copies, least, kinds, {name: _judged(rule, changes, servers) for name, rule in rules.items()}
+        servers,
+        segments,
+        copies,
+        shares,
+        kinds,
+        {name: _judged(rule, changes, servers) for name, rule in rules.items()},
     )
 
 
@@ -141,7 +147,7 @@ def _changes(servers: int, copies: int, settings: Settings) -> list[Change]:
     return changes
 
 
-def _least(changes: Sequence[Change], servers: int, segments: int, copies: int) -> Iterator[float]:
+def _shares(changes: Sequence[Change], servers: int, segments: int, copies: int) -> Iterator[float]:
     """The share of one that comes, by how many there are then; of one that goes, by how many there were."""
     there = servers
     for kind, _ in changes[servers:]:
@@ -271,14 +277,14 @@ def _refilled(roster: Roster) -> None:
 
 
 def table(results: Results) -> Table:
-    """Copied over the least, and how even it was, on the mean and at worst."""
+    """Copied over the mean shares, and how even it was, on the mean and at worst."""
     from rich import box
     from rich.table import Table
 
     shown = Table(
         box=box.SIMPLE_HEAD,
         title=f"placement after {results.settings.changes:,} servers came, left or died",
-        caption=f"copied: over the least that an even placement must copy. even: the most of one server over the mean, on the mean and at "
+        caption=f"copied: over the mean shares of those who came and went; a rule that leaves copies uneven can copy less. even: the most of one server over the mean, on the mean and at "
         f"worst. The ring has {POINTS_PER_SERVER} points a server",
     )
     for name in (
@@ -299,7 +305,7 @@ def table(results: Results) -> Table:
             shown.add_row(
                 *head,
                 name,
-                f"{one.ratio(case.least):.2f}",
+                f"{one.ratio(case.shares):.2f}",
                 f"{one.primaries:.2f}",
                 f"{one.primaries_worst:.2f}",
                 f"{one.held:.2f}",
@@ -319,13 +325,13 @@ def draw(results: Results, path: Path) -> Figure:
     for panel, copies in zip(panels, kinds, strict=True):
         cases = [case for case in results.cases if case.copies == copies]
         for name, color, mark in zip(cases[0].rules, SERIES, "os^D", strict=False):
-            x = [case.rules[name].ratio(case.least) for case in cases]
+            x = [case.rules[name].ratio(case.shares) for case in cases]
             y = [case.rules[name].primaries for case in cases]
             panel.plot(x, y, mark, color=color, markersize=5, label=name, alpha=0.85)
         panel.axvline(1, color=INK, linewidth=0.6)
         panel.axhline(1, color=INK, linewidth=0.6)
         titled(panel, "one copy" if copies == 1 else f"{copies} copies")
-        panel.set(xscale="log", xlabel="copied, over the least")
+        panel.set(xscale="log", xlabel="copied, over the mean shares")
         panel.set_xticks([1, 2, 5, 10, 20], labels=["1", "2", "5", "10", "20"])
         panel.minorticks_off()
         tidy(panel)
@@ -336,5 +342,5 @@ def draw(results: Results, path: Path) -> Figure:
 
 
 def _line(case: Case) -> str:
-    rules = "  ".join(f"{name} {one.ratio(case.least):.2f} ({one.primaries:.2f})" for name, one in case.rules.items())
+    rules = "  ".join(f"{name} {one.ratio(case.shares):.2f} ({one.primaries:.2f})" for name, one in case.rules.items())
     return f"{case.servers} servers, {case.segments} segments, {case.copies} copies: copied (even) {rules}"

@@ -102,9 +102,9 @@ class Children:
         self._nursery: Hatchery | None = None
         self._listener: threading.Thread | None = None
 
-    def start(self, setup: Setup, label: str, start: Callable[[], Hatchery] = start_nursery) -> None:
-        """Start the nursery. If this is interrupted half way, ``close`` ends what there is of it."""
-        self._nursery = nursery = start()
+    def start(self, setup: Setup, label: str, start: Callable[[], Hatchery] | None = None) -> None:
+        """Start the nursery, by ``start`` if it is another's. If this is interrupted half way, ``close`` ends what there is of it."""
+        self._nursery = nursery = (start or start_nursery)()
         listener = threading.Thread(target=self._listen, args=(nursery,), name=f"shoal-{label}-nursery", daemon=True)
         listener.start()
         self._listener = listener

@@ -100,6 +100,9 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
 
 def parts_of(job: Job, learner: Learner, turns: Turns) -> Shelf:
     """The rows of a run that goes block by block."""
+    importlib.import_module(
+        "shoal.models.column_kernels"
+    )  # now: whoever compiles them once it is in is silent meanwhile
     from shoal.models.columns import Blocks
     from shoal.nodes.parts import Parts
 

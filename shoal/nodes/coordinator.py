@@ -148,7 +148,7 @@ class Coordinator:
             return self._cannot_write(now, error)
         self.view = self._written
         views = [Send(member.name, self.view) for member in self.view.members]
-        return [*self._welcome(now), *views, *self.elastic.told(now, self.view)]
+        return [*self._welcome(now), *views, *self.elastic.told(now, self)]
 
     def _cannot_write(self, now: int, error: str) -> list[Effect]:
         """Nobody joins, no table is made; what has happened to those who are here is told when it is on disk."""

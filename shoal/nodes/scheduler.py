@@ -3,7 +3,7 @@
 The coordinator stays the manager of the servers, of all members and tables; what a group computes is its scheduler's matter. It is a
 member of its group and hears of the others, and of the servers, by the views. So it may be killed and started again, with its
 journal, as a coordinator may: pushes and pulls go on meanwhile, as far as the deals reach. What the servers lose for good, its run
-loses too: it ends, says so, and can be resumed from its own checkpoint. It never changes who is a member: it only tells the
+loses too, also when they end: it ends, says so, and can be resumed from its own checkpoint. It never changes who is a member: it only tells the
 coordinator which processes of its group it was told have ended.
 """
 
@@ -77,6 +77,10 @@ class Scheduler:
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
         match event:
+            case Received(self.member.coordinator, m.Dismissed(why)):
+                effects += self.dealing.fail(
+                    f"the cluster has ended ({why}): start its servers again, and resume this run"
+                )
             case Received(self.member.coordinator, message):
                 effects += self._greeting(now, message)
             case Received(sender, message):

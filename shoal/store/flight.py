@@ -85,16 +85,6 @@ class Flight:
             letter.refusals += 1
             self._look_at(letter.again)
 
-    def outdate(self, now: int, letter: Letter) -> None:
-        """What it asks for has changed hands: if nothing comes of it soon, it is said anew (``overdue``)."""
-        if not letter.old:
-            letter.old, letter.again = True, now + limits.RESEND_FIRST
-            self._look_at(letter.again)
-
-    def overdue(self, now: int) -> list[Letter]:
-        """Old ones, of which nothing was heard."""
-        return [one for one in self.letters.values() if one.old and now >= one.again] if now >= self.next else []
-
     def instead(self, now: int, letter: Letter, message: Message, arrays: Arrays) -> Effect:
         """The other side cannot use what it has: the same question, said otherwise."""
         self.held_now -= letter.held
@@ -109,7 +99,7 @@ class Flight:
         self._look_at(letter.again)
 
     def tick(self, now: int) -> tuple[list[Effect], list[Letter]]:
-        """What is to be sent again, and what nothing was heard of for too long."""
+        """What is to be sent again, and what nothing was heard of for too long, or is to be said anew."""
         if now < self.next:
             return [], []
         effects: list[Effect] = []
@@ -125,10 +115,13 @@ class Flight:
                 self._look_at(min(letter.again, letter.ends))
         # Those that were said least often come first: nobody is called silent because others took all that the budget gives.
         for letter in sorted(late, key=lambda one: one.sends):
+            if letter.old and (letter.wanted or self._may_resend(now)):
+                silent.append(letter)
+                continue
             if letter.wanted:
                 effects.append(self._again(letter))
                 letter.wanted, letter.again = False, now + letter.wait
-            elif self._may_resend(now):
+            elif not letter.old and self._may_resend(now):
                 effects.append(self._again(letter))
                 letter.wait = min(2 * letter.wait, self._jitter(letter.request, limits.RESEND_MOST))
                 letter.again = now + letter.wait

@@ -182,6 +182,7 @@ class Door:
         self.guests, self.log = guests, log
         self.is_authority = name == limits.COORDINATOR  # its list is everybody's
         self.names: dict[str, Caller] = {}  # who has called
+        self._ways: Counter[str] = Counter()  # how many of them by each key
         self._counts = counts
         self._looked = time.monotonic()
         self._waiting: list[
@@ -293,12 +294,25 @@ class Door:
             bound = f", and confined to group {key.group!r}" if key.group else ""
             return None, self._once(name, f"the key is {key.name}'s{bound}: a node that has it is called {key.called}")
         if self.names.get(name) != (caller := Caller(public, route)):
-            self.names.pop(name, None)
+            self.forget(name)
             self.names[name] = caller
-            while len(self.names) > 2 * limits.MEMBERS:  # of those who came first, no answer goes out any more
-                del self.names[first := next(iter(self.names))]
-                self._has_list.pop(first, None)
+            self._ways[public] += 1
+            while len(self.names) > 2 * limits.MEMBERS:
+                self._forget_one()
         return key, ""
+
+    def forget(self, name: str) -> None:
+        """No answer goes to it any more, until it speaks again."""
+        self._has_list.pop(name, None)
+        if (caller := self.names.pop(name, None)) is not None:
+            self._ways[caller.public] -= 1
+            if not self._ways[caller.public]:
+                del self._ways[caller.public]
+
+    def _forget_one(self) -> None:
+        """Of the key that has the most names, the one that came first: whoever makes names up makes nobody else's forgotten."""
+        ((public, _),) = self._ways.most_common(1)
+        self.forget(next(name for name, caller in self.names.items() if caller.public == public))
 
     def may_hear(self, name: str) -> bool:
         """May anything be sent to it? Who was answered before its key was revoked is not any more."""

@@ -6,8 +6,8 @@
 
 On the list a key may be bound: ``ROLE:NAME:KEY group=GROUP until=2026-12-31T23:59:59Z``. Who does not understand a line lets nobody in by it.
 
-A node that has the key NAME is called NAME, NAME.SOMETHING or, in a group of workers of that name, NAME/SOMETHING (so key names have
-neither dots nor slashes). One that is confined to a group of another name is called GROUP/NAME or GROUP/NAME.SOMETHING there. The coordinator's
+A node that has the key NAME is called NAME or NAME.SOMETHING; in the group of workers of that name NAME/SOMETHING, in any other
+GROUP/NAME.SOMETHING (so key names have neither dots nor slashes, and nobody's names are another's). The coordinator's
 key stands for its whole host: whoever has it may be anyone. Secrets are read from here and nowhere else, and are never printed.
 """
 
@@ -64,30 +64,28 @@ class Key:
         if self.role == "coordinator":
             return True
         group, inside, rest = node.partition("/")
-        if inside and self.group and self.group != self.name:
-            return group == self.group and self._is_under(rest)
-        return node.startswith(f"{self.name}/") or self._is_under(node)
+        if not inside:
+            return self._is_over(node)
+        if self.group and self.group != group:
+            return False
+        return self._is_over(group) or rest.startswith(f"{self.name}.")
 
     @property
     def called(self) -> str:
         """How a node is called that has it."""
         if not self.group:
-            return f"{self.name} or {self.name}.SOMETHING"
-        return f"{self.group}/" + ("SOMETHING" if self.group == self.name else f"{self.name} or its .SOMETHING")
+            return f"{self.name} or {self.name}.SOMETHING, and in a group GROUP/{self.name}.SOMETHING"
+        return f"{self.group}/SOMETHING" if self._is_over(self.group) else f"{self.group}/{self.name}.SOMETHING"
 
-    def _is_under(self, name: str) -> bool:
+    def _is_over(self, name: str) -> bool:
         return name == self.name or name.startswith(f"{self.name}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Own(Key):
-    """A key of this host. Whether it is confined is known where the list is, not here."""
+    """A key of this host. Whether it is bound is known where the list is, not here."""
 
     secret: bytes = field(default=b"", repr=False)
-
-    def fits(self, node: str) -> bool:
-        """May a node of this name have it, or might it, if the key is confined to the group that the name says?"""
-        return self.is_of(node) or self._is_under(node.partition("/")[2])
 
 
 def text_of(key: bytes) -> str:

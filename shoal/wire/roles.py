@@ -80,7 +80,8 @@ def of_kind(key: Key, kind: type[m.Message]) -> str:
 
 def _hello(key: Key, hello: m.Hello) -> str:
     if hello.role not in BE.get(key.role, ()):
-        return f"the key of {key.name} is a {key.role}'s, not a {hello.role}'s: it needs one of its own (shoal key new NAME --role {hello.role}, on its host)"
+        needs = next((role for role, may in BE.items() if hello.role in may), hello.role)
+        return f"the key of {key.name} is a {key.role}'s, not a {hello.role}'s: it needs one of its own (shoal key new NAME --role {needs}, on its host)"
     if hello.address and key.role not in LISTEN:
         return f"the key of {key.name} is a {key.role}'s: nobody calls those, so it has no address"
     if hello.address and parsed(hello.address).key != key.public:

@@ -29,7 +29,8 @@ class Safety:
         self._own: list[Own] = keyring.own_keys(folder) if folder is not None else []
         if folder is not None and not self._own:
             raise Invalid(
-                f"there is no key in {folder}: shoal key new NAME makes one (--keys FOLDER, or SHOAL_KEYS, names another folder)"
+                f"there is no key in {folder}: shoal key new NAME makes one (--keys FOLDER, in Python keys=FOLDER, or "
+                f"SHOAL_KEYS, names another folder)"
             )
 
     @classmethod
@@ -49,7 +50,9 @@ class Safety:
     def chosen(cls, keys: str | Path | None = None, insecure: bool = False, at: str = "") -> Safety:
         """By what a user said (``--keys``, ``--insecure``), else by SHOAL_KEYS; the usual folder serves if ``at`` asks for keys."""
         if keys and insecure:
-            raise Invalid("--keys and --insecure at once: with keys it is safe, so leave --insecure away (or --keys)")
+            raise Invalid(
+                "keys and insecure at once: with keys it is safe, so leave --insecure away (or --keys; in Python insecure=, keys=)"
+            )
         if keys:
             return cls.with_keys(keys)
         if insecure:
@@ -81,15 +84,19 @@ class Safety:
 
     def own(self, node: str) -> Own:
         """The key that a node of this name has."""
-        fitting = [key for key in self._own if key.fits(node)]
-        if fitting:  # its own before one that may be confined to that group, and one for everybody last
-            return min(fitting, key=lambda key: (key.role == "coordinator", not key.is_of(node)))
+        for key in sorted(self._own, key=lambda key: key.role == "coordinator"):  # its own before one for everybody
+            if key.is_of(node):
+                return key
         have = ", ".join(f"{key.name} ({key.role})" for key in self._own) or "none"
         name = self._own[0].name if self._own else "NAME"
         raise Invalid(
             f"no key for a node called {node!r} in {self.folder} (keys: {have}): call it {name} or {name}.SOMETHING, or make it one "
             f"(shoal key new)"
         )
+
+    def may_be(self, node: str, role: str) -> bool:
+        """Is there a key here for a node of that name and role, whatever group it is confined to?"""
+        return any(key.is_of(node) and key.role in (role, "coordinator") for key in self._own)
 
     def named(self, node: str, role: str = "client", group: str = "") -> str:
         """A name for a node that has none yet: as it is, if a key here allows that; else one that such a key allows."""
@@ -105,8 +112,8 @@ class Safety:
         if address.key:
             if not self.has_keys:
                 raise Invalid(
-                    f"{address.plain} is called with a key, and this side has none: shoal key new NAME makes one (--keys FOLDER, or "
-                    f"SHOAL_KEYS, says where it is)"
+                    f"{address.plain} is called with a key, and this side has none: shoal key new NAME makes one (--keys FOLDER, in Python "
+                    f"keys=FOLDER, or SHOAL_KEYS, says where it is)"
                 )
             return address.key
         if is_local(address.plain) or self.is_insecure:

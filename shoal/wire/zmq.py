@@ -352,7 +352,7 @@ class ZmqTransport:
         assert self._door is not None
         for name, (public, route) in list(self._door.names.items()):
             if (refusal := self._door.guests.refusal(public)) is not None:
-                del self._door.names[name]
+                self._door.forget(name)
                 self._say_no(route, refusal.why)
                 if self._door.is_authority:
                     found.append(Received(name, No(0, "key", refusal.end), ()))

@@ -118,11 +118,13 @@ def test_a_drill_that_would_be_for_nothing_is_not_begun(arguments: list[str], sa
     assert said in " ".join(result.output.split())
 
 
-def test_servers_join_and_leave_and_are_cut_off_and_every_push_counts_once() -> None:
+@pytest.mark.parametrize("rows", [8_000, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_servers_join_and_leave_and_are_cut_off_and_every_push_counts_once(rows: int) -> None:
     """F11, F12, F16, F17, F18: whoever comes, goes, or is not heard for a while."""
     given = {"joins": 0.3, "drains": 0.2, "cuts": 0.5, "servers": (2, 4), "gap": (0.6, 1.2), "pause": (0.5, 2.0)}
     weights = {"server": 3.0, "worker": 1.0}
-    slower = job_of(servers=3, copies=2, emulate={"per_example": 3e-4})
+    data = {"source": "clicks", "rows": rows, "batch": 16}
+    slower = job_of(data=data, servers=3, copies=2, emulate={"per_example": 3e-4})
     report = broken(slower, seed=3, weights=weights, **given)
     kinds = {one.fault.kind for one in report.healed}
     assert report.ok, report.wrong

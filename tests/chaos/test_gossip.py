@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import shoal
@@ -25,6 +24,7 @@ from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
 from shoal.testing.den import Den, soon
+from shoal.testing.warm import offspring
 from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
 
 ROWS = 3_000
@@ -45,9 +45,9 @@ def job_of(given: dict[str, Any] | None = None, **changes: Any) -> Job:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    before = set(offspring())
     yield
-    assert soon(lambda: {one.pid for one in psutil.Process().children(recursive=True)} <= before, 10)
+    assert soon(lambda: set(offspring()) <= before, 10)
 
 
 def check(run: Watched) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import shoal
@@ -25,6 +24,7 @@ from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
 from shoal.testing.den import Den, soon
+from shoal.testing.warm import offspring
 from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
 
 ROWS = 3_000
@@ -52,7 +52,7 @@ def held() -> list[str]:
             links.append(os.readlink(f"/proc/self/fd/{one}"))
         except FileNotFoundError:  # the one that listed them
             continue
-    children = [f"process {one.pid}" for one in psutil.Process().children(recursive=True)]
+    children = [f"process {pid}" for pid in offspring()]
     places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
     shared = [str(path) for place in places for path in place.glob(f"*shoal-{os.getpid()}*")]
     return sorted([*maps, *(link for link in links if link.startswith(("pipe", "/memfd"))), *children, *shared])
@@ -99,9 +99,8 @@ LATER = [pytest.param(way, marks=pytest.mark.soak) for way in ("batched", "hot_c
 
 @pytest.mark.parametrize("way", ["example", "locked", *LATER])
 def test_workers_are_killed_in_a_loop_and_every_slot_counts_once(way: str) -> None:
-    run = watch(
-        job_of({"emulate.per_example": 1e-5}, strategy__way=way), kills(6)
-    )  # else it may be over before they are
+    slowly = {"emulate.per_example": 2e-5}  # else it may be over before they are
+    run = watch(job_of(slowly, strategy__way=way), kills(6))
     check(run)
     lost = run.all(Gone)
     assert {event.why for event in lost} == {"its process ended (killed by signal 9)"}

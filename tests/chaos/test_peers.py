@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 import shoal
@@ -30,6 +29,7 @@ from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
 from shoal.testing.den import Den, soon
+from shoal.testing.warm import offspring
 from shoal.testing.watch import Beside, Watched, kill, reach, watch
 
 ROWS = 4_000
@@ -50,7 +50,7 @@ def job_of(**changes: Any) -> Job:
 
 
 def left() -> list[str]:
-    children = [f"process {one.pid}" for one in psutil.Process().children(recursive=True)]
+    children = [f"process {pid}" for pid in offspring()]
     return children + [str(path) for path in Path(tempfile.gettempdir()).glob(f"shoal-{os.getpid()}-*")]
 
 
@@ -374,11 +374,11 @@ def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_kille
 
 
 def test_ctrl_c_leaves_in_order_and_a_peer_may_be_asked_to_leave(den: Den) -> None:
-    caller, folder = begin(den, workers=2, stop__epochs=50)
+    caller, folder = begin(den, workers=2, stop__epochs=500)  # it is there as long as it is looked at
     joined = command(den, "join", folder)
     until_said(joined, "evaluation")
     out, err = command(den, "status", folder).communicate(timeout=60)
-    assert "3 peers" in out and "of 50 passes" in out and "worker-0" in out and "leads" in out, err
+    assert "3 peers" in out and "of 500 passes" in out and "worker-0" in out and "leads" in out, err
     out, err = command(den, "status", folder, "--json").communicate(timeout=60)
     assert [peer["name"] for peer in msgspec.json.decode(out)["peers"]].count("worker-2") == 1, err
     out, err = command(den, "query", folder).communicate(timeout=60)

@@ -371,7 +371,11 @@ def test_a_server_holds_a_key_to_the_group_that_the_coordinator_says(hosts: Host
     server.send("coordinator", m.Look(1), ())
     hosts.until(lambda heard: len(heard) == 1)
     call = m.Call(1, 1, 1, 0, "top", {}, 0, 8)
-    for name, why in (("hostb.x", "confined to group 'b'"), ("c/hostb.x", "called b/hostb"), ("b/hostb.x", "")):
+    for name, why in (
+        ("hostb.x", "confined to group 'b'"),
+        ("c/hostb.x", "called b/hostb.SOMETHING"),
+        ("b/hostb.x", ""),
+    ):
         caller = hosts.node(name, "hostb")
         caller.connect("rack", server.address)
         caller.send("rack", call, ())

@@ -10,11 +10,11 @@ import sys
 SCRIPT = """
 import json
 from shoal.simulation.run import simulate
-print(json.dumps([simulate(seed).digest for seed in range(50)]))
+print(json.dumps([simulate(seed).digest for seed in range(20)]))
 """
 
 
-def test_fifty_seeds_give_the_same_event_hash_under_different_hash_seeds() -> None:
+def test_twenty_seeds_give_the_same_event_hash_under_different_hash_seeds() -> None:
     runs = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE
@@ -22,6 +22,6 @@ def test_fifty_seeds_give_the_same_event_hash_under_different_hash_seeds() -> No
         for seed in ("1", "4242")
     ]
     first, second = (json.loads(run.communicate(timeout=200)[0]) for run in runs)
-    assert len(first) == 50
-    assert len(set(first)) == 50, "different seeds are different runs"
+    assert len(first) == 20
+    assert len(set(first)) == 20, "different seeds are different runs"
     assert first == second

@@ -15,7 +15,7 @@ from shoal.simulation.kinds import mutated
 from shoal.simulation.many import run_chunk
 from shoal.simulation.peering import MUTANTS, simulate
 
-SEEDS, SOAK = 600, 2_000
+SEEDS, SOAK = 400, 2_000
 PARTS = 2  # one for each core of the test machine
 
 # Each of these broke a promise once.

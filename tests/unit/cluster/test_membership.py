@@ -6,7 +6,7 @@ import pytest
 
 from shoal import limits
 from shoal.cluster.membership import Roster
-from shoal.cluster.rebalance import Wanted
+from shoal.cluster.shares import Wanted
 from shoal.errors import Invalid
 from shoal.limits import SECOND
 from shoal.nodes.records import record_of
@@ -278,3 +278,18 @@ def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> N
     made.people[first[2]].view = made.number
     assert made.begin(0, swap) == swap
     assert made.tables["w"].places[0].servers == [first[1], first[0], first[2]]
+
+
+def test_half_a_trade_is_not_begun() -> None:
+    """It would leave one with too many, and be undone by the rule of counts, or finished by another segment."""
+    made = roster("ann", "bob")
+    made.create("w", Dense(rows=8))
+    owners = [place.servers[0] for place in made.tables["w"].places]
+    mine, other = owners.index("ann"), owners.index("bob")
+    trade = [Wanted("w", mine, "ann", "bob", "load", "", 1), Wanted("w", other, "bob", "ann", "load", "", 1)]
+    made.people["ann"].view = made.people["bob"].view = made.number
+    made.apart["bob", "ann"] = 10  # who cannot reach each other are not to try again so soon
+    before = dict(made.tables)
+    assert made.begin(0, trade) == [] and made.tables == before
+    assert made.begin(10, trade) == trade
+    assert [made.tables["w"].places[one].filling for one in (mine, other)] == ["bob", "ann"]

@@ -67,3 +67,11 @@ def test_how_many_copies_there_are_is_told_as_the_view_has_them(scheduler: Sched
     assert isinstance(standing, m.Standing)
     assert standing.copies == 2
     assert {one.name for one in standing.members} == {"server-0", "server-1", "b/launcher"}
+
+
+def test_when_the_cluster_ends_the_run_of_a_group_says_so_and_not_that_a_server_was_lost(scheduler: Scheduler) -> None:
+    effects = scheduler.handle(NOW, Received(COORDINATOR, m.Dismissed("the run is over: 2 epochs done")))
+    (stopped,) = [one.event for one in effects if isinstance(one, Tell)]
+    assert isinstance(stopped, Stopped) and "the cluster has ended (the run is over: 2 epochs done)" in stopped.why
+    assert "resume this run" in stopped.why
+    assert not [one for one in scheduler.handle(NOW, Received("c/x", m.Dismissed("no"))) if isinstance(one, Tell)]

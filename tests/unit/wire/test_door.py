@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import zmq
 
 from shoal import limits
 from shoal.wire import keyring
-from shoal.wire.door import Guests, Log
+from shoal.wire.door import Door, Guests, Log
 from shoal.wire.keyring import Key
 
 
@@ -95,3 +97,32 @@ def test_how_a_key_is_bound_is_the_coordinators_word_and_either_side_revokes(coo
     guests.look()
     refusal = guests.refusal(made.public)
     assert refusal is not None and refusal.counter == "revoked key"
+
+
+class Frame:
+    """Of a message that came by this key."""
+
+    def __init__(self, public: str) -> None:
+        self._public = public
+
+    def get(self, name: str) -> str:
+        assert name == "User-Id"
+        return self._public
+
+
+def test_who_makes_names_up_makes_nobody_elses_forgotten(coordinator: Key, tmp_path: Path) -> None:
+    honest, other = (keyring.make(tmp_path / name, name, "worker") for name in ("honest", "other"))
+    for key in (honest, other):
+        keyring.allow(tmp_path, key)
+    with zmq.Context() as context:
+        door = Door(context, "coordinator", Guests(tmp_path, coordinator), Counter(), Log("coordinator"))
+        try:
+            for name in ("honest.1", "honest.2"):
+                assert door.sender(name, b"here", Frame(honest.public)) == (Key("worker", "honest", honest.public), "")  # type: ignore[arg-type]
+            for number in range(3 * limits.MEMBERS):
+                door.sender(f"other.{number}", b"there", Frame(other.public))  # type: ignore[arg-type]
+            assert len(door.names) == 2 * limits.MEMBERS
+            assert door.may_hear("honest.1") and door.may_hear("honest.2")
+            assert not door.may_hear("other.0") and door.may_hear(f"other.{3 * limits.MEMBERS - 1}")
+        finally:
+            door.socket.close(0)

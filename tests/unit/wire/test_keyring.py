@@ -108,8 +108,10 @@ def test_a_line_that_is_no_key_is_refused(line: str) -> None:
 
 def test_a_key_is_for_its_name_and_what_stands_under_it_and_nobody_else(folder: Path) -> None:
     key = keyring.make(folder, "hostb", "worker")
-    assert all(key.is_of(name) for name in ("hostb", "hostb.worker-1", "hostb/worker-1"))
-    assert not any(key.is_of(name) for name in ("hostbc", "hostb-1", "host", "coordinator", ""))
+    assert all(key.is_of(name) for name in ("hostb", "hostb.worker-1", "hostb/worker-1", "b/hostb.worker-1"))
+    assert not any(
+        key.is_of(name) for name in ("hostbc", "hostb-1", "host", "coordinator", "", "b/hostb", "b/x.hostb.x")
+    )
 
 
 def test_who_is_revoked_stays_so_until_it_has_a_new_key(folder: Path, tmp_path: Path) -> None:
@@ -242,6 +244,12 @@ def test_a_line_whose_bounds_are_not_understood_lets_nobody_in(folder: Path, tmp
 def test_a_key_that_is_confined_has_names_within_its_group() -> None:
     own, guest = Key("client", "b", "a" * 52, "b"), Key("worker", "hostc", "a" * 52, "b")
     assert all(own.is_of(name) for name in ("b/scheduler", "b/worker-0", "b/hostc.x"))
-    assert all(guest.is_of(name) for name in ("b/hostc", "b/hostc.worker-1"))
-    assert not any(guest.is_of(name) for name in ("b/scheduler", "b/hostcc", "c/hostc", "hostc/x", "hostc.x/y", "b/"))
+    assert guest.is_of("b/hostc.worker-1")
+    assert not any(guest.is_of(name) for name in ("b/scheduler", "b/hostc", "b/hostcc.x", "c/hostc.x", "hostc/x", "b/"))
     assert guest.is_of("hostc.look-1")  # what it may say by that name is said in roles
+
+
+@pytest.mark.parametrize("name", ["scheduler", "worker-0", "evaluator"])
+def test_no_key_has_a_name_that_a_groups_own_nodes_have(name: str) -> None:
+    assert not Key("client", name, "a" * 52).is_of(f"b/{name}")
+    assert Key("client", name, "a" * 52).is_of(f"b/{name}.x")

@@ -1,0 +1,84 @@
+"""A nursery that was forked from one with its imports is to a cluster what a fresh one is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.launch.children import Children
+from shoal.launch.nursery import Setup
+from shoal.launch.processes import ProcessCluster
+from shoal.testing.den import soon
+from shoal.testing.warm import Warm, Warmed
+
+pytestmark = pytest.mark.skipif(not Warm.can, reason="this machine has no such system call")
+
+
+@pytest.fixture
+def children(warm: Warm) -> Iterator[Children]:
+    one = Children(lambda name, why: None, lambda name, why: None)
+    one.start(Setup(os.getpid(), "", [], sys.path), "test", start=warm.start)
+    yield one
+    one.close()
+
+
+def test_it_is_a_child_of_ours_in_the_folder_and_with_the_environment_of_the_moment(
+    warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.py").write_text("import os; open('told', 'w').write(os.environ['TOLD'])")
+    told = tmp_path / "told"
+    for said in ("first", "second"):
+        monkeypatch.setenv("TOLD", said)
+        one = Children(lambda name, why: None, lambda name, why: None)
+        one.start(Setup(os.getpid(), "", ["ours"], sys.path), "test", start=warm.start)
+        assert soon(lambda: told.exists() and told.stat().st_size > 0)
+        assert told.read_text() == said
+        assert isinstance(one._nursery, Warmed)
+        stat = Path(f"/proc/{one._nursery.pid}/stat").read_text().rpartition(")")[2].split()
+        assert int(stat[1]) == os.getpid() and int(stat[3]) == one._nursery.pid  # its parent, and a session of its own
+        one.close()
+        assert one._nursery.poll() == 0
+        told.unlink()
+
+
+def test_how_it_ended_is_told(children: Children) -> None:
+    nursery = children._nursery
+    assert isinstance(nursery, Warmed) and nursery.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        nursery.wait(0.01)
+    os.kill(nursery.pid, signal.SIGKILL)
+    assert nursery.wait(60) == -signal.SIGKILL
+    assert soon(lambda: children.gone) and children.gone == "the nursery ended (killed by signal 9)"
+    nursery.kill()  # it is gone: nothing happens
+
+
+def test_a_cluster_of_it_counts_and_leaves_nothing() -> None:
+    with shoal.local(servers=2, processes=True) as cluster:
+        assert isinstance(cluster, ProcessCluster) and isinstance(cluster._children._nursery, Warmed)
+        kv = cluster.client()
+        kv.create("w", shoal.Dense(rows=4))
+        kv.push("w", [0, 3], [1.0, 2.0]).result(60)
+        assert kv.pull("w", [0, 3]).result(60).ravel().tolist() == [1.0, 2.0]
+        pids = [*cluster.pids.values(), cluster._children._nursery.pid]
+    assert soon(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_one_that_could_not_be_forked_has_ended_and_nobody_is_waited_for_or_killed_in_its_place(
+    pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("shoal.testing.warm.os.kill", lambda *_: done.append("killed"))
+    monkeypatch.setattr("shoal.testing.warm.os.waitpid", lambda *_: done.append("waited for"))
+    with open(os.devnull, "wb") as out, open(os.devnull, "rb") as into:
+        one = Warmed(pid, out, into)
+        one.kill()
+        assert (one.poll(), one.wait(), done) == (1, 1, [])

@@ -4,7 +4,7 @@ The primary decides, before a change is made: what it leaves out no copy ever he
 that it holds are not too many; otherwise in a sketch (two cells per key, shared with others), which may count too much, never too little:
 a key may get in too early, none too late. The sketch is small until so many keys have come that it would be wrong often, and then as
 large as it may be. What was counted is in no copy and no checkpoint: another primary begins anew, and rows stay. Segments that stay where they
-are keep their counts, whatever comes and goes beside them (``hold``).
+are keep their counts, whatever comes and goes beside them (``hold``); one that comes back may find those that it had.
 """
 
 from __future__ import annotations
@@ -27,41 +27,54 @@ Offsets = npt.NDArray[np.int64]
 class Admission:
     """How often keys without a row were pushed."""
 
-    def __init__(self, rows: SparseRows, wanted: int) -> None:
+    def __init__(self, rows: SparseRows, wanted: int, span: int) -> None:
+        """``span``: the table's keys are below this."""
         from shoal.store import rare_kernels
 
         self._kernels, self._rows, self._wanted = rare_kernels, rows, wanted
         self._segments = rows.segments
-        self._offsets = self._one_after_another()
-        span = sum(map(_size, self._segments))
-        self._cells: Cells = np.zeros(ADMISSION_FIRST if self._offsets is None else span, np.uint8)
+        self._by_key = span <= ADMISSION_BYTES  # a cell's place is its key: what is never written to costs no memory
+        self._offsets = self._places()
+        self._cells: Cells = self._room(span)
         self._before: Cells = np.empty(0, np.uint8)
         self._new = 0
 
     def hold(self) -> None:
         """Other segments are on the ground: of keys that were here before and still are, what was counted stays.
 
-        A sketch stays as it is: keys that are elsewhere do not come, and should they come back, they were counted.
+        Where cells lie by key, and in a sketch, nothing changes: keys that are elsewhere do not come, and should they come back, so often they
+        came here.
         """
         before, self._segments = self._segments, self._rows.segments
         if self._offsets is None or before == self._segments:
             return
-        offsets, cells = self._offsets, self._cells
-        self._offsets = self._one_after_another()
+        offsets, self._offsets = self._offsets, self._places()
+        if self._by_key:
+            return
+        cells, self._cells = self._cells, self._room()
         if self._offsets is None:
-            self._cells, self._new = np.zeros(ADMISSION_FIRST, np.uint8), 0
             self._enter(before, cells)
             return
-        self._cells = np.zeros(sum(map(_size, self._segments)), np.uint8)
         for there, here, keys in shared(before, self._segments):
             old = int(offsets[there]) + keys.start - before[there].start
             new = int(self._offsets[here]) + keys.start - self._segments[here].start
             self._cells[new : new + len(keys)] = cells[old : old + len(keys)]
 
-    def _one_after_another(self) -> Offsets | None:
-        """Where the cells of each segment begin; None if they would be too many."""
-        *before, span = accumulate(map(_size, self._segments), initial=0)
-        return np.array(before, np.int64) if span <= ADMISSION_BYTES else None
+    def _places(self) -> Offsets | None:
+        """Where the cells of each segment begin, one after another if they are not by key; None if they would be too many."""
+        if self._by_key:
+            return self._rows.starts.astype(np.int64)
+        *before, total = accumulate(map(_size, self._segments), initial=0)
+        return np.array(before, np.int64) if total <= ADMISSION_BYTES else None
+
+    def _room(self, span: int = 0) -> Cells:
+        if self._offsets is None:
+            return np.zeros(ADMISSION_FIRST, np.uint8)
+        return np.zeros(span if self._by_key else self._held, np.uint8)
+
+    @property
+    def _held(self) -> int:
+        return sum(map(_size, self._segments))
 
     def _enter(self, segments: Sequence[KeyRange], cells: Cells) -> None:
         """What cells of these segments, one after another, have counted goes into the sketch."""
@@ -79,7 +92,7 @@ class Admission:
 
     @property
     def memory(self) -> int:
-        return self._cells.nbytes + self._before.nbytes
+        return self._cells.nbytes + self._before.nbytes if self._offsets is None else self._held
 
     def admit(self, given: KeyValues) -> KeyValues | None:
         """The rows of a push whose keys get in; None if there are none. Each of the others is counted once."""

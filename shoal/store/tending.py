@@ -31,7 +31,7 @@ class Tending(Waiting):
         super()._begin()
         spec, rows = self.spec, self.table.part
         counts = isinstance(spec, Sparse) and spec.admit > 1 and isinstance(rows, SparseRows)
-        self._admission = Admission(rows, spec.admit) if counts else None  # type: ignore[arg-type, union-attr]
+        self._admission = Admission(rows, spec.admit, spec.span) if counts else None  # type: ignore[arg-type, union-attr]
         self._by_rows = isinstance(spec, Sparse) and spec.evict and isinstance(spec.apply, Each)
         self._after_sweep: int | None = None  # rows there were then
         self._since = 0  # keys pushed since

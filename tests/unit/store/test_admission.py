@@ -17,7 +17,7 @@ from shoal.tables import Constant, Sparse, checked
 def made(spec: Sparse, *segments: KeyRange) -> tuple[Table, Admission]:
     table = Table(spec, segments or [KeyRange(0, spec.span)])
     assert isinstance(table.part, SparseRows)
-    return table, Admission(table.part, spec.admit)
+    return table, Admission(table.part, spec.admit, spec.span)
 
 
 def push(table: Table, counting: Admission, keys: Keys) -> list[int]:
@@ -79,7 +79,11 @@ def holds(table: Table, counting: Admission, *segments: KeyRange) -> Table:
     return table
 
 
-def test_segments_that_stay_keep_their_counts_whatever_comes_and_goes_beside_them() -> None:
+@pytest.mark.parametrize("room", [100, 90], ids=["by key", "one after another"])
+def test_segments_that_stay_keep_their_counts_whatever_comes_and_goes_beside_them(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "ADMISSION_BYTES", room)
     table, counting = made(Sparse(keys=100, admit=3), KeyRange(0, 20), KeyRange(20, 40), KeyRange(60, 80))
     for _ in range(2):
         assert push(table, counting, some(0, 19, 20, 39, 60, 79)) == []
@@ -87,8 +91,8 @@ def test_segments_that_stay_keep_their_counts_whatever_comes_and_goes_beside_the
     assert counting.memory == 60
     assert push(table, counting, some(20, 40, 59, 60)) == [20, 60]  # those that came begin anew
     table = holds(table, counting, KeyRange(0, 20), KeyRange(20, 30), KeyRange(30, 40), KeyRange(40, 60))
-    assert push(table, counting, some(0, 20, 39, 40, 59)) == [20, 39]  # also where a segment was cut in two
-    assert push(table, counting, some(19, 40, 59)) == [40, 59]
+    assert push(table, counting, some(20, 39, 40, 59)) == [20, 39]  # also where a segment was cut in two
+    assert push(table, counting, some(0, 40, 59)) == ([0, 40, 59] if room == 100 else [40, 59])  # it was here before
 
 
 def test_counts_go_into_a_sketch_when_the_keys_of_more_segments_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,7 @@ CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
 QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
 BUSY_RETRY = 50 * MILLISECOND
-TOO_SOON = (
-    300 * MILLISECOND
-)  # so long a request waits at a server for a view or a segment to open: less than until it is sent again
+TOO_SOON = 300 * MILLISECOND  # a request waits at a server for a view, or for a segment to open: then it is sent back
 BUSY_MOST = 250 * MILLISECOND  # who is busy again and again is asked less and less often, but not less than this
 
 # How much a server holds for others.
@@ -84,9 +82,7 @@ STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
 ADMISSION_BYTES = 256 * MB  # to count how often keys of a table were pushed: a byte for each, or a sketch
 ADMISSION_FIRST = 2 * MB  # of a sketch, at first
 EVICT_ROWS = 1_024  # fewer are not looked through for rows that are zero again
-CLEAR_ROWS = (
-    65_536  # rows of segments that went are cleared away in pieces: so many are looked at in about a millisecond
-)
+CLEAR_ROWS = 65_536  # of segments that went, looked at in one piece: about a millisecond
 CLEAR_BYTES = 1 * MB  # that are taken from the system, or given back, in such a piece
 CLEAR_EVERY = 5 * MILLISECOND  # one of them
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
@@ -136,9 +132,7 @@ MOVE_RATE_MOST = 1 << 50  # that can be asked for: no machine sends as many
 MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
 MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
 PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks
-COPIES_WITHIN = (
-    0.25  # of the mean: a server that has so many more copies of a table's segments, or fewer, keeps what it has
-)
+COPIES_WITHIN = 0.25  # of the mean: a server that has so many more copies of a table's segments, or fewer, keeps them
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it

@@ -191,6 +191,26 @@ LATER = (  # of several variants one or two run every time, the others wait for 
     "test_gossip.py::test_what_a_module_raises_in_a_worker_is_told_and_the_others_go_on",
     "test_allreduce.py::test_a_module_takes_the_steps_of_a_sync_run_to_rounding[True]",
     "test_training.py::test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one[async]",
+    # of signals, transports and ways to stop: one of each kind runs every time
+    "test_nursery.py::test_nothing_is_left_when_the_parent_ends_between_a_fork_and_its_address[tcp-SIGTERM]",
+    "test_nursery.py::test_nothing_is_left_when_the_parent_ends_between_a_fork_and_its_address[tcp-SIGHUP]",
+    "test_nursery.py::test_nothing_is_left_when_the_parent_ends_while_all_run[tcp-SIGTERM]",
+    "test_nursery.py::test_nothing_is_left_when_the_parent_ends_while_all_run[tcp-SIGHUP]",
+    "test_nursery.py::test_nothing_is_left_when_the_parent_ends_while_the_nursery_imports[tcp-SIGTERM]",
+    "test_nursery.py::test_nothing_is_left_when_the_parent_ends_while_the_nursery_imports[tcp-SIGHUP]",
+    "test_endings.py::test_nothing_is_left_when_a_program_forgets_to_close[threads-end-0]",
+    "test_endings.py::test_nothing_is_left_when_a_program_forgets_to_close[threads-exit-3]",
+    "test_endings.py::test_nothing_is_left_when_the_terminal_is_closed[tcp]",
+    "test_endings.py::test_a_server_that_pauses_and_comes_back_completes_the_call[tcp]",
+    "test_endings.py::test_two_clusters_at_once_do_not_disturb_each_other[tcp]",
+    "test_endings.py::test_a_cluster_closed_while_calls_are_under_way_ends_them[tcp]",
+    "[averaging-every=4-step=1.0-processes-it_stops",
+    "[sync-processes-it_stops",
+    "test_training.py::test_workers_come_and_go_while_it_runs[async]",
+    "test_training.py::test_workers_killed_at_any_moment_are_made_up_for[async-4-2]",
+    "test_training.py::test_workers_killed_at_any_moment_are_made_up_for[bounded-4-2]",
+    "test_hogwild.py::test_workers_are_killed_in_a_loop_and_every_slot_counts_once[locked]",
+    "test_synthetic.py::test_a_set_that_is_written_and_read_is_the_same[.xz-rcv1-like]",
 )
 
 

@@ -145,6 +145,10 @@ class AttachedCluster(ProcessCluster):
     def _dissolve(self) -> None:
         with contextlib.closing(look_at(self._manager, self._safety)) as looking:
             looking.look(PATIENCE)  # or there is nobody to ask, and no need to wait for that
+        for kv in [one for one in self._clients if not one.closed]:  # a group that is full takes nobody more
+            with contextlib.suppress(ShoalError):
+                kv.dissolve(self.group)
+                return
         with self.client("closing") as kv:
             kv.dissolve(self.group)
 

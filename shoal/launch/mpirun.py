@@ -302,7 +302,7 @@ def _private(ranks: int) -> Path:
     room = 0
     with contextlib.suppress(OSError):
         room = shutil.disk_usage(SHARED).free if os.access(SHARED, os.W_OK | os.X_OK) else 0
-    return Path(tempfile.mkdtemp(prefix="shoal-mpi-", dir=SHARED if room > ranks * _SEGMENT else None))
+    return Path(tempfile.mkdtemp(prefix=f"shoal-mpi-{os.getpid()}-", dir=SHARED if room > ranks * _SEGMENT else None))
 
 
 def _environment(own: Path) -> dict[str, str]:

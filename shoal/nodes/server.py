@@ -74,6 +74,11 @@ class Server:
         self.stays = ""  # why it may not go yet
         self._next_leave = 0
 
+    @property
+    def computing(self) -> bool:
+        """Something is being computed, and all else waits."""
+        return bool(self._works)
+
     def leave(self) -> list[Effect]:
         """Go, once others have what this server has: asked for until it is granted (``released``). From any thread."""
         self.leaving = True

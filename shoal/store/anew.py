@@ -1,7 +1,8 @@
 """What is sent again when segments have changed hands: the letters that it makes a difference to, in the order of before.
 
 A letter is for all that one server held by the view of then. While that server holds the same, the letter and its answer are as good
-as they were, whatever happened elsewhere; only the others are sent again, by the newest view:
+as they were, whatever happened elsewhere; and what was answered before the segments went holds in any case. Only what is left is asked
+again, of those who hold it by the newest view:
 
     to one that is gone                         at once
     to one that keeps it back (``Held``)        at once: with its segments a server forgets who waits for them
@@ -14,7 +15,7 @@ before is sent again now and then, and the ledgers drop it. Nothing here sends: 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import takewhile
 
 from shoal.store.flight import Flight, Letter
@@ -55,20 +56,39 @@ def letters_of(op: Operation, flight: Flight) -> list[Letter]:
     return [flight.letters[request] for request in op.waiting if request in flight.letters]
 
 
-def kept(op: Operation, layout: Layout) -> Sequence[str]:
-    """The servers whose answers to this operation hold, those that they gave and those that they will give."""
-    if op.layout is None or not op.may_keep:
-        return ()
-    return [server for server in layout.stayed(op.layout) if server not in op.refused]
-
-
-def to_refuse(op: Operation, layout: Layout, alive: Collection[str], flight: Flight) -> list[str]:
+def refused(op: Operation, layout: Layout, alive: Collection[str], flight: Flight) -> list[str]:
     """A new view is here: the servers that are not waited for any longer. Letters to others may be outdated by it."""
-    stays = kept(op, layout)
     found: list[str] = []
     for letter in letters_of(op, flight):
-        if letter.to not in alive or (letter.to not in stays and (letter.held or not op.may_keep)):
+        then = op.split_by.get(letter.to)
+        if letter.to not in alive or not op.may_keep or then is None:
             found.append(letter.to)
-        elif letter.to not in stays:
+        elif then is not layout and letter.to not in layout.since_then(then).stayed:
+            if letter.held:
+                found.append(letter.to)
             letter.old = True
+    return found
+
+
+def asked_anew(op: Operation, layout: Layout, flight: Flight) -> list[str] | None:
+    """The servers to be asked, so that whatever the refused ones were asked is asked of those who hold it now. None: all.
+
+    A letter is for everything that a server holds. So one that inherits something is asked for all it has; what it was asked before,
+    and has not answered, is given up, and with that somebody else may have to be asked, too.
+    """
+    if not op.may_keep or not all(layout.since_then(then).same for then in op.split_by.values()):
+        return None
+    waits = [letter.to for letter in letters_of(op, flight)]
+    found: list[str] = []
+    left = list(dict.fromkeys(op.refused))
+    while left:
+        server = left.pop()
+        before = op.split_by.pop(server, None)
+        for heir in () if before is None else layout.since_then(before).heirs[server]:
+            then = op.split_by.get(heir)
+            if heir in found or (then is not None and heir in layout.since_then(then).stayed):
+                continue  # it was asked for this, too
+            found.append(heir)
+            if heir in waits:
+                left.append(heir)
     return found

@@ -85,7 +85,7 @@ class Asking(Operation):
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         return isinstance(answer, m.Told)
 
-    def restart(self, kept: Sequence[str] = ()) -> None:
+    def restart(self, only: Sequence[str] | None = None) -> None:
         self._told.clear()
 
     def value(self, client: Dispatch) -> dict[str, Any]:

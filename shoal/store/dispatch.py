@@ -26,7 +26,7 @@ from shoal.errors import (
     UnknownTable,
 )
 from shoal.filters.chain import Flow
-from shoal.store.anew import Anew, kept, letters_of, to_refuse
+from shoal.store.anew import Anew, asked_anew, letters_of, refused
 from shoal.store.asking import Admin, Asking, Parking
 from shoal.store.filtering import Filtering
 from shoal.store.flight import Flight
@@ -109,9 +109,10 @@ class Dispatch:
     def _start(self, now: int, op: Operation) -> list[Effect]:
         before = self._requests
         op.begun = op.begun or before + 1
+        asked: list[str] | None = None
         try:
             if op.again:
-                self._sift(op)
+                asked = self._restart(op)
             letters = op.letters(self)
         except Exception as error:  # one call's mistake must not become another's
             for number in range(before, self._requests):
@@ -119,8 +120,9 @@ class Dispatch:
             self._end(op, error=error)
             return []
         if isinstance(op, Pushing | Pulling | Asking):
-            op.layout = self.of_number(op.table)
-            op.since = op.layout.since
+            layout = self.of_number(op.table)
+            op.since = layout.since
+            op.split_by.update(dict.fromkeys(layout.servers if asked is None else asked, layout))
         elif isinstance(op, Parking):
             op.since = self._since()
         if not letters and not op.waiting:
@@ -241,12 +243,12 @@ class Dispatch:
             self.failed.append(op.task)
         op.task.finish(value, error)
 
-    def _moved(self, now: int, op: Operation, view: int, refused: Sequence[str]) -> list[Effect]:
+    def _moved(self, now: int, op: Operation, view: int, of: Sequence[str]) -> list[Effect]:
         """What these servers were asked is held by others now: it goes again by a newer view; ledgers drop what was counted."""
         self.counts["moved"] += 1
-        op.refused += refused
+        op.refused += of
         for letter in letters_of(op, self.flight):
-            if letter.to in refused:
+            if letter.to in of:
                 self._close(op, letter.request)
         op.task.waits_for = f"view {view}"
         self._anew.add(op)
@@ -260,15 +262,18 @@ class Dispatch:
         op.task.after = (self._anew.refresh,)
         return effects
 
-    def _sift(self, op: Operation) -> None:
-        """Keep what holds by the newest view, of the answers and of what is under way."""
-        stays = kept(op, self.of_number(op.table)) if isinstance(op, Pushing | Pulling) else ()
+    def _restart(self, op: Operation) -> list[str] | None:
+        """Give up what is to be asked anew, and of whom (None: of all): the rest stays under way."""
+        anew = asked_anew(op, self.of_number(op.table), self.flight) if isinstance(op, Pushing | Pulling) else None
         for letter in letters_of(op, self.flight):
-            if letter.to not in stays:
+            if anew is None or letter.to in anew:
                 self._close(op, letter.request)
-        op.restart(stays)
+        op.restart(anew)
         op.again = False
         op.refused.clear()
+        if anew is None:
+            op.split_by.clear()
+        return anew
 
     # ------------------------------------------------------------ time and view
 
@@ -313,8 +318,8 @@ class Dispatch:
                 elif lost is not None and known[op.table].is_lost:
                     self._end(op, error=op.lost(known[op.table].name, lost))
                 elif lost is not None or op.since != known[op.table].since:
-                    refused = to_refuse(op, known[op.table], alive, self.flight)
-                    effects += self._moved(now, op, view.number, refused) if refused else []
+                    of = refused(op, known[op.table], alive, self.flight)
+                    effects += self._moved(now, op, view.number, of) if of else []
             elif isinstance(op, Parking):
                 to = [letter.to for letter in letters_of(op, self.flight)]
                 if op.since != self._since() or any(one not in alive for one in to):

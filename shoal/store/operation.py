@@ -1,8 +1,8 @@
 """Operations on rows: what each sends, and how it is put together from the answers. (``questions`` has those on anything else.)
 
 ``letters`` says what to send, by the client's present view; ``answered`` takes one answer in and may ask on; ``value`` is
-what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view; those
-of servers that hold the same as before may be kept.
+what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view; or those
+of some servers, ``only``.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ class Operation:
 
     size = 0  # bytes, more or less: for the window
     since = 0  # the placement by which it was split
-    layout: Layout | None = None  # the same, if it is about rows
     begun = 0  # when it was first sent, among the others: what was begun first goes first, also when it is sent again
     again = False  # some of it is to be sent again
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.refused: list[str] = []  # servers that are to be asked anew, whatever they hold
+        self.split_by: dict[
+            str, Layout
+        ] = {}  # by server: the placement by which it was asked last, for all that it held
+        self.refused: list[str] = []  # servers that will not answer that
         self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
@@ -77,7 +79,7 @@ class Operation:
         """Whether some of its answers may be kept when others are asked for again."""
         return False
 
-    def restart(self, kept: Sequence[str] = ()) -> None:
+    def restart(self, only: Sequence[str] | None = None) -> None:
         return
 
     def lost(self, table: str, server: str) -> ShoalError:
@@ -97,19 +99,21 @@ class _Rows(Operation):
         self._shares: dict[int, Share] = {}  # by request
         self._rows: Values | None = None
         self._found: list[tuple[Keys, Values]] = []
-        self._kept: Sequence[str] = ()  # servers that were asked before, and are not asked again
+        self._only: Sequence[str] | None = None  # the servers that are asked; None: all
 
-    def restart(self, kept: Sequence[str] = ()) -> None:
-        self._kept = kept
-        if kept:
+    def restart(self, only: Sequence[str] | None = None) -> None:
+        self._only = only
+        if only is not None:
             if self._rows is not None:  # it may be what one of them sent, as it came
                 self._rows = self._rows.copy()
-            self._shares = {request: share for request, share in self._shares.items() if share.server in kept}
             return
         self.task.clocks = []
         self._shares.clear()
         self._found.clear()
         self._rows = None
+
+    def _asks(self, share: Share) -> bool:
+        return self._only is None or share.server in self._only
 
     def expects(self, request: int) -> int:
         return self._shares[request].rows * self.width * 4 if request in self._shares else 0
@@ -200,13 +204,12 @@ class Pushing(_Rows):
         keys, values = self.given.keys, self.given.values
         everyone = self.in_step or self.slot is not None
         shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
-        kept = self._kept
         if self.ahead is None:
-            return [self._letter(client, share, None, keys, values) for share in shares if share.server not in kept]
+            return [self._letter(client, share, None, keys, values) for share in shares if self._asks(share)]
         # Both are small (see ``Client.push``): one share for every server, in the same order.
         pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
         pairs = zip(shares, pulls, strict=True)
-        return [self._letter(client, *pair, keys, values) for pair in pairs if pair[0].server not in kept]
+        return [self._letter(client, *pair, keys, values) for pair in pairs if self._asks(pair[0])]
 
     def _name(self, client: Dispatch) -> None:
         """Give it its number and its step, once."""
@@ -326,7 +329,7 @@ class Pulling(_Rows):
             shares = layout.whole()
         else:
             shares = layout.shares(self.keys, max(8, 4 * self.width), every_server=self.enter)
-        return [self._letter(client, share) for share in shares if share.server not in self._kept]
+        return [self._letter(client, share) for share in shares if self._asks(share)]
 
     def _letter(self, client: Dispatch, share: Share, resume: int = -1) -> Outgoing:
         start = stop = -1

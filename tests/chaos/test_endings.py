@@ -110,7 +110,9 @@ class Den:
     def left(self) -> list[str]:
         """All that is still there: processes, folders, sockets, shared memory."""
         pids = [str(child.pid) for child in self.children]
-        shared = [name for name in os.listdir("/dev/shm") if "shoal" in name or any(pid in name for pid in pids)]
+        shared = [
+            name for name in os.listdir("/dev/shm") if any(pid in name for pid in pids)
+        ]  # others may have some, too
         return [*map(str, self.alive()), *os.listdir(self.folder), *shared]
 
     def is_empty(self) -> bool:

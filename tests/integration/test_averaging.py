@@ -125,7 +125,7 @@ def test_a_module_is_averaged_and_one_rank_of_it_is_the_serial_run() -> None:
 
 
 def test_a_straggler_is_what_the_others_wait_for() -> None:
-    run = watch(job(emulate__per_example=2e-5, emulate__slow=[1], emulate__factor=5.0, stop__epochs=1))
+    run = watch(job(emulate__per_example=1e-4, emulate__slow=[1], emulate__factor=5.0, stop__epochs=1))
     assert run.summary["spent"]["wait"] > 0.2
 
 

@@ -113,7 +113,6 @@ def test_a_function_that_fails_is_an_answer_and_the_server_goes_on() -> None:
 @pytest.mark.parametrize(
     ("more", "answer"),
     [
-        ({"view": 6}, m.Busy(1, limits.BUSY_RETRY)),
         ({"view": 4}, m.Moved(1, 5)),
         ({"table": 2}, m.Moved(1, 5)),
         ({"generation": 1}, m.Rollback(1, 0)),

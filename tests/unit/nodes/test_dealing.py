@@ -49,6 +49,16 @@ def test_the_first_weights_are_read_first_also_when_there_is_no_evaluation_in_be
     assert [(event.number, event.passes) for event in desk.all(Evaluated)] == [(0, 0.0), (1, 2.0)]
 
 
+def test_where_workers_come_from_elsewhere_a_run_says_how_many_were_there_when_it_began() -> None:
+    desk = Desk(dealing(workers=3))
+    desk.dealing.elsewhere = True
+    desk.want(1)
+    desk.want(2)
+    desk.now += 31 * SECOND
+    desk.feed(desk.dealing.tick(desk.now))
+    assert [event.workers for event in desk.all(Started)] == [2]
+
+
 def test_a_worker_that_is_lost_before_the_beginning_is_not_waited_for() -> None:
     desk = Desk(dealing(workers=3))
     desk.want(1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from shoal.events import Gone, Joined, Voided, Warned
-from shoal.views import words
+from shoal.events import Gone, Joined, Leaving, Shared, Voided, Warned
+from shoal.views import every, words
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,28 @@ def test_a_duration_is_told_in_the_units_it_has(value: float, said: str) -> None
 def test_a_text_with_escape_codes_and_line_ends_becomes_one_harmless_line() -> None:
     assert words.clean("a\x1b[2J\nb\r\tc\x07 d") == "a [2J b c d"
     assert words.clean("Grüße 数据") == "Grüße 数据"
+
+
+def test_a_headline_names_no_cores_where_nodes_are_on_hosts_of_their_own(story: Any) -> None:
+    here, far = story.started(2, 1), replace(story.started(2, 1), cores=0)
+    assert words.title(here)[-2:] == ["2 workers x 1 server", "2 cores"] and words.on_cores(here) == " on 2 cores"
+    assert words.title(far, "1 to 2 workers x 1 server")[-1] == "1 to 2 workers x 1 server"
+    assert words.on_cores(far) == ""
+
+
+def test_who_asked_for_a_leave_is_said_in_words() -> None:
+    def said(why: str) -> str:
+        return words.news(Leaving(seconds=1.0, name="server-2", role="server", why=why))
+
+    assert said("operator-5335ec64 asked for it") == "server-2 is leaving: an operator asked for it (shoal leave)"
+    assert said("launcher asked for it") == "server-2 is leaving: whoever began the run asked for it"
+    assert said("ann asked for it") == "server-2 is leaving: ann asked for it"
+    assert said("it asked to go") == "server-2 is leaving: it asked to go"
+
+
+def test_how_parts_are_shared_out_is_a_line_for_who_wants_every_event() -> None:
+    event = Shared(seconds=2.0, serves={"server-0": 9, "server-1": 8}, copies={"server-0": 0, "server-1": 3})
+    assert every.line(event) == "   2.0 s  parts: server-0 9, server-1 8 and copies of 3"
 
 
 def test_a_nodes_role_is_said_once() -> None:

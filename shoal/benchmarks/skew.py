@@ -246,8 +246,9 @@ def draw(results: Results, path: Path) -> Figure:
             x = [one.seconds for one in case.moments]
             panel.plot(x, [one.loads.get(name, 0.0) for one in case.moments], color=color, label=name)
         titled(panel, f"by {case.balance}: the busiest has {case.busiest:.2f} times the mean")
-        panel.set(xlabel="seconds", ylim=(0, None))
+        panel.set(xlabel="seconds")
         tidy(panel)
+    panels[0].set_ylim(bottom=0)  # when all is drawn: panels share it, and the first alone may not be the highest
     panels[0].set_ylabel("rows a second")
     panels[0].legend(frameon=False, fontsize=8)
     save(figure, path)
@@ -257,5 +258,5 @@ def draw(results: Results, path: Path) -> Figure:
 def _line(case: Case) -> str:
     return (
         f"by {case.balance}: busiest {case.busiest:.2f} of the mean, {case.rate(last=True):,.0f} rows/s, "
-        f"{case.happened('segments split')} splits, {case.happened('hand-overs')} hand-overs"
+        f"split {case.happened('segments split')}, handed over {case.happened('hand-overs')}"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,33 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_CACHE", str(folder))
         yield folder / "data"
+
+
+# In the order in which they know each other; what is in one tuple is compiled by one process.
+KERNELS = (
+    ("shoal.store.kernels", "shoal.store.rare_kernels", "shoal.filters.kernels"),
+    (
+        "shoal.data.kernels",
+        "shoal.data.draw",
+        "shoal.models.kernels",
+        "shoal.models.column_kernels",
+        "shoal.strategies.kernels",
+    ),
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels_are_compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of several processes that test in a fresh clone each begins with another part, and finds the rest in numba's cache."""
+    number = getattr(request.config, "workerinput", {}).get("workerid", "").removeprefix("gw")
+    if not number.isdigit():
+        return  # one process alone compiles what it needs
+    first = int(number) % len(KERNELS)
+    for part in (*range(first, len(KERNELS)), *range(first)):
+        with open(tmp_path_factory.getbasetemp().parent / f"kernels-{part}", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for module in KERNELS[part]:
+                importlib.import_module(module)
 
 
 AFRESH = ("test_nursery.py", "test_endings.py", "test_launch.py")  # what a start itself does is told there

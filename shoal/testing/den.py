@@ -85,6 +85,6 @@ class Den:
 def soon(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
     """Whether it comes true."""
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (true := bool(condition())) and time.monotonic() < deadline:
         time.sleep(0.005)
-    return bool(condition())
+    return true  # as it was then: it may come and go

@@ -129,9 +129,9 @@ def den() -> Iterator[Den]:
 
 def soon(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (true := bool(condition())) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return bool(condition())
+    return true  # as it was then: it may come and go
 
 
 def start(place: str = "ipc", *modules: str, servers: int = 2) -> ProcessCluster:

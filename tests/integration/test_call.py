@@ -203,8 +203,15 @@ def test_a_server_that_is_killed_while_it_is_asked_costs_nothing(
     kv, found = cluster.client(), list[Any]()
     for old in (*folder.glob("asked-*"), folder / "go"):
         old.unlink(missing_ok=True)
-    assert soon(lambda: all(len(one.copies) == 2 for one in cluster.status().segments()))
-    holding = {one.copies[0].server for one in cluster.status().segments()}
+    holding: set[str] = set()
+
+    def all_have_two_copies() -> bool:
+        segments = cluster.status().segments()
+        holding.clear()
+        holding.update(one.copies[0].server for one in segments if one.copies)
+        return all(len(one.copies) == 2 for one in segments)
+
+    assert soon(all_have_two_copies)
     visit = Visit(cluster._transport)
     ask = Thread(
         target=lambda: found.append(

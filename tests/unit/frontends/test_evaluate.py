@@ -16,6 +16,8 @@ from shoal.launch.judging import Found
 class Judging:
     """A model that is there twice, and then not any more."""
 
+    note = ""
+
     def __init__(self, *_: object, **__: object) -> None:
         self._left = 2
 

@@ -14,7 +14,7 @@ import click
 from shoal.benchmarks.elastic_commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
-from shoal.doors import Wrong, asks_for_keys, end_when_told
+from shoal.doors import Near, Wrong, asks_for_keys, end_when_told
 from shoal.frontends.export_command import export
 from shoal.frontends.groups_command import evaluate, groups
 from shoal.frontends.hosts_command import launch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Guests = tuple[str | None, str | None] | None  # at whose servers, and as which group
 
 
-class Commands(click.Group):
+class Commands(Near):
     """Ctrl-C ends a command as a shell expects it: in one line, with exit code 130."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
@@ -257,18 +257,27 @@ def _run(job: Job, folder: Folder, quiet: bool, head: Head | None, guests: Guest
 @click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
 @click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
 @click.option("--watch", is_flag=True, help="Look on until it is over, or Ctrl-C.")
+@click.option(
+    "--verbosity", type=click.IntRange(1, 2), default=1, show_default=True, help="2: also the numbers of the protocol."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @asks_for_keys
 def status(
-    where: str, ring: bool, segments: bool, watch: bool, as_json: bool, keys: str | None, insecure: bool
+    where: str, ring: bool, segments: bool, watch: bool, verbosity: int, as_json: bool, keys: str | None, insecure: bool
 ) -> None:
     """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
 
     \b
-    incarnation   a number that every node gets when it joins, never given twice: a node that comes back has another
     heard         when the coordinator heard of it last
+    steps         that a worker has done; parts, keys/s: what a server holds, and is asked for
+    primary       whose part it is: who answers for it; copies are kept in case that one is lost
+    version       how many changes are in it
+
+    \b
+    Of the protocol, with --verbosity 2:
+    incarnation   a number that every node gets when it joins, never given twice: a node that comes back has another
     view          the numbered list of members and parts that it knows; yellow: not the newest
-    clock         steps that a worker has done; parts, rows/s: what a server holds, and is asked for
+    epoch         how often a part has changed hands, or its copies did
     term          how often the coordinator was started; generation: how often all went back to a checkpoint
 
     Exit code 1 if nobody is there, or the run has ended.
@@ -292,7 +301,7 @@ def status(
                     raise Invalid("--watch is for people, --json for programs: leave one of them away")
                 from shoal.frontends.watch import watch as looks_on
 
-                sys.exit(looks_on(looking, where))
+                sys.exit(looks_on(looking, where, verbosity > 1))
     except Invalid as error:
         raise Wrong(str(error)) from None
     except Unanswered:
@@ -305,12 +314,15 @@ def status(
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(facts(found))))
+        click.echo(msgspec.json.format(msgspec.json.encode({"coordinator": address, **facts(found)})))
         return
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(page(found, where, console.width, show_ring=ring, everything=segments), soft_wrap=False)
+    shown = page(found, where, console.width, show_ring=ring, everything=segments, numbers=verbosity > 1)
+    console.print(shown, soft_wrap=False)
+    if address != where:
+        click.echo(f"its coordinator: {address}")  # what others take who ask for an ADDRESS
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import signal
 from collections.abc import Callable
@@ -14,6 +15,20 @@ class Wrong(click.ClickException):
     """What was asked for cannot be; the message says it all, so no usage is shown."""
 
     exit_code = 2
+
+
+class Near(click.Group):
+    """Whoever asks for a command that is not there is told which ones are like it, or all there are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            near = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5)
+            meant = f"is {' or '.join(near)} meant?" if near else f"there are {', '.join(names)}."
+            ctx.fail(f"No such command {args[0]!r}: {meant}")
+        return super().resolve_command(ctx, args)
 
 
 class Seconds(click.FloatRange):

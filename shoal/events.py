@@ -86,7 +86,7 @@ class Started(Happening, frozen=True, kw_only=True):
     workers: int
     servers: int
     seed: int
-    cores: int
+    cores: int  # of this host; 0: they are on hosts of their own
     rows: int  # to train on
     test_rows: int
     features: int
@@ -134,6 +134,9 @@ class Joined(Happening, frozen=True, kw_only=True):
     group: str = ""
 
 
+LEFT = "it left"  # how the reason of one begins that went in order
+
+
 class Gone(Happening, frozen=True, kw_only=True):
     """A node left, or was lost; ``slots`` of its work are dealt again."""
 
@@ -159,9 +162,17 @@ class Handed(Happening, frozen=True, kw_only=True):
     segments: list[int]
     source: str
     target: str
-    why: str  # joined, leaving, load
+    why: str  # count, leaving, load
     took: float  # seconds since the move was begun
     stall: float  # of these, seconds from the view that hands them over until they were served again
+    gain: str = ""  # what is better for it: who had how much before
+
+
+class Shared(Happening, frozen=True, kw_only=True):
+    """How the segments of all tables are shared out among the servers, from now on."""
+
+    serves: dict[str, int]  # by server; who has none is there, too
+    copies: dict[str, int]  # those that others serve, kept in case these are lost
 
 
 class Split(Happening, frozen=True, kw_only=True):
@@ -263,6 +274,7 @@ RunEvent = (
     | Gone
     | Leaving
     | Handed
+    | Shared
     | Split
     | Voided
     | Warned

@@ -29,6 +29,7 @@ from shoal.cluster.moves import Moves
 from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
 from shoal.data.slots import Slots
+from shoal.decoding import look_up
 from shoal.emulate import Emulate
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
@@ -389,3 +390,6 @@ def _choices(setting: str) -> list[str]:
             found += [one for part in parts for one in (get_args(part) or (part,))]
     names = [one for one in found if isinstance(one, str)]
     return list(dict.fromkeys([*names, *(["a whole number"] if names and int in found else [])]))
+
+
+look_up(Job)

@@ -19,6 +19,8 @@ COORDINATOR = "coordinator"  # its name, everywhere
 NAME_CHARS = 128  # node and table names
 VIEW_BYTES = HEADER_BYTES * 3 // 4  # of a view that takes more members: what else grows in it has room, too
 MEMBERS = 1_024  # nodes in one cluster
+FORMER = 1_024  # names whose former lives are remembered: what they said may still be on its way
+LOST = 64  # servers that are gone, told with the reason
 TABLES = 256  # tables in one cluster
 GROUPS = 64  # of workers that the operator has named
 GROUP_TABLES = 16  # of one group, if the operator says nothing else
@@ -46,6 +48,7 @@ DEAD_AFTER = 5 * SECOND
 HELLO_WITHIN = 5 * SECOND
 
 # Who may call.
+UNTIL = 253_402_300_799  # seconds since 1970: the last moment that is written with four digits of a year
 CONNECTIONS = 2_048  # to one node that listens; fewer where the process may have fewer descriptors
 CONNECTIONS_LEAST = 8
 CONNECTIONS_AGAIN = 0.9  # of them: when so few are left, more are taken
@@ -66,6 +69,7 @@ CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
 QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
 BUSY_RETRY = 50 * MILLISECOND
+TOO_SOON = 300 * MILLISECOND  # a request waits at a server for a view, or for a segment to open: then it is sent back
 BUSY_MOST = 250 * MILLISECOND  # who is busy again and again is asked less and less often, but not less than this
 
 # How much a server holds for others.
@@ -78,6 +82,9 @@ STALENESS_BUCKETS = 1_024  # the last one holds all that is staler
 ADMISSION_BYTES = 256 * MB  # to count how often keys of a table were pushed: a byte for each, or a sketch
 ADMISSION_FIRST = 2 * MB  # of a sketch, at first
 EVICT_ROWS = 1_024  # fewer are not looked through for rows that are zero again
+CLEAR_ROWS = 65_536  # of segments that went, looked at in one piece: about a millisecond
+CLEAR_BYTES = 1 * MB  # that are taken from the system, or given back, in such a piece
+CLEAR_EVERY = 5 * MILLISECOND  # one of them
 BACKLOG = 4_096  # messages that wait while the compute thread is busy
 
 # What a question may find.
@@ -121,19 +128,20 @@ LEVEL_AGAIN = 50 * MILLISECOND
 # How segments change hands while everything goes on.
 MOVE_BYTES = 64 * MB  # of a table that go from one server to another before they change hands: then the next ones do
 MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
+MOVE_RATE_MOST = 1 << 50  # that can be asked for: no machine sends as many
 MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
 MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
 PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks
-COPIES_WITHIN = (
-    0.25  # of the mean: a server that has so many more copies of a table's segments, or fewer, keeps what it has
-)
+COPIES_WITHIN = 0.25  # of the mean: a server that has so many more copies of a table's segments, or fewer, keeps them
 LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it
 LOAD_LEAST = 10_000.0  # rows a second of all servers: for fewer nothing is moved
-LOAD_STEADY = 2  # tellings for which the same server is the hottest, before anything is moved for it
+LOAD_STEADY = 3  # tellings for which the same server is the hottest, before anything is moved for it; twice as many after each time,
+LOAD_PATIENCE = 48  # but no more than this
 LOAD_ABOVE = 0.25  # a server that is asked for so much more than the mean gives something away,
-LOAD_GAIN = 0.05  # if that spares it this much of the mean
+LOAD_GAIN = 0.1  # if that spares it this much of the mean,
+LOAD_TRADES = 8  # and so often at one time
 
 # Nodes of other hosts.
 HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends

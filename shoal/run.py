@@ -345,7 +345,7 @@ def summarise(
         "stopped_because": outcome.why,
         "failed": outcome.failed,
         "machine": machine(),
-        "cores": next((event.cores for event in events if isinstance(event, Started)), None),
+        "cores": next((event.cores for event in events if isinstance(event, Started)), None) or None,
         "workers_lost": outcome.counts.get("workers lost", 0),
         "servers_lost": outcome.counts.get("servers lost", 0),
         "coordinator_restarts": outcome.counts.get("coordinator restarts", 0),

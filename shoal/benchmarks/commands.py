@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
+from shoal.doors import Near
 
-@click.group()
+
+@click.group(cls=Near)
 def bench() -> None:
     """Measure, with the rivals in the same run."""
 

@@ -6,8 +6,9 @@
     refusals       the time until a caller that may not come in is told so: a key that is not on the list, another key than the
                    address says, no key at all; the issue asks for 5 seconds
 
-Both clusters are up together and take turns: A B, B A, ...; a figure is the median over the turns, a ratio the median of ratios of turns that ran
-side by side, above 1 where keys are faster. All is on one machine, so both ends of every wire share its cores: over a network the
+Both clusters are up together and take turns: A B, B A, ...; a figure is the median over the turns, a ratio that of the two medians beside it,
+above 1 where keys are faster. Beside it stand the lowest and the highest ratio of two turns that ran one after the other: how much of
+it is chance. All is on one machine, so both ends of every wire share its cores: over a network the
 wire takes longer, and the same encryption weighs less.
 """
 
@@ -67,10 +68,27 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit: str
     clear: list[float]
     keys: list[float]
-    ratio: float  # of keys to clear, as speeds
 
     def median(self, way: str) -> float:
         return statistics.median(self.clear if way == "clear" else self.keys)
+
+    @property
+    def ratio(self) -> float:
+        """Of keys to clear, as speeds."""
+        return self._ratio(self.median("clear"), self.median("keys"))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The lowest and the highest of two turns that ran one after the other."""
+        each = [self._ratio(clear, keys) for clear, keys in zip(self.clear, self.keys, strict=True)]
+        return min(each), max(each)
+
+    def _ratio(self, clear: float, keys: float) -> float:
+        return clear / keys if self.unit == "us" else keys / clear
+
+    def compared(self) -> str:
+        low, high = self.spread
+        return f"{self.ratio:.2f} ({low:.2f} to {high:.2f})" if len(self.clear) > 1 else f"{self.ratio:.2f}"
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,12 +190,10 @@ def _turns(
 
 
 def _case(what: str, unit: str, found: dict[str, list[float]], progress: Callable[[str], None]) -> Case:
-    pairs = zip(found["clear"], found["keys"], strict=True)
-    ratio = statistics.median(clear / keys if unit == "us" else keys / clear for clear, keys in pairs)
     clear, keyed = ([round(one, 3) for one in found[way]] for way in WAYS)
-    case = Case(what, unit, clear, keyed, ratio)
+    case = Case(what, unit, clear, keyed)
     progress(
-        f"{what}: {case.median('clear'):,.0f} {unit} in the clear, {case.median('keys'):,.0f} with keys, x {ratio:.2f}"
+        f"{what}: {case.median('clear'):,.0f} {unit} in the clear, {case.median('keys'):,.0f} with keys, x {case.compared()}"
     )
     return case
 
@@ -212,6 +228,7 @@ def _refused(settings: Settings, address: str, place: Path, progress: Callable[[
         "no key": lambda: connect(plain),
     }
     found = []
+    progress("callers who may not come in: what the coordinator says of them below is meant")
     for why, call in ways.items():
         seconds, told = [], ""
         for _ in range(settings.refusals):
@@ -235,13 +252,14 @@ def table(results: Results) -> Table:
     shown = Table(
         box=box.SIMPLE_HEAD,
         title=f"tcp in the clear and with keys (CURVE), {machine.cores} cores of {machine.cpu}",
-        caption="x clear: as fast with keys as without, above 1 faster; refusals: seconds until the caller is told, median and worst",
+        caption=f"x clear: as fast with keys as without, above 1 faster: of the medians beside it (and the lowest and highest of two turns, of "
+        f"{results.settings.repeat}); refusals: seconds until the caller is told, median and worst. {machine.busy()}".rstrip(),
     )
     for name in ("what", "clear", "keys", "x clear"):
         shown.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     for case in results.cases:
         figures = [f"{case.median(way):,.0f} {case.unit}" for way in WAYS]
-        shown.add_row(case.what, *figures, f"{case.ratio:.2f}")
+        shown.add_row(case.what, *figures, case.compared())
     shown.add_section()
     for refusal in results.refusals:
         worst = max(refusal.seconds, default=float("inf"))

@@ -6,8 +6,10 @@
 
 Training is real (a linear model on a made-up click log, asynchronous), and every slot is counted in a table beside the model, as ``shoal
 chaos`` does it: at the end each must have been counted once. A segment stands still from the view that hands it over until its new owner
-serves it; the coordinator measures that. Rows a second are read off the coordinator ten times a second. How many passes fill the time is
-found by a short run beforehand.
+serves it; the coordinator measures that. How far it is is read off the coordinator all the time; a point of the curve is rows a second in the half
+second around it, and a stretch has the mean of its points. The stretch before begins when half of it is over: caches fill, kernels are loaded.
+How many passes fill the time is found by a short run beforehand. It is one run: what is chance is not known from it, and the load of
+the machine is told beside it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TICK = 0.05  # seconds between two looks at how far it is
-WARM = 0.1  # of the time at the beginning that no figure is taken from: caches fill, kernels are loaded
+WINDOW = 0.5  # seconds around a point of the curve
+WARM = 0.5  # of the time before the server joins, from which no figure is taken
 WORDS = 3  # of a row: the weight, and the two numbers that FTRL keeps
 _LOOK = 1.0  # seconds: who takes longer is asked again
 _WITHIN = 120.0  # seconds for a server to get its share, or to be let go
@@ -172,6 +175,7 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
     progress(f"{passes:,} passes, about {settings.seconds:g} s: one more server joins, and leaves")
     story = Story()
     slots, (lost, doubled), over = _run(_job(settings, {"epochs": float(passes)}), dataset, story, comes=True)
+    rates = _rates(story.seen)
     return Results(
         _machine(),
         settings,
@@ -181,9 +185,9 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
         lost,
         doubled,
         story.errors,
-        _phases(story, over),
+        _phases(story.marks, rates, over),
         story.moves,
-        _rates(story.seen),
+        rates,
     )
 
 
@@ -266,36 +270,33 @@ def _come_and_go(training: Training, story: Story) -> None:
 # ---------------------------------------------------------------- figures
 
 
-def _phases(story: Story, over: float) -> list[Phase]:
-    marks = story.marks
+def _phases(marks: dict[str, float], rates: list[tuple[float, float]], over: float) -> list[Phase]:
     bounds = [
-        ("before", WARM * over, marks["joins"]),
+        ("before", WARM * marks["joins"], marks["joins"]),
         ("it joins", marks["joins"], marks["has its share"]),
         ("with it", marks["has its share"], marks["leaves"]),
         ("it leaves", marks["leaves"], min(over, marks["is gone"])),
         ("after", marks["is gone"], over),
     ]
-    return [Phase(name, a, b, _rate(story.seen, a, b)) for name, a, b in bounds if b > a]
+    return [Phase(name, a, b, _mean(rates, a, b)) for name, a, b in bounds if b > a]
 
 
-def _rate(seen: list[tuple[float, int]], start: float, stop: float) -> float:
-    """Rows a second from the last look before ``start`` to the first after ``stop``."""
-    within = [one for one in seen if start <= one[0] <= stop]
-    if len(within) < 2 or within[-1][0] == within[0][0]:
-        return 0.0
-    return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
+def _mean(rates: list[tuple[float, float]], start: float, stop: float) -> float:
+    """Of the curve's points in this stretch; of one that has none, the point that is nearest to its middle."""
+    within = [rate for at, rate in rates if start <= at <= stop]
+    if within:
+        return statistics.fmean(within)
+    return min(rates, key=lambda one: abs(one[0] - (start + stop) / 2), default=(0.0, 0.0))[1]
 
 
-def _rates(seen: list[tuple[float, int]], window: float = 0.5) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    first = 0
-    for at, rows in seen:
-        while at - seen[first][0] > window:
-            first += 1
-        before, had = seen[first]
-        if at - before >= window / 2:
-            found.append((round(at, 2), round((rows - had) / (at - before))))
-    return found
+def _rates(seen: list[tuple[float, int]]) -> list[tuple[float, float]]:
+    """Rows a second in the window around each point, at even distances; between two looks as if at a steady rate."""
+    if not seen or seen[-1][0] - seen[0][0] <= WINDOW:
+        return []
+    times = np.arange(seen[0][0] + WINDOW / 2, seen[-1][0] - WINDOW / 2, TICK)
+    looks, rows = np.array(seen, np.float64).T
+    rates = (np.interp(times + WINDOW / 2, looks, rows) - np.interp(times - WINDOW / 2, looks, rows)) / WINDOW
+    return [(round(float(at), 2), round(float(rate))) for at, rate in zip(times, rates, strict=True)]
 
 
 def table(results: Results) -> Table:
@@ -315,7 +316,8 @@ def table(results: Results) -> Table:
         box=box.SIMPLE_HEAD,
         title=f"a server joins {settings.servers} and leaves again while {settings.workers} workers train {results.megabytes:.0f} MB, "
         f"{machine.cores} cores of {machine.cpu}",
-        caption=f"{stood}. Of {results.slots:,} slots {results.lost} are lost and {results.doubled} doubled; {len(results.errors)} errors.",
+        caption=f"{stood}. Of {results.slots:,} slots {results.lost} are lost and {results.doubled} doubled; {len(results.errors)} errors. "
+        f"One run; {machine.busy() or 'the load of the machine is not known'}.",
     )
     for name in ("", "from s", "to s", "rows a second", "of before"):
         found.add_column(name, justify="left" if not name else "right", no_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.benchmarks.elastic import Results
+from shoal.benchmarks.elastic import WINDOW, Results
 from shoal.errors import Invalid
 from shoal.views.plots import INK, LOST, TEST, TRAIN
 
@@ -25,7 +25,8 @@ def picture(results: Results) -> Figure:
     settings = results.settings
     figure.suptitle(
         f"A server joins {settings.servers} and leaves again: {settings.workers} workers, {results.megabytes:.0f} MB. "
-        f"{results.slots:,} slots, {results.lost} lost, {results.doubled} doubled, {len(results.errors)} errors",
+        f"{results.slots:,} slots, {results.lost} lost, {results.doubled} doubled, {len(results.errors)} errors\n"
+        f"one run; {results.machine.busy() or 'the load of the machine is not known'}",
         color=LOST if results.lost or results.doubled or results.errors else INK,
         fontsize=11,
     )
@@ -42,7 +43,7 @@ def _rates(axes: Axes, results: Results) -> None:
         )  # fmt: skip
         if one.name.startswith("it "):
             axes.axvspan(one.start, one.stop, color=TEST, alpha=0.15, linewidth=0)
-    axes.set_ylabel("rows a second (0.5 s)", color=TRAIN)
+    axes.set_ylabel(f"rows a second (in {WINDOW:g} s)\ndotted: mean of the stretch", color=TRAIN)
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
 

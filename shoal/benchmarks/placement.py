@@ -7,8 +7,9 @@
     modulo       the hash of a segment modulo the number of servers, and the next ones
 
 All rules see the same changes, drawn from a seed. Copied are segments on servers that had them not; who becomes primary of what it has is
-free. The least is what a rule copies that begins and ends even: a newcomer's mean share of all copies, or the share of one that goes. Shares
-are whole segments, and a rule may leave copies uneven: so a figure below 1 is possible, and is to be read beside how even it was. A server that dies
+free. That is shown over the least that leads from what each had to what each has (``least``: nobody can get more segments without copying them), which is
+a bound for every rule, with its own counts; and over the mean shares of those who came and went (``shares``): what a newcomer has of all copies if it has as many as the others,
+or one that goes, which is the same for all rules. That one is no bound: who gives a newcomer less copies less, so it is to be read beside how even it was. A server that dies
 takes its copies with it; if they were the only ones they come from a checkpoint, and count alike. Even is the most that one server has over the mean:
 of primaries, which do the work, and of all copies, which take the memory.
 """
@@ -16,7 +17,7 @@ of primaries, which do the work, and of all copies, which take the memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -62,13 +63,18 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one rule did, over all changes."""
 
     copied: int  # segments
+    least: int  # segments that had to be, to have as many as each then had
     primaries: float  # the most of one server over the mean: on the mean of all changes,
     primaries_worst: float  # and after the worst of them
     held: float  # of all copies, likewise
     held_worst: float
 
-    def ratio(self, least: float) -> float:
-        return self.copied / least
+    def ratio(self, shares: float) -> float:
+        return self.copied / shares
+
+    @property
+    def over_least(self) -> float:
+        return self.copied / self.least if self.least else 1.0
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +83,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     servers: int
     segments: int
     copies: int
-    least: float
+    shares: float  # segments: the mean shares of those who came and went, all together
     kinds: dict[str, int]  # changes of each
     rules: dict[str, Figures]
 
@@ -116,9 +122,14 @@ def case_of(servers: int, segments: int, copies: int, settings: Settings) -> Cas
         "modulo": lambda changes: _hashed(_by_remainder, segments, copies, changes),
     }
     kinds = {kind: sum(one == kind for one, _ in changes[servers:]) for kind in ("join", "leave", "crash")}
-    least = sum(_least(changes, servers, segments, copies))
+    shares = sum(_shares(changes, servers, segments, copies))
     return Case(
-        servers, segments, copies, least, kinds, {name: _judged(rule, changes, servers) for name, rule in rules.items()}
+        servers,
+        segments,
+        copies,
+        shares,
+        kinds,
+        {name: _judged(rule, changes, servers) for name, rule in rules.items()},
     )
 
 
@@ -141,7 +152,7 @@ def _changes(servers: int, copies: int, settings: Settings) -> list[Change]:
     return changes
 
 
-def _least(changes: Sequence[Change], servers: int, segments: int, copies: int) -> Iterator[float]:
+def _shares(changes: Sequence[Change], servers: int, segments: int, copies: int) -> Iterator[float]:
     """The share of one that comes, by how many there are then; of one that goes, by how many there were."""
     there = servers
     for kind, _ in changes[servers:]:
@@ -152,7 +163,7 @@ def _least(changes: Sequence[Change], servers: int, segments: int, copies: int) 
 def _judged(rule: Rule, changes: Sequence[Change], servers: int) -> Figures:
     alive: dict[str, None] = {}
     before: Sets = []
-    copied, primaries, held = 0, list[float](), list[float]()
+    copied, least, primaries, held = 0, 0, list[float](), list[float]()
     for at, ((kind, name), sets) in enumerate(zip(changes, rule(changes), strict=True)):
         if kind == "join":
             alive[name] = None
@@ -161,18 +172,26 @@ def _judged(rule: Rule, changes: Sequence[Change], servers: int) -> Figures:
         if any(one not in alive for holders in sets for one in holders):
             raise Invalid(f"after {kind} of {name} somebody who is not there holds a segment: report this")
         if at >= servers:
-            primaries.append(_most([holders[:1] for holders in sets], list(alive)))
-            held.append(_most(sets, list(alive)))
+            had, has = _counts(before, alive), _counts(sets, alive)
+            primaries.append(_most(_counts([holders[:1] for holders in sets], alive)))
+            held.append(_most(has))
+            least += sum(max(0, number - had[one]) for one, number in has.items())
             copied += sum(one not in old for old, new in zip(before, sets, strict=True) for one in new)
         before = sets
-    return Figures(copied, fmean(primaries), max(primaries), fmean(held), max(held))
+    return Figures(copied, least, fmean(primaries), max(primaries), fmean(held), max(held))
 
 
-def _most(sets: Sequence[Holders], alive: Sequence[str]) -> float:
+def _counts(sets: Sequence[Holders], alive: Iterable[str]) -> dict[str, int]:
+    """Of those who are there."""
     counts = dict.fromkeys(alive, 0)
     for holders in sets:
         for name in holders:
-            counts[name] += 1
+            if name in counts:
+                counts[name] += 1
+    return counts
+
+
+def _most(counts: dict[str, int]) -> float:
     return max(counts.values()) / fmean(counts.values())
 
 
@@ -271,14 +290,14 @@ def _refilled(roster: Roster) -> None:
 
 
 def table(results: Results) -> Table:
-    """Copied over the least, and how even it was, on the mean and at worst."""
+    """Copied over the least and over the mean shares, and how even it was, on the mean and at worst."""
     from rich import box
     from rich.table import Table
 
     shown = Table(
         box=box.SIMPLE_HEAD,
         title=f"placement after {results.settings.changes:,} servers came, left or died",
-        caption=f"copied: over the least that an even placement must copy. even: the most of one server over the mean, on the mean and at "
+        caption=f"over the least: copied, over what that rule had to copy for the counts it came to. of shares: over the mean shares of those who came and went; a rule that leaves copies uneven can copy less. even: the most of one server over the mean, on the mean and at "
         f"worst. The ring has {POINTS_PER_SERVER} points a server",
     )
     for name in (
@@ -286,7 +305,8 @@ def table(results: Results) -> Table:
         "segments",
         "copies",
         "rule",
-        "copied",
+        "over the least",
+        "of shares",
         "primaries even",
         "worst",
         "all copies even",
@@ -299,7 +319,8 @@ def table(results: Results) -> Table:
             shown.add_row(
                 *head,
                 name,
-                f"{one.ratio(case.least):.2f}",
+                f"{one.over_least:.2f}",
+                f"{one.ratio(case.shares):.2f}",
                 f"{one.primaries:.2f}",
                 f"{one.primaries_worst:.2f}",
                 f"{one.held:.2f}",
@@ -319,7 +340,7 @@ def draw(results: Results, path: Path) -> Figure:
     for panel, copies in zip(panels, kinds, strict=True):
         cases = [case for case in results.cases if case.copies == copies]
         for name, color, mark in zip(cases[0].rules, SERIES, "os^D", strict=False):
-            x = [case.rules[name].ratio(case.least) for case in cases]
+            x = [case.rules[name].over_least for case in cases]
             y = [case.rules[name].primaries for case in cases]
             panel.plot(x, y, mark, color=color, markersize=5, label=name, alpha=0.85)
         panel.axvline(1, color=INK, linewidth=0.6)
@@ -336,5 +357,7 @@ def draw(results: Results, path: Path) -> Figure:
 
 
 def _line(case: Case) -> str:
-    rules = "  ".join(f"{name} {one.ratio(case.least):.2f} ({one.primaries:.2f})" for name, one in case.rules.items())
-    return f"{case.servers} servers, {case.segments} segments, {case.copies} copies: copied (even) {rules}"
+    rules = "  ".join(f"{name} {one.over_least:.2f} ({one.primaries:.2f})" for name, one in case.rules.items())
+    return (
+        f"{case.servers} servers, {case.segments} segments, {case.copies} copies: copied over the least (even) {rules}"
+    )

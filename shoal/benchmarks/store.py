@@ -72,6 +72,13 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu: str
     python: str
     versions: dict[str, str]  # of shoal and of what it stands on
+    load: float | None = (
+        None  # average of the last minute, when it was over: well above what the benchmark itself takes, others were at work
+    )
+
+    def busy(self) -> str:
+        """What to say of that."""
+        return "" if self.load is None else f"load average {self.load:.1f} on {self.cores} cores when it was over"
 
 
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -336,7 +343,12 @@ def _machine() -> Machine:
 
     versions["libzmq"] = zmq.zmq_version()
     return Machine(
-        datetime.date.today().isoformat(), len(os.sched_getaffinity(0)), _cpu(), platform.python_version(), versions
+        datetime.date.today().isoformat(),
+        len(os.sched_getaffinity(0)),
+        _cpu(),
+        platform.python_version(),
+        versions,
+        round(os.getloadavg()[0], 1),
     )
 
 

@@ -55,10 +55,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         if self.lost or self.doubled:
             return f"{self.lost:,} lost, {self.doubled:,} doubled of {self.acknowledged:,} acknowledged pushes"
+        changes = f", and servers came or were asked to go {words.many(self.changes, 'time')}" if self.changes else ""
         return (
             f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, "
-            f"through {words.many(self.faults, 'fault')}"
-            f"{f' and {self.changes:,} comings and goings of servers' if self.changes else ''}"
+            f"through {words.many(self.faults, 'fault')}{changes}"
         )
 
 
@@ -88,6 +88,8 @@ def shown(report: Report) -> RenderableType:
     if report.ok and report.beyond and not report.rollbacks:
         bear = "1 copy" if report.copies == 1 else f"{report.copies} copies"
         verdict = Text(f"! nothing was tested beyond what {bear} can bear; {report.verdict}", "bold yellow")
+    elif report.ok and not report.faults:
+        verdict = Text(f"! nothing was broken, give it longer (--seconds): {report.verdict}", "bold yellow")
     rest = [Text(f"  {one}", "red") for one in report.wrong]
     return Group(Text(""), _times(report), _figures(report), Text(""), verdict, *rest)
 

@@ -10,6 +10,7 @@ The coordinator asks before it changes anything, servers before they count or an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.cluster.membership import Roster
 
 WEIGHTS = ".f32"  # how the name of a file ends that servers read for a group
+PLACE = re.compile(r"/checkpoints/\d{8}\Z")  # and that of a folder that they write to and read from for one
 _ROLES = ("worker", "client", "evaluator", SCHEDULER)  # that a group's members have
 
 
@@ -86,12 +88,13 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
     """Raises why this member may not have it so; nothing is changed."""
     group = roster.people[sender].member.group
     match change:
-        case m.Create(_, name, spec, _, _, like):
+        case m.Create(_, name, spec, _, origin, like):
             _check_own(group, sender, name)
             if like:
                 _check_own(group, sender, like)
             if group:
                 _check_file(group, sender, spec)
+                _check_folder(group, sender, origin)
                 _check_room(roster, group, name, spec)
         case m.Drop(_, name) | m.Delay(_, name):
             _check_own(group, sender, name)
@@ -152,6 +155,13 @@ def _check_file(group: str, sender: str, spec: Table) -> None:
         )
 
 
+def _check_folder(group: str, sender: str, origin: str) -> None:
+    if origin and PLACE.search(origin) is None:
+        raise Invalid(
+            f"{sender} is of group {group!r}: the folder that its table comes from is that of a checkpoint, .../checkpoints/00000001"
+        )
+
+
 def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
     quota = allowed(roster.groups, group)
     held = [table for table in roster.tables.values() if namespace(table.name) == group]
@@ -198,17 +208,17 @@ def _mb(size: int) -> str:
 # ---------------------------------------------------------------- pushes and pulls
 
 
-def refused(member: m.Member, groups: Mapping[str, Group], table: str, push: bool) -> str:
-    """Why this member's request goes no further; empty if it may."""
-    owner, group = namespace(table), member.group
+def refused(name: str, group: str, groups: Mapping[str, Group], table: str, push: bool) -> str:
+    """Why a request of this group's node goes no further; empty if it may."""
+    owner = namespace(table)
     if not group or owner == group:
         return ""
     if push:
-        return f"{member.name} is of group {group!r} and may not push to table {table!r}: push to its own, {group}/..."
+        return f"{name} is of group {group!r} and may not push to table {table!r}: push to its own, {group}/..."
     if (owner or CLUSTER) in allowed(groups, group).reads:
         return ""
     return (
-        f"{member.name} is of group {group!r} and may not read table {table!r}: the operator may let it "
+        f"{name} is of group {group!r} and may not read table {table!r}: the operator may let it "
         f"(shoal groups ADDRESS --allow {group} --reads {owner or CLUSTER})"
     )
 

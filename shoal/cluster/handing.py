@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from shoal import limits
 from shoal.cluster.placement import backup_for
-from shoal.cluster.rebalance import Wanted
+from shoal.cluster.rebalance import together
+from shoal.cluster.shares import Wanted
 from shoal.wire.messages import Full, Member, Place, Placed, View
 
 
@@ -149,7 +150,13 @@ class Handing:
 
     def begin(self, now: int, wanted: Sequence[Wanted]) -> list[Wanted]:
         """Begin these moves. Those that were begun: the others have to wait, or are not how things are any more."""
-        begun = [one for one in wanted if self._begin(now, one)]
+        begun: list[Wanted] = []
+        for those in together(wanted):
+            before = dict(self.tables)
+            if all(self._begin(now, one) for one in those):
+                begun += those
+            else:
+                self.tables.update(before)  # half a trade would have to be undone
         self._if(bool(begun))
         return begun
 

@@ -2,15 +2,20 @@
 
 What is known of a segment stays when it changes hands, until its new owner has watched it for a while: so nothing is moved twice for
 what was true before. Loads decide who holds what and nothing else, and are in no journal: whoever starts again is told anew.
+
+What one server tells is some seconds older than what another does, and both are chance in part. So something is done about a hot server
+only if it was the hottest for some tellings, all of them after the last change of who has what: its new owners have told by then, too. After
+every trade that takes twice as long (``LOAD_PATIENCE`` at most), until other servers are here: what is chance ends with a few trades.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from shoal import limits
+from shoal.cluster.by_load import hottest
 from shoal.wire.messages import Heartbeat, Placed
 
 
@@ -20,7 +25,10 @@ class Loads:
 
     rates: dict[int, dict[int, float]] = field(default_factory=dict)
     halves: dict[int, dict[int, int]] = field(default_factory=dict)  # the keys that cut hot segments' loads in two
-    _hot: tuple[str | None, int] = (None, 0)  # the hottest server, and since when it is
+    _hot: str | None = None
+    _since: int = 0  # when it became the hottest, or who has what changed
+    _known: tuple[object, ...] = ()  # who is here, and who has what
+    _patience: int = 0  # tellings; 0: the least
 
     def heard(self, server: str, beat: Heartbeat, tables: Mapping[str, Placed]) -> None:
         """What a server told of its own segments; by a view that knew them by these numbers."""
@@ -39,11 +47,21 @@ class Loads:
                     if segment in halves:
                         cuts[segment] = halves[segment]
 
-    def steady(self, now: int, hot: str | None) -> bool:
-        """Whether this server has been the hottest for a while: what is chance at low rates has gone by then."""
-        if hot != self._hot[0]:
-            self._hot = hot, now
-        return hot is not None and now - self._hot[1] >= limits.LOAD_STEADY * limits.LOAD_EVERY
+    def is_time(self, now: int, servers: Sequence[str], tables: Mapping[str, Placed]) -> bool:
+        """Whether one of these servers has been asked for too much for so long that it is no chance."""
+        asked = self.by_server(tables)
+        hot = hottest({name: asked.get(name, 0.0) for name in servers})
+        here = sorted(servers)
+        owners = [(table.number, [place.servers[:1] for place in table.places]) for table in tables.values()]
+        if self._known[:1] != (here,):
+            self._patience = 0
+        if self._known != (here, owners) or hot != self._hot:
+            self._known, self._hot, self._since = (here, owners), hot, now
+        return hot is not None and now - self._since >= max(self._patience, limits.LOAD_STEADY) * limits.LOAD_EVERY
+
+    def traded(self) -> None:
+        """Something was done about it: if that was not enough, or too much, be slower next time."""
+        self._patience = min(limits.LOAD_PATIENCE, 2 * max(self._patience, limits.LOAD_STEADY))
 
     def keep(self, tables: Mapping[str, Placed]) -> None:
         """Forget tables that are no more."""

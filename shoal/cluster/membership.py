@@ -3,7 +3,8 @@
 ``Roster`` is the truth behind the view: pure bookkeeping, no messages. A name has one live incarnation; incarnations come
 from one counter for the whole cluster and are never given twice. A member that is silent for ``SUSPECT_AFTER`` is
 suspected, which costs nothing; for ``DEAD_AFTER``, removed. A server that alone holds some segment is never removed for
-silence: nobody could take its place, and it may come back with everything it has.
+silence: nobody could take its place, and it may come back with everything it has. Of those who are gone the last ones are
+remembered, and no more: names are made up by whoever comes, and all that is known here is in every record of the journal.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -27,6 +29,8 @@ from shoal.wire.groups import SCHEDULER, Group
 from shoal.wire.messages import Member, Place, Placed, View
 
 ROLES = ("server", "worker", "client", "evaluator", SCHEDULER)
+T = TypeVar("T")
+_LIVES = 16  # of one name, that are remembered
 
 
 @dataclass(slots=True)
@@ -40,7 +44,7 @@ class Roster(Handing):
     groups: dict[str, Group] = field(default_factory=dict)  # that the operator has named
     retired: dict[str, list[str]] = field(default_factory=dict)  # tokens of former lives, by name
     replaced: dict[str, list[str]] = field(default_factory=dict)  # processes whose name another one took, by name
-    lost: dict[str, str] = field(default_factory=dict)  # servers that are gone: why
+    lost: dict[str, str] = field(default_factory=dict)  # servers that are gone, and nodes that never came: why
     released: dict[str, int] = field(default_factory=dict)  # incarnations that were let go, by name
     loads: Loads = field(default_factory=Loads)
 
@@ -104,19 +108,23 @@ class Roster(Handing):
         """Another process takes this name over: the one that has it may not take it back while that one lives."""
         before = _process(self.people[name].token)
         if before != _process(token):
-            past = self.replaced.setdefault(name, [])
-            past.append(before)
-            del past[:-16]
+            _note(self.replaced, name, [*self.replaced.get(name, ())[1 - _LIVES :], before], limits.FORMER)
 
     def remove(self, name: str, reason: str) -> None:
         person = self.people.pop(name)
-        past = self.retired.setdefault(name, [])
-        past.append(person.token)
-        del past[:-16]
+        _note(self.retired, name, [*self.retired.get(name, ())[1 - _LIVES :], person.token], limits.FORMER)
         if person.member.role == "server":
-            self.lost[name] = reason
+            self.note_lost(name, reason)
             self._without(name)
         self.changed()
+
+    def note_lost(self, name: str, reason: str) -> None:
+        """It is gone, or never came: told to whoever asks how things stand."""
+        _note(self.lost, name, reason, limits.LOST)
+
+    def release(self, name: str) -> None:
+        """It may go: that is said again if it asks again."""
+        _note(self.released, name, self.people[name].member.incarnation, limits.FORMER)
 
     def silent(self, now: int) -> Iterator[str]:
         """Members that must go, and suspicion for those that are late. Whoever is named is removed before the next is."""
@@ -227,6 +235,14 @@ class Roster(Handing):
         spec = checked(_with_delay(table.spec, max_delay))
         self.tables[name] = replace(table, spec=spec)
         self.changed()
+
+
+def _note(known: dict[str, T], name: str, what: T, most: int) -> None:
+    """As the newest; the oldest go."""
+    known.pop(name, None)
+    known[name] = what
+    while len(known) > most:
+        del known[next(iter(known))]
 
 
 def _process(token: str) -> str:

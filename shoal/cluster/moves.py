@@ -18,4 +18,9 @@ class Moves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.mb_per_second > 0:
-            raise Invalid(f"moves.mb_per_second={self.mb_per_second}: needs a number above 0")
+            raise Invalid(f"moves.mb_per_second={self.mb_per_second}: needs a number above 0 (inf: no bound)")
+
+    @property
+    def rate(self) -> int:
+        """The same in bytes a second, as a number that a message can tell."""
+        return int(min(max(1.0, self.mb_per_second * limits.MB), limits.MOVE_RATE_MOST))

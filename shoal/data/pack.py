@@ -19,6 +19,7 @@ from shoal.data import readers, synthetic
 from shoal.data.batch import take
 from shoal.data.packed import Aside, Writer
 from shoal.data.shuffle import Shuffle
+from shoal.decoding import look_up
 from shoal.errors import Invalid
 
 Progress = Callable[[str], None]
@@ -150,3 +151,6 @@ def held_out(first: int, count: int, share: float) -> npt.NDArray[np.bool_]:
 def tell(progress: Progress | None, name: str, rows: int) -> None:
     if progress:
         progress(f"packing {name}: {rows:,} rows")
+
+
+look_up(Facts)

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Batch, Columns, Floats, Ids, take
+from shoal.decoding import look_up
 from shoal.errors import Invalid
 from shoal.limits import FEATURES, LABELS_COUNTED
 
@@ -359,3 +360,6 @@ def map_file(folder: Path, name: str, kind: type[np.generic], count: int) -> npt
 
 def damaged(path: Path, what: str) -> Invalid:
     return Invalid(f"{path} is damaged ({what}): delete {path.parent} and load again")
+
+
+look_up(Meta)

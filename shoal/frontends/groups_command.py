@@ -12,6 +12,9 @@ import click
 from shoal import limits
 from shoal.doors import Seconds, Wrong, asks_for_keys, end_when_told
 
+_ENDS = 10.0  # seconds from the end of a run's servers until it has left what it leaves
+_LOOK = 0.1  # seconds between two looks at that
+
 
 @click.command()
 @click.argument("where", metavar="RUN|ADDRESS")
@@ -164,16 +167,34 @@ def evaluate(
     try:
         known = None if job is None else Job.load(job)
         with Judging(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
-            while True:
-                found = judging.look()
-                _show(found, as_json)
-                if every is None or not found.live:
-                    return
+            if judging.note:
+                click.echo(f"note: {judging.note}", err=True)
+            found = judging.look()
+            _show(found, as_json)
+            while every is not None and found.live:
                 time.sleep(every)  # as asked
+                try:
+                    found = judging.look()
+                except ShoalError:
+                    if not _is_over(where):
+                        raise
+                    click.echo("the run is over", err=True)
+                    return
+                _show(found, as_json)
     except Invalid as error:
         raise Wrong(str(error)) from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _is_over(where: str) -> bool:
+    """Whether its servers are gone because it has ended: what it leaves is written a moment later."""
+    from shoal.launch.querying import is_over
+
+    deadline = time.monotonic() + _ENDS
+    while not (over := is_over(where)) and "://" not in where and time.monotonic() < deadline:
+        time.sleep(_LOOK)  # nobody tells us: its folder does
+    return over
 
 
 def _show(found: Any, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from shoal.folder import Folder, Lock
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free
 from shoal.launch.hosting import HostCluster, Hosting, stands_in
-from shoal.launch.looking import ADDRESS
+from shoal.launch.looking import ADDRESS, write_address
 from shoal.launch.processes import check_listening
 from shoal.nodes.storage import Journal
 from shoal.settings import changed, settings_of
@@ -151,7 +151,7 @@ def store(options: Mapping[str, Any]) -> None:
         with cluster, ending(expect_another):
             cluster.start()
             if folder is not None:
-                _write_address(folder, cluster.address)
+                write_address(folder, cluster.address)
             say(f"servers: shoal launch server --at {cluster.address}; programs: shoal.connect({cluster.address!r})")
             pause = threading.Event()
             while not cluster._ended:
@@ -175,12 +175,6 @@ def _kept(out: Path | None) -> Iterator[Path | None]:
     finally:
         (out / ADDRESS).unlink(missing_ok=True)
         lock.release()
-
-
-def _write_address(folder: Path, address: str) -> None:
-    handle = os.open(folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(f"{address}\n")
 
 
 @contextlib.contextmanager

@@ -62,12 +62,16 @@ def options_of(*options: Callable[..., Any]) -> Decorator:
     return add
 
 
+of_a_server = options_of(
+    click.option("--listen", metavar="ADDRESS", help="Of a server: where others call it.  [default: towards the coordinator]"),
+    click.option("--advertise", metavar="ADDRESS", help="Of a server: what others call it by, if not that."),
+)  # fmt: skip
+of_a_worker = click.option(
+    "--data", metavar="PATH", help="Of a worker: where the rows are on this host.  [default: as the job says]"
+)
 taking_part = options_of(
     click.option("--name", help="Of the node.  [default: its role, this host and some chance]"),
-    click.option("--listen", metavar="ADDRESS", help="Of a server: where others call it.  [default: towards the coordinator]"),
-    click.option("--advertise", metavar="ADDRESS", help="What others call it by, if not that."),
     click.option("--modules", multiple=True, help="Code that may be imported: mine, net.py:Net; may be repeated."),
-    click.option("--data", metavar="PATH", help="Of a worker: where the rows are on this host.  [default: as the job says]"),
     click.option("--count", type=click.IntRange(1, limits.COUNT), default=1, show_default=True, help="So many, each a process."),
     click.option(
         "--patience",
@@ -79,12 +83,14 @@ taking_part = options_of(
         "--within", type=Seconds(1.0), metavar="SECONDS", help="For the coordinator to come up.  [default: 600]"
     ),
     click.option("--quiet", is_flag=True, help="Say nothing but how it ended."),
+    click.option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),  # said by --count: it is one of so many
     asks_for_keys,
 )  # fmt: skip
 
 
 @launch.command()
 @click.option("--at", "where", metavar="ADDRESS|RUN", required=True, help="Where the coordinator is.")
+@of_a_server
 @taking_part
 def server(where: str, **options: Any) -> None:
     """Hold a part of the model, for a cluster whose coordinator is elsewhere.
@@ -97,6 +103,7 @@ def server(where: str, **options: Any) -> None:
 
 @launch.command()
 @click.option("--at", "where", metavar="ADDRESS|RUN", required=True, help="Where the coordinator is.")
+@of_a_worker
 @taking_part
 def worker(where: str, **options: Any) -> None:
     """Compute for a run whose coordinator is elsewhere.
@@ -125,14 +132,15 @@ def take_part(where: str, role: Any, **options: Any) -> None:
     terms = Terms(
         where,
         options["name"] or "",
-        options["listen"] or "",
-        options["advertise"] or "",
+        options.get("listen") or "",
+        options.get("advertise") or "",
         options["modules"],
-        options["data"] or "",
+        options.get("data") or "",
         options["patience"] or limits.HOST_PATIENCE / limits.SECOND,
         options["keys"] or "",
         options["insecure"],
         options["within"] or limits.HOSTS_WITHIN / limits.SECOND,
+        options["share"],
     )
     try:
         visitor = Visitor(terms, role, say)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.doors import Wrong, asks_for_keys
-from shoal.frontends.hosts_command import take_part, taking_part
+from shoal.frontends.hosts_command import of_a_server, of_a_worker, take_part, taking_part
 
 if TYPE_CHECKING:
     from shoal.launch.joining import Joined
@@ -29,6 +29,8 @@ _WITHIN = 30.0  # seconds: it is under way, or just being started again
     type=click.Path(file_okay=False, path_type=Path),
     help="Of a peer: keep the model, the figures and what was heard of the run there, as a run's folder.",
 )
+@of_a_server
+@of_a_worker
 @taking_part
 def join(where: str, role: str | None, out: Path | None, **options: Any) -> None:
     """Take part in a run that is under way: its folder, or the address of its coordinator; of a run of peers, that of any.
@@ -67,6 +69,9 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
         return
     if out is not None:
         raise Wrong("--out is for a peer, which has the whole model: leave it away")
+    others = {"server": ("data",), "worker": ("listen", "advertise")}[str(role)]
+    if wrong := [f"--{name}" for name in others if options.pop(name)]:
+        raise Wrong(f"{' and '.join(wrong)}: that is of no use to a {role}, leave it away")
     take_part(where, role, **{**options, "within": options["within"] or _WITHIN})
 
 

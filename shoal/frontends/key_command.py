@@ -44,10 +44,12 @@ def key() -> None:
         shoal key new hostb --role worker
     On the first machine:
         shoal key add worker:hostb:...
+        shoal key add worker:hostb:... --group b --until 30d
         shoal key revoke hostb              from then on it is cut off
 
     A node that has the key hostb is called hostb, or hostb.SOMETHING. Roles: a worker pushes and pulls; a client also makes tables and lets
-    nodes go; a server holds segments; the coordinator's key stands for its whole machine.
+    nodes go; a server holds segments; the coordinator's key stands for its whole machine. A worker's or client's key that is confined to a
+    group takes part in that group alone, and is called GROUP/hostb.SOMETHING there.
     """
 
 
@@ -83,22 +85,52 @@ def _next_after(made: Own) -> None:
 
 @key.command("add")
 @click.argument("line", metavar="LINE|FILE")
+@click.option(
+    "--group", help="Confine it to this group of workers; '' sets it free.  [default: as before; at first none]"
+)
+@click.option(
+    "--until",
+    metavar="TIME",
+    help="Good to the end of 2026-12-31, or until 2026-12-31T18:00 (both UTC), or for 30d or 12h; never ends it.  [default: as before; at first never]",
+)
 @_FOLDER
-def add(line: str, folder: Path | None) -> None:
-    """Let a key in: the line that `shoal key new` printed there, or its NAME.public. Works at once, also while a run goes on."""
-    from shoal.wire import keyring
+def add(line: str, group: str | None, until: str | None, folder: Path | None) -> None:
+    """Let a key in: the line that `shoal key new` printed there, or its NAME.public. Works at once, also while a run goes on.
+
+    A key that is there already stays bound as it is, but for what is said now. It expires by the clock of the coordinator's machine, and of each
+    server's.
+    """
+    from shoal.wire import expiry, keyring
 
     with _told():
         given = keyring.parse(_line_of(line))
         place = _place(folder)
-        before = keyring.allow(place, given)
-    click.echo(f"{given.name} may come in as a {given.role} (the list is {place / keyring.ALLOWED})")
+        end = None if until is None else expiry.moment(until, expiry.now())
+        if end is not None and 0 < end <= expiry.now():
+            raise Wrong(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
+        before = keyring.allow(place, given, group, end)
+        added = next(one for one in keyring.read_list(place)[0] if one.public == given.public)
+    click.echo(f"{given.name} may come in as a {given.role}{_bounds(added)} (the list is {place / keyring.ALLOWED})")
     if before is not None:
         click.echo(f"the key that {given.name} had before was revoked")
     if given.role == "coordinator":
         click.echo("next, here: its plain address (tcp://HOST:PORT) is enough to call it from now on")
+    elif added.group:
+        click.echo(
+            f"next, there: shoal.connect(ADDRESS, group={added.group!r}), with the address that the coordinator prints;"
+        )
+        click.echo(
+            f"    shoal train DATA --servers-at ADDRESS --group {added.group} needs the client's key called {added.group}"
+        )
     else:
         click.echo(f"next, there: shoal {_doing(given)} --at ADDRESS, with the address that the coordinator prints")
+
+
+def _bounds(one: Key) -> str:
+    from shoal.wire import expiry
+
+    group = f" of group {one.group} alone" if one.group else ""
+    return group + (f" until {expiry.written(one.until)}" if one.until else "")
 
 
 def _doing(given: Key) -> str:
@@ -149,10 +181,13 @@ def list_keys(as_json: bool, folder: Path | None) -> None:
 
 
 def _show_list(may: list[Key], own: list[Own]) -> None:
+    from shoal.wire import expiry
+
     if may:
         click.echo("may call:")
         for one in may:
-            click.echo(f"    {one.line}")
+            over = 0 < one.until <= expiry.now()
+            click.echo(f"    {one.line}{' (expired: it is refused)' if over else ''}")
     elif own and all(one.role != "coordinator" for one in own):
         click.echo(
             "who may call is said on the coordinator's machine, and it tells the servers: nothing is missing here"
@@ -161,14 +196,27 @@ def _show_list(may: list[Key], own: list[Own]) -> None:
         click.echo("nobody may call: shoal key add LINE")
 
 
-def _facts(keys: list[Key] | list[Own]) -> list[dict[str, str]]:
-    return [{"role": one.role, "name": one.name, "key": one.public} for one in keys]
+def _facts(keys: list[Key] | list[Own]) -> list[dict[str, str | bool | None]]:
+    from shoal.wire import expiry
+
+    return [
+        {
+            "role": one.role,
+            "name": one.name,
+            "key": one.public,
+            "group": one.group or None,
+            "until": expiry.written(one.until) if one.until else None,
+            "expired": 0 < one.until <= expiry.now(),
+        }
+        for one in keys
+    ]
 
 
 def _line_of(given: str) -> str:
     from shoal.errors import Invalid
+    from shoal.wire import keyring
 
-    if given.count(":") == 2:
+    if given.count(":") >= 2 and given.split(":")[0] in (*keyring.ROLES, keyring.REVOKED):
         return given
     try:
         with open(given, encoding="utf-8") as file:

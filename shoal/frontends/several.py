@@ -43,6 +43,7 @@ def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[st
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    words = [word for name in _SAME if options[name] for word in (f"--{name}", str(options[name]))]
+    words = [word for name in _SAME if options.get(name) for word in (f"--{name}", str(options[name]))]
     words += [word for one in options["modules"] for word in ("--modules", one)]
+    words += ["--share", str(options["count"])]  # of this host's memory
     return words + [f"--{name}" for name in ("quiet", "insecure") if options[name]]

@@ -21,9 +21,9 @@ _EVERY = 1.0  # seconds between two looks
 _GONE = 10.0  # seconds without an answer: a coordinator that is started again is back by then
 
 
-def watch(looking: Looking, where: str) -> int:
-    """The exit code: 1 if nobody answers any more, and the run was not over."""
-    watching = Watching(where)
+def watch(looking: Looking, where: str, numbers: bool = False) -> int:
+    """The exit code: 1 if nobody answers any more, and the run was not over; ``numbers``: with those of the protocol."""
+    watching = Watching(where, numbers)
     with contextlib.suppress(KeyboardInterrupt), _shown(watching) as show:
         return _look_on(looking, where, watching, show)
     return 0

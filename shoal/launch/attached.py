@@ -50,7 +50,9 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
     if not job.has_servers or job.strategy.name == "averaging":
         raise Invalid(f"strategy {job.strategy.name!r} trains on no servers: choose sync, bounded or async for a group")
     address = address_of(where) if isinstance(where, str) else where.address
-    standing = check_free(address, group, _safety(job, address))
+    safety = _safety(job, address)
+    _check_key(safety, group)
+    standing = check_free(address, group, safety)
     servers = sum(one.role == "server" for one in standing.members)
     found = msgspec.structs.replace(job, servers=servers, copies=min(standing.copies, servers))
     return found, Attaching(address, group)
@@ -72,6 +74,16 @@ class Attaching:
 def _safety(job: Job, address: str) -> Safety:
     """As the job says; the usual folder of keys serves, if the cluster is one of another host."""
     return Safety.chosen(job.launch.keys, job.launch.insecure, at=address)
+
+
+def _check_key(safety: Safety, group: str) -> None:
+    """Whether a key here is the group's own: its scheduler and workers are named by the group alone."""
+    if not safety.has_keys or safety.may_be(dealer(group), "client"):
+        return
+    raise Invalid(
+        f"a run of group {group!r} needs the key of that name in {safety.folder}, a client's: shoal key new {group} --role client, and on the "
+        f"coordinator's machine shoal key add LINE --group {group}"
+    )
 
 
 def check_free(address: str, group: str, safety: Safety | None = None) -> m.Standing:
@@ -99,7 +111,10 @@ class AttachedCluster(ProcessCluster):
     """The processes of one group, and the cluster that they are guests of."""
 
     def __init__(self, manager: str, group: str, job: Job, journal: Journal) -> None:
-        super().__init__(0, job.launch.transport, tuple(job.launch.modules), journal, safety=_safety(job, manager))
+        safety = _safety(job, manager)
+        # With keys the scheduler is called by its key, too, and a Unix socket has none: the coordinator would not have it.
+        transport = "tcp" if safety.has_keys else job.launch.transport
+        super().__init__(0, transport, tuple(job.launch.modules), journal, safety=safety)
         self.group, self._manager = group, manager
         self._address = manager  # what our processes call the coordinator's
         self._taken.add(SCHEDULER)
@@ -130,6 +145,10 @@ class AttachedCluster(ProcessCluster):
     def _dissolve(self) -> None:
         with contextlib.closing(look_at(self._manager, self._safety)) as looking:
             looking.look(PATIENCE)  # or there is nobody to ask, and no need to wait for that
+        for kv in [one for one in self._clients if not one.closed]:  # a group that is full takes nobody more
+            with contextlib.suppress(ShoalError):
+                kv.dissolve(self.group)
+                return
         with self.client("closing") as kv:
             kv.dissolve(self.group)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shoal import limits
+from shoal.errors import Unanswered
 from shoal.nodes.blocking import KV
 from shoal.nodes.worker import Worker
 from shoal.wire import Transport
+from shoal.wire.address import parsed
 from shoal.wire.groups import member_name
 
 if TYPE_CHECKING:
@@ -40,15 +42,17 @@ def connect_by(safety: Safety, address: str, role: str = "client", name: str | N
     """The same, with keys that are known."""
     from shoal.wire.zmq import ZmqTransport
 
-    given = name or f"{role}-{secrets.token_hex(4)}"
-    name = member_name(given, group) if group else name or safety.named(given, role)
+    name = member_name(name, group) if name else safety.named(f"{role}-{secrets.token_hex(4)}", role, group)
     transport = ZmqTransport(name, safety=safety)
     try:
         transport.connect("coordinator", address)
     except BaseException:
         transport.close()
         raise
-    return client_of(name, role, transport, group=group)
+    try:
+        return client_of(name, role, transport, group=group)
+    except Unanswered as error:  # nobody knows yet which coordinator is meant
+        raise Unanswered(error.what, f"{error.node} at {parsed(address).plain}", error.seconds) from None
 
 
 def client_of(name: str, role: str, transport: Transport, ended: Callable[[], str] = lambda: "", group: str = "") -> KV:

@@ -156,7 +156,7 @@ def dealing_of(facts: Facts) -> Dealing:
         workers=job.workers,
         servers=job.servers,
         seed=job.seed,
-        cores=len(os.sched_getaffinity(0)),
+        cores=0 if facts.elsewhere else len(os.sched_getaffinity(0)),
         rows=facts.rows,
         test_rows=facts.test_rows,
         features=facts.features,

@@ -52,9 +52,6 @@ class HostCluster(ProcessCluster):
     ) -> None:
         """Waits for so many ``servers`` when it is started, ``within`` so many seconds; 0 servers: it waits for none."""
         self._wanted, self._say, self._within = servers, say, within
-        self.parting = (
-            "whoever began it has ended it"  # told to all who are here when it ends; empty: they wait for the next life
-        )
         super().__init__(0, "tcp", modules, journal, copies, False, safety, listen, advertise)
 
     def _begin(self, journal: Journal) -> None:

@@ -88,7 +88,19 @@ class Judging:
             raise Invalid(
                 f"{data} has {self._data.features:,} features, and the model {features:,}: they are not the same ids"
             )
+        self.note = self._strange(data, features)
         self._learner: Learner = learner_of(self.job.model, self._data.train, self.job.seed)
+
+    def _strange(self, data: str, features: int | None) -> str:
+        """What speaks against it that these rows and that model have anything in common; empty: nothing."""
+        trained, has = self.job.data.source, self._data.features
+        other = data in NAMED and trained in NAMED and data != trained
+        if features is None or not (other or 2 * has < features):
+            return ""
+        return (
+            f"the model was trained on {trained} and has {features:,} features, {data} has {has:,}: unless their ids mean the same, these "
+            f"figures mean nothing"
+        )
 
     def _features(self) -> int | None:
         """Of a linear model, by its table or its file."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from shoal import limits
 from shoal.errors import ClusterError, Invalid, Unanswered
-from shoal.events import counted
+from shoal.events import LEFT, counted
 from shoal.launch.looking import Looking
 from shoal.wire import messages as m
 
@@ -33,7 +33,7 @@ def let_go(looking: Looking, name: str, say: Say = lambda text: None, still: flo
     if isinstance(answer, m.No):
         raise ClusterError(f"{name} cannot leave: {answer.reason}")
     left, since, said = whole, time.monotonic(), -1
-    while any(one.name == name and one.incarnation == life for one in view.members):
+    while _is_here(view, name, life):
         if left != said and here[name].role == "server":
             said = left
             say(f"{name}: {left} of {counted(whole, 'part')} left" if whole else f"{name}: it holds nothing")
@@ -44,12 +44,18 @@ def let_go(looking: Looking, name: str, say: Say = lambda text: None, still: flo
             view = looking.view()
         except Unanswered:  # a coordinator that is being started again knows who is leaving
             continue
-        if (now := held(view, name)) != left:
+        if _is_here(view, name, life) and (now := held(view, name)) != left:
             left, since = now, time.monotonic()
-    if whole and left and (why := _lost(looking, name)):
-        raise ClusterError(f"{name} was gone before others had all that it had: {why}")
+    if left and (why := _untimely(looking, view, name)):
+        raise ClusterError(
+            f"{name} was gone before others had all that it had: {why}; shoal status shows what there is, and who holds it"
+        )
     if whole and said:
         say(f"{name}: 0 of {counted(whole, 'part')} left")
+
+
+def _is_here(view: m.View, name: str, life: int) -> bool:
+    return any(one.name == name and one.incarnation == life for one in view.members)
 
 
 def held(view: m.View, name: str) -> int:
@@ -57,11 +63,15 @@ def held(view: m.View, name: str) -> int:
     return sum(name in place.servers for table in view.tables for place in table.places)
 
 
-def _lost(looking: Looking, name: str) -> str:
+def _untimely(looking: Looking, view: m.View, name: str) -> str:
+    """Why it is gone, if that is not because others have what it had."""
+    if any(one.name == name for one in view.members):
+        return "its process ended, and another one has its name by now"
     try:
-        return looking.look().lost.get(name, "")
+        why = looking.look().lost.get(name, "")
     except Unanswered:
         return ""
+    return "" if why.startswith(LEFT) else why
 
 
 def _stuck(looking: Looking, name: str, left: int, patience: float) -> str:

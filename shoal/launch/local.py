@@ -143,7 +143,7 @@ class Cluster:
         return self._join("worker", name)
 
     def add_server(self, n: int = 1) -> list[str]:
-        """Start so many more; returns their names when all have joined. They get their share while everything goes on."""
+        """Start so many more; returns the list of their names, also of one, when all have joined. They get their share while everything goes on."""
         if not isinstance(n, int) or n is True or not 1 <= n <= limits.MEMBERS // 2:
             raise Invalid(f"n={n!r}: needs 1 to {limits.MEMBERS // 2} servers")
         numbers = itertools.count(len([name for name in self._taken if name.startswith("server-")]))

@@ -6,6 +6,8 @@ that does not come is asked for again: a coordinator that was just killed may be
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import secrets
 import threading
@@ -239,6 +241,14 @@ def further(course: m.Course, event: RunEvent) -> m.Course:
     )
 
 
+def write_address(folder: Path, address: str) -> None:
+    """Whoever may read the folder may look at what runs there: ``address_of``."""
+    with contextlib.suppress(OSError):  # a full disk: then nobody can, unless they know the address
+        handle = os.open(folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(f"{address}\n")
+
+
 def address_of(where: str) -> str:
     """Of the coordinator of a run, by its folder; an address is what it is."""
     if "://" in where:
@@ -271,7 +281,8 @@ def address_of(where: str) -> str:
                 ) from None
             if _has_owner(folder):
                 raise ClusterError(
-                    f"the run in {where} is being started (or runs as threads, which nobody can look at): ask again in a moment"
+                    f"the run in {where} is being started, or has just ended (or it runs as threads, which nobody can look at): ask again "
+                    f"in a moment"
                 ) from None
             raise ClusterError(
                 f"no run is under way in {where} (or it runs as threads, which nobody can look at): if it was started just now, "
@@ -350,8 +361,8 @@ def look_at(address: str, safety: Safety | None = None, who: str = "look") -> Lo
     return Looking(transport_to(address, safety), safety.named(f"{who}-{secrets.token_hex(4)}"))
 
 
-def transport_to(address: str, safety: Safety | None = None) -> Callable[[str], Transport]:
-    """How somebody of whatever name reaches the coordinator at this address; with the usual keys, if it needs some."""
+def transport_to(address: str, safety: Safety | None = None, group: str = "") -> Callable[[str], Transport]:
+    """How somebody of whatever name, in a group if there is one, reaches the coordinator here; with the usual keys, if it needs some."""
     from shoal.wire.security import Safety
     from shoal.wire.zmq import ZmqTransport
 
@@ -359,7 +370,7 @@ def transport_to(address: str, safety: Safety | None = None) -> Callable[[str], 
     check_address(address, safety)
 
     def transport(name: str) -> Transport:
-        made = ZmqTransport(safety.named(name), safety=safety)
+        made = ZmqTransport(safety.named(name, group=group), safety=safety)
         try:
             made.connect("coordinator", address)
         except BaseException:

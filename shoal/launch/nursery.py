@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shoal.decoding import look_up
 from shoal.errors import Invalid
 from shoal.launch.child import (
     LOOK,
@@ -327,6 +328,8 @@ def _alone() -> bool:
         time.sleep(0.001)
     return True
 
+
+look_up(Setup, Order, Report)
 
 if __name__ == "__main__":
     main()

@@ -5,6 +5,7 @@ shoal.query("runs/clicks-logistic-async-1", "top", k=5)
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -17,7 +18,7 @@ from shoal import limits
 from shoal.errors import BadKeys, ClusterError, Invalid, Unanswered
 from shoal.job import Job
 from shoal.keys import KeyRange, Keys, Values, as_range
-from shoal.launch.looking import ADDRESS, address_of, transport_to
+from shoal.launch.looking import ADDRESS, address_of, look_at, transport_to
 from shoal.launch.visiting import Visit
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
@@ -125,6 +126,14 @@ def is_over(where: str) -> bool:
     return "://" not in where and (folder / "summary.json").exists() and not (folder / ADDRESS).exists()
 
 
+def _group_at(address: str, safety: Safety) -> str:
+    """Whose run it is: a key that is confined to a group asks as one of it. In the clear nobody is, and it need not be known."""
+    if not safety.has_keys:
+        return ""
+    with contextlib.closing(look_at(address, safety)) as looking:
+        return looking.describe().group
+
+
 class Live:
     """On the servers of a cluster."""
 
@@ -134,7 +143,8 @@ class Live:
         self, address: str, where: str, table: str | None, keys: str | None = None, insecure: bool = False
     ) -> None:
         self.where = where
-        self._visit = Visit(transport_to(address, Safety.chosen(keys, insecure, at=address)))
+        safety = Safety.chosen(keys, insecure, at=address)
+        self._visit = Visit(transport_to(address, safety, _group_at(address, safety)))
         try:
             self._layout = self._visit.layout(table)
         except BaseException:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from shoal import limits
 from shoal.errors import ClusterError, Refused
+from shoal.events import counted
 from shoal.nodes.guest import Guest
 from shoal.nodes.loop import Loop
 from shoal.nodes.server import Server
@@ -75,10 +76,13 @@ class Serving:
             self._say(
                 f"{guest.name} stays for now: {guest.stays}"
                 if guest.stays
-                else f"{guest.name}: {guest.left} parts left"
+                else f"{guest.name}: {counted(guest.left, 'part')} left"
             )
         if guest.asks and now - self._since > limits.LEAVE_STILL / limits.SECOND:
-            why = guest.stays or f"nobody took over its {guest.left} parts in {limits.LEAVE_STILL // limits.SECOND} s"
+            why = (
+                guest.stays
+                or f"nobody took over {counted(guest.left, 'part')} in {limits.LEAVE_STILL // limits.SECOND} s"
+            )
             self._say(f"{guest.name} goes all the same: {why}; start another server to take its place")
             raise SystemExit(128 + self._signal)
 

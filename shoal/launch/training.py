@@ -14,7 +14,6 @@ started again.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import signal
 import threading
@@ -35,7 +34,7 @@ from shoal.launch.beginning import check, table_of
 from shoal.launch.best import Best
 from shoal.launch.coming import Coming
 from shoal.launch.local import Cluster, ThreadCluster
-from shoal.launch.looking import ADDRESS, PATIENCE, Status, further
+from shoal.launch.looking import ADDRESS, PATIENCE, Status, further, write_address
 from shoal.launch.outcome import Outcome as Outcome
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.nodes.dealing import State, Whole
@@ -289,7 +288,8 @@ class Training:
         work.warm()
         self.learner.settle()  # whoever judges takes no core from the workers
         self._cluster.start()
-        self._write_address()
+        if self._folder is not None and isinstance(self._cluster, ProcessCluster):
+            write_address(self._folder, self._cluster.address)
         job = self.job
         table = table_of(job, self.learner, self._per_pass, self._folder or self._cluster.folder)
         self._client = self._cluster.client("launcher")
@@ -303,15 +303,6 @@ class Training:
             self._client.create(TABLE, table, starts=was.starts, origin=str(path))
         self._start_evaluator()
         self._coming.start(self._cluster.workers_here(job.workers))
-
-    def _write_address(self) -> None:
-        """Whoever may read the run's folder may look at it while it runs: ``shoal status``."""
-        if self._folder is None or not isinstance(self._cluster, ProcessCluster):
-            return
-        with contextlib.suppress(OSError):  # a full disk: then nobody can look
-            handle = os.open(self._folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(f"{self._cluster.address}\n")
 
     def _start_evaluator(self) -> None:
         group, name = self._cluster.group, member_name("evaluator", self._cluster.group)

@@ -18,6 +18,7 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.membership import Roster
 from shoal.cluster.moves import Moves
+from shoal.events import LEFT
 from shoal.nodes import records
 from shoal.nodes.changing import Changing
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
@@ -147,7 +148,7 @@ class Coordinator:
             return self._cannot_write(now, error)
         self.view = self._written
         views = [Send(member.name, self.view) for member in self.view.members]
-        return [*self._welcome(now), *views, *self.elastic.told(now, self.view)]
+        return [*self._welcome(now), *views, *self.elastic.told(now, self)]
 
     def _cannot_write(self, now: int, error: str) -> list[Effect]:
         """Nobody joins, no table is made; what has happened to those who are here is told when it is on disk."""
@@ -156,7 +157,7 @@ class Coordinator:
         for name, hello in self._welcomes.items():
             self.roster.remove(name, why)
             self.roster.retired[name].remove(hello.token)  # it has not lived yet
-            self.roster.lost[name] = why
+            self.roster.note_lost(name, why)
             effects.append(Send(name, m.No(0, "full", why)))
         self._welcomes.clear()
         return [*effects, *self.changing.cannot_write(why, self)]
@@ -283,7 +284,7 @@ class Coordinator:
         """The launcher saw it; which life of that name it was is told by the token."""
         person = self.roster.people.get(name)
         if person is None:  # before it had joined
-            self.roster.lost[name] = reason
+            self.roster.note_lost(name, reason)
             return self._never_came(now, name, reason)
         if token and not person.token.startswith(token):
             return []  # another life has the name by now
@@ -293,15 +294,15 @@ class Coordinator:
         if not self._is(sender, leave.incarnation):
             return self._fence(sender, leave.incarnation) if leave.patiently else []
         if not leave.patiently:
-            return self._remove(now, sender, "it left", died=False)
+            return self._remove(now, sender, LEFT, died=False)
         self.roster.people[sender].heard = now
         why, effects = self.elastic.leave(now, sender, "it asked to go", self)
         return [*effects, Send(sender, m.No(0, "setting", why))] if why else effects
 
     def let_go(self, now: int, name: str) -> list[Effect]:
         """Nobody needs it any more."""
-        self.roster.released[name] = self.roster.people[name].member.incarnation
-        return self._remove(now, name, "it left: others have what it had", died=False)
+        self.roster.release(name)
+        return self._remove(now, name, f"{LEFT}: others have what it had", died=False)
 
     def see_off(self, name: str, why: str) -> list[Effect]:
         """It is no member any more; if its process goes on, it comes back as a new one."""

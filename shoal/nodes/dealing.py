@@ -258,7 +258,8 @@ class Dealing(Kept):
         self._begun, self._since, self._told = True, now, now
         if self.evaluations.asked < 0:
             self._ask()
-        return [Tell(msgspec.structs.replace(self._started, seconds=self.seconds))]
+        workers = len(self._seen) if self.elsewhere else self._started.workers  # there: whoever has come by now
+        return [Tell(msgspec.structs.replace(self._started, seconds=self.seconds, workers=workers))]
 
     def _stop(self, why: str) -> None:
         self.over = self.over or why

@@ -21,6 +21,7 @@ import numpy as np
 
 from shoal.cluster.runs import Runs, runs
 from shoal.cluster.stopping import Patience
+from shoal.decoding import look_up
 from shoal.wire import messages as m
 
 
@@ -242,3 +243,6 @@ def to_begin_with(state: State, counted: Runs | None = None, seconds: float = 0.
 def finite(value: float) -> float | None:
     """JSON has no infinity."""
     return value if math.isfinite(value) else None
+
+
+look_up(State)

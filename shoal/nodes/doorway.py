@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal import limits
-from shoal.events import Evaluated, Progress, RunEvent, Spans
+from shoal.events import Evaluated, Progress, RunEvent, Shared, Spans
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
@@ -43,9 +43,9 @@ class Doorway:
                 return self._cannot(name, why, dealing)
 
     def heard(self, effects: Iterable[Effect]) -> None:
-        """What is told now is remembered, but for what is told all the time."""
+        """What is told now is remembered, but for what is told all the time, or is seen by looking."""
         for effect in effects:
-            if isinstance(effect, Tell) and not isinstance(effect.event, Progress | Spans):
+            if isinstance(effect, Tell) and not isinstance(effect.event, Progress | Shared | Spans):
                 self._number += 1
                 self._events.append(_short(effect.event))
 

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal import limits
-from shoal.cluster import rebalance
+from shoal.cluster import by_load, rebalance
 from shoal.cluster.groups import may_send_away
 from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
+from shoal.cluster.shares import Wanted
 from shoal.events import Handed, Leaving, Split
+from shoal.nodes.holders import Holders
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
@@ -44,6 +46,7 @@ class Opening:
     target: str
     incarnation: int  # of the target
     why: str
+    gain: str
     began: int
     view: int
     told: int = 0  # when that view was
@@ -54,7 +57,7 @@ class Elastic:
 
     def __init__(self, moves: Moves | None = None) -> None:
         self.moves = moves or Moves()
-        self._begun: dict[_Key, tuple[int, str]] = {}  # moves that were named: when, and why
+        self._begun: dict[_Key, tuple[int, str, str]] = {}  # moves that were named: when, why, and what is better then
         self._openings: list[Opening] = []
         self._planned: tuple[int, ...] = ()  # what the last plan followed from
         self._waits = False  # some of it could not be begun yet
@@ -63,11 +66,12 @@ class Elastic:
             tuple[str, int, int]
         ] = []  # who wants a node to go, by which request, and the view that says so
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
+        self._holders = Holders()
 
     @property
     def move_rate(self) -> int:
         """Bytes a second that a server may send of what changes hands."""
-        return max(1, int(self.moves.mb_per_second * limits.MB))
+        return self.moves.rate
 
     # ------------------------------------------------------------ what is asked for
 
@@ -80,7 +84,7 @@ class Elastic:
             return f"there is no {name[:64]!r} here (members: {', '.join(of.roster.people)})", []
         role = person.member.role
         if role not in ("server", "worker"):
-            return f"{name} is a {role}: only servers and workers are let go", []
+            return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers are let go", []
         others = [one for one in of.roster.servers() if one != name and not of.roster.people[one].member.leaving]
         if role == "server" and of.roster.tables and not others:
             return f"{name} is the last server that stays, and there are tables: start another one, then let it go", []
@@ -121,10 +125,11 @@ class Elastic:
         for one in taken:
             groups.setdefault((one.source, one.target, one.opens), []).append(one)
         for (source, target, opens), those in groups.items():
-            begun = [self._begun.pop((one.table.number, one.segment), (now, "")) for one in those]
+            begun = [self._begun.pop((one.table.number, one.segment), (now, "", "")) for one in those]
             if not source:
                 continue  # one more copy
-            why = next((why for _, why in begun if why), "leaving" if self._is_leaving(source, of) else "count")
+            otherwise = "leaving" if self._is_leaving(source, of) else "count"  # begun by a former life of ours
+            why, gain = next(((why, gain) for _, why, gain in begun if why), (otherwise, ""))
             of.counts["segments handed"] += len(those)
             opening = Opening(
                 those[0].table.name,
@@ -134,7 +139,8 @@ class Elastic:
                 target,
                 of.roster.people[target].member.incarnation,
                 why,
-                min(when for when, _ in begun),
+                gain,
+                min(when for when, _, _ in begun),
                 of.roster.number,
             )
             if opens:
@@ -143,8 +149,9 @@ class Elastic:
                 effects += self._tell(now, opening, of)
         return effects
 
-    def told(self, now: int, view: m.View) -> list[Effect]:
-        """This view is on disk, and everybody is told."""
+    def told(self, now: int, of: Coordinator) -> list[Effect]:
+        """The view is on disk, and everybody is told."""
+        view = of.view
         for one in self._openings:
             if not one.told and one.view <= view.number:
                 one.told = now
@@ -152,7 +159,8 @@ class Elastic:
         gone = [(name, one) for name, one in self._going.items() if name not in members]
         for name, _ in gone:
             del self._going[name]
-        return [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
+        effects = [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
+        return [*effects, *self._holders.told(view, of.dealing)]
 
     def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
         """A new primary serves these."""
@@ -178,6 +186,7 @@ class Elastic:
             source=one.source,
             target=one.target,
             why=one.why,
+            gain=one.gain,
             took=took,
             stall=stall,
         )
@@ -211,6 +220,8 @@ class Elastic:
         busy = {(one.source, one.target) for one in self._openings}
         wanted = [one for one in wanted if (one.source, one.target) not in busy]
         begun = of.roster.begin(now, wanted)
+        if any(one.why == "load" for one in begun):
+            of.roster.loads.traded()
         self._note(now, begun, of)
         if len(begun) < len(wanted):  # who is to be filled has not shown yet that it let go of what it had
             self._again = now + limits.HEARTBEAT
@@ -223,34 +234,37 @@ class Elastic:
         shown = [of.roster.people[name].view for name in of.roster.servers()] if self._waits else []
         return of.roster.number, len(self._openings), *shown
 
-    def _note(self, now: int, begun: Sequence[rebalance.Wanted], of: Coordinator) -> None:
+    def _note(self, now: int, begun: Sequence[Wanted], of: Coordinator) -> None:
         """Moves that were begun; those of a set whose members change places are handed over with the next view."""
         of.counts["moves begun"] += len(begun)
+        at_once: dict[tuple[str, str, str], Opening] = {}  # told as one: whoever opens them opens them together
         for one in begun:
             table = of.roster.tables[one.table]
             place = table.places[one.segment]
             if place.filling:
-                self._begun[table.number, one.segment] = now, one.why
+                self._begun[table.number, one.segment] = now, one.why, one.gain
             elif place.since == of.roster.number:  # another of the set is primary: where one goes and nobody comes, too
                 target, view = place.servers[0], of.roster.number
                 life = of.roster.people[target].member.incarnation
-                self._openings.append(
-                    Opening(one.table, table.number, [one.segment], one.source, target, life, one.why, now, view)
-                )
+                key = one.table, one.source, target
+                if key not in at_once:
+                    at_once[key] = Opening(
+                        one.table, table.number, [], one.source, target, life, one.why, one.gain, now, view
+                    )
+                at_once[key].segments.append(one.segment)
+        self._openings += at_once.values()
 
     def _rule(self, now: int, servers: Sequence[str], of: Coordinator) -> str:
         """By load only if the same server has been asked for too much for a while."""
         if self.moves.balance != "load":
             return self.moves.balance
-        asked = of.roster.loads.by_server(of.roster.tables)
-        hot = rebalance.hottest({name: asked.get(name, 0.0) for name in servers})
-        return "load" if of.roster.loads.steady(now, hot) else "count"
+        return "load" if of.roster.loads.is_time(now, servers, of.roster.tables) else "count"
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
         """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
         roster = of.roster
         tables = list(roster.tables.values())
-        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
+        found = by_load.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
         if found is None or not roster.may_split(roster.tables[found.table]):
             return None
         if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
@@ -307,7 +321,8 @@ class Elastic:
             for segment, place in enumerate(table.places):
                 if not place.filling:
                     continue
-                since, why = self._begun.get((table.number, segment), (now, "copies" if not place.instead else ""))
+                otherwise = now, "copies" if not place.instead else "", ""
+                since, why, _ = self._begun.get((table.number, segment), otherwise)
                 why = why or ("leaving" if self._is_leaving(place.instead, of) else "count")
                 source = place.instead or place.servers[0]
                 found.append(m.Move(table.name, segment, source, place.filling, max(0, now - since), why))

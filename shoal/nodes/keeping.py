@@ -6,7 +6,6 @@ meanwhile: where slots come in steps, segments are copied at the very step that 
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.cluster.groups import PLACE
 from shoal.cluster.member import Membership
+from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
 from shoal.store import checkpoint, given
 from shoal.store.holding import Holding, Loader
@@ -26,8 +27,6 @@ from shoal.tables import Given
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Stored
 from shoal.wire.groups import dealer, namespace, seen
-
-_PLACE = re.compile(r"/checkpoints/\d{8}$")
 
 
 class Keeping:
@@ -50,15 +49,19 @@ class Keeping:
         if sender == self._member.coordinator:
             return True
         group = "" if holding is None else namespace(holding.placed.name)
-        return group != "" and sender == dealer(group) and _PLACE.search(snap.folder) is not None
+        return group != "" and sender == dealer(group) and PLACE.search(snap.folder) is not None
 
     def stored(self, event: Stored) -> list[Effect]:
         return self._snapping.stored(self._member.incarnation, event)
 
     def loader(self, table: m.Placed) -> Loader | None:
+        initial = table.spec.initial
         if table.origin:
-            return self._loaded
-        return partial(given.images, self._disk) if isinstance(table.spec.initial, Given) else None
+            return _without_reasons(self._loaded, table.origin) if namespace(table.name) else self._loaded
+        if not isinstance(initial, Given):
+            return None
+        load = partial(given.images, self._disk)
+        return _without_reasons(load, initial.path) if namespace(table.name) else load
 
     def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
         """As they were; but whoever pushed and worked then is no more, and its numbers may be another's by now."""
@@ -114,3 +117,18 @@ class Keeping:
             return Outcome(works=works)
         self.later.extend(works)  # each at a moment of its own: between two of them others are served
         return Outcome()
+
+
+def _without_reasons(load: Loader, place: str) -> Loader:
+    """For a group: whatever is wrong with what it named is told in the same words, or it could find out what is on this host's disks."""
+
+    def loaded(table: m.Placed, segments: Sequence[int]) -> list[Image]:
+        try:
+            return list(load(table, segments))
+        except (ShoalError, OSError):
+            raise Invalid(
+                f"table {table.name!r} cannot be taken from {place}: look whether it is there on every server's host, whether servers may "
+                f"read it, and whether it is of such a table"
+            ) from None
+
+    return loaded

@@ -3,7 +3,7 @@
 The coordinator stays the manager of the servers, of all members and tables; what a group computes is its scheduler's matter. It is a
 member of its group and hears of the others, and of the servers, by the views. So it may be killed and started again, with its
 journal, as a coordinator may: pushes and pulls go on meanwhile, as far as the deals reach. What the servers lose for good, its run
-loses too: it ends, says so, and can be resumed from its own checkpoint. It never changes who is a member: it only tells the
+loses too, also when they end: it ends, says so, and can be resumed from its own checkpoint. It never changes who is a member: it only tells the
 coordinator which processes of its group it was told have ended.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.member import Membership
-from shoal.events import Evaluated
+from shoal.events import LEFT, Evaluated
 from shoal.nodes.checkpointing import Checkpointing
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
 from shoal.nodes.records import split
@@ -60,7 +60,6 @@ class Scheduler:
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
         self.manager = ""  # where the coordinator is reached
-        self.refused = ""  # the coordinator will not have us, and why
         self._here: dict[int, m.Member] = {}  # of our group, and the servers
         self._came: set[str] = set()  # names of those that were ever here
         self._going: set[int] = set()  # workers that said that they go, or were told that it is over
@@ -78,6 +77,10 @@ class Scheduler:
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
         match event:
+            case Received(self.member.coordinator, m.Dismissed(why)):
+                effects += self.dealing.fail(
+                    f"the cluster has ended ({why}): start its servers again, and resume this run"
+                )
             case Received(self.member.coordinator, message):
                 effects += self._greeting(now, message)
             case Received(sender, message):
@@ -127,8 +130,7 @@ class Scheduler:
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
         change, effects = self.member.handle(now, message)
-        if change.refused and not self._generation:
-            self.refused = change.refused
+        if change.refused:
             effects += self.dealing.fail(f"group {self.group!r} cannot take part: {change.refused}")
         if change.view:
             self.member.shown = self.member.view.number
@@ -151,7 +153,7 @@ class Scheduler:
             asked = self._lost.pop(member.name, None)
             lost = asked.message.why if asked is not None and isinstance(asked.message, Lost) else ""
             died = bool(lost) or number not in self._going
-            effects += self.dealing.gone(now, member, lost or ("it is no member any more" if died else "it left"), died)
+            effects += self.dealing.gone(now, member, lost or ("it is no member any more" if died else LEFT), died)
             self._going.discard(number)
         for number, member in here.items():
             if number not in self._here:
@@ -195,7 +197,7 @@ class Scheduler:
                 return [Send(sender, m.Described(request, group=self.group, manager=self.manager))]
             case m.Feed(request):  # what happens is in the events of its own run
                 return [Send(sender, m.Fed(request, 0))]
-            case m.Save(request):
+            case m.Save(request) if any(one.name == sender for one in self._here.values()):
                 return self._save(sender, request)
             case m.Snapped() if self.points is not None:
                 return self.points.snapped(now, sender, message)
@@ -237,10 +239,9 @@ class Scheduler:
         return []
 
     def _standing(self, now: int, request: int) -> m.Standing:
-        view, silence = (
-            self.member.view,
-            max(0, now - self.member.heard),
-        )  # by the coordinator's last word they are here
+        view = self.member.view
+        silence = max(0, now - self.member.heard)  # by the coordinator's last word they are here
+        copies = max((len(place.servers) for one in self._of_ours.tables for place in one.places), default=1)
         members = [
             m.Seen(one.name, one.role, one.incarnation, view.number, silence, False, group=one.group)
             for one in self._here.values()
@@ -251,7 +252,7 @@ class Scheduler:
             view.term,
             view.number,
             view.generation,
-            1,
+            max(1, copies),
             members,
             {},
             course(self.dealing),

@@ -2,7 +2,7 @@
 
 Every request is checked in the same order before a table sees it: is the sender's incarnation in the view, is the
 generation the current one, is the table known and are the segments held here. One computation at a time may be out; what
-comes meanwhile waits its turn, so that a table is touched by one thread only.
+comes meanwhile waits its turn (``Backlog``), so that a table is touched by one thread only.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from shoal.cluster import groups
 from shoal.cluster.member import Membership
 from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
+from shoal.nodes.backlog import Backlog
 from shoal.nodes.keeping import Keeping
+from shoal.nodes.too_soon import TooSoon
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding
 from shoal.store.load import told as told_loads
+from shoal.store.ours import Ours, ours
 from shoal.store.outcome import Outcome, Work
 from shoal.store.pace import Pace
 from shoal.theirs import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
-from shoal.wire.groups import Group
+from shoal.wire.groups import Group, namespace
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these
@@ -55,19 +58,26 @@ class Server:
         self._pace = Pace()  # of what changes hands, in all tables
         self._members: dict[int, m.Member] = {}
         self._groups: dict[str, Group] = {}
-        self._backlog: deque[Received] = deque()
+        self._backlog = Backlog()
+        self._too_soon = TooSoon()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
         self._next_notice = 0
         self._told_loads = 0  # when
+        self._next_clear = 0
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
-        self._moved: dict[int, int] = {}  # by table: the view in which a primary last changed
+        self._ours: dict[int, Ours] = {}  # by table
         self.leaving = False  # it goes when others have what it has
         self.released = False  # nobody needs it any more
         self.stays = ""  # why it may not go yet
         self._next_leave = 0
+
+    @property
+    def computing(self) -> bool:
+        """Something is being computed, and all else waits."""
+        return bool(self._works)
 
     def leave(self) -> list[Effect]:
         """Go, once others have what this server has: asked for until it is granted (``released``). From any thread."""
@@ -96,8 +106,10 @@ class Server:
                 effects = []
             case _:
                 effects = []
+        self._let_in()
         while self._backlog and not self._works:
-            effects += self._request(now, self._backlog.popleft())
+            effects += self._request(now, self._backlog.next())
+            self._let_in()
         if self._keeping.later and not self._works:
             effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
@@ -109,8 +121,13 @@ class Server:
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
             effects += self._calls.notices(now)
+            effects += self._send_back(now)
             self._tell_loads(now)
-        effects.append(Wake(min(self.member.next, self._next_notice)))
+        if now >= self._next_clear and not self._works:
+            more = any(holding.clear_some() for holding in self.tables.values())
+            self._next_clear = now + limits.CLEAR_EVERY if more else self._next_notice
+        wake = min(self.member.next, self._next_notice)
+        effects.append(Wake(wake if self._works else min(wake, self._next_clear)))
         return effects
 
     def _tell_loads(self, now: int) -> None:
@@ -143,9 +160,11 @@ class Server:
             self.tables.clear()
             self._members.clear()
             self._backlog.clear()
+            self._too_soon.clear()
             self._early.clear()
             self._keeping.forget()
             self.handles = Handles()
+            self._ours.clear()
             self._calls.clear()
             self._works.clear()
             self._view_waits = False
@@ -179,7 +198,7 @@ class Server:
         self.handles.live(everyone)
         servers = _servers(view)
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
-        self._moved = {one.number: max((place.since for place in one.places), default=0) for one in view.tables}
+        self._ours = {one.number: ours(self.name, one, self._ours.get(one.number)) for one in view.tables}
         self.member.shown = view.number
         self.leaving = self.leaving or any(one.leaving and one.name == self.name for one in view.members)
         for table in view.tables:
@@ -189,7 +208,7 @@ class Server:
                 outcome += holding.live(workers, everyone)
         outcome.effects += self.member.show(view.number)
         early, self._early = self._early, []
-        self._backlog.extendleft(reversed(early))
+        self._backlog.put_back(early)
         return outcome
 
     def _set_up(self, view: m.View, new: list[m.Placed], made: dict[int, Holding]) -> None:
@@ -215,8 +234,7 @@ class Server:
             return self._request(now, event)
         if isinstance(event.message, m.Call) and (self._calls.has(event) or event in self._backlog):
             return [self._calls.held(event.sender, event.message)]  # nothing long is done twice
-        if len(self._backlog) < limits.BACKLOG:
-            self._backlog.append(event)
+        if self._backlog.add(event):
             return []
         self.counts["backlog full"] += 1
         if isinstance(event.message, Request):
@@ -238,7 +256,8 @@ class Server:
             return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
-            return [Send(event.sender, stopped)]
+            waits = isinstance(stopped, m.Busy) and self.member.joined and self._too_soon.keep(now, event, self._how())
+            return [] if waits else [Send(event.sender, stopped)]
         if isinstance(request, m.Park):
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
@@ -253,6 +272,26 @@ class Server:
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
+
+    def _how(self) -> object:
+        """What decides whether a request comes too soon."""
+        return self.member.shown, [number for number, holding in self.tables.items() if holding.opening]
+
+    def _let_in(self) -> None:
+        """What came too soon goes before what came after it."""
+        if self._too_soon:
+            self._backlog.put_back(self._too_soon.changed(self._how()))
+
+    def _send_back(self, now: int) -> list[Effect]:
+        """What came too soon, and has waited for as long as it may: who asked hears why."""
+        effects: list[Effect] = []
+        for event in self._too_soon.late(now):
+            assert isinstance(event.message, Request)
+            if (stopped := self._not_for_us(event.sender, event.message)) is None:
+                self._backlog.put_back([event])
+            else:
+                effects.append(Send(event.sender, stopped))
+        return effects
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""
@@ -293,12 +332,12 @@ class Server:
             return m.Moved(request.request, view.number)
         if isinstance(request, m.Ask):
             return None
-        if not isinstance(request, m.Call) and known is not None and known.group:
-            name, push = holding.placed.name, isinstance(request, m.Push)
-            if why := groups.refused(known, self._groups, name, push):
-                self.counts["another group's"] += 1
-                return m.No(request.request, "setting", why)
-        if request.view < self._moved[request.table] or (holding.own is None and not holding.opening):
+        # A visitor is no member: all that is known of it is its name, which a key that is confined to a group vouches for.
+        group = namespace(sender) if isinstance(request, m.Call) or known is None else known.group
+        if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
+            self.counts["another group's"] += 1
+            return m.No(request.request, "setting", why)
+        if request.view < self._ours[request.table].since or (holding.own is None and not holding.opening):
             self.counts["moved"] += 1
             return m.Moved(request.request, self.member.shown)
         if holding.opening:

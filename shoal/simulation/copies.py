@@ -111,6 +111,15 @@ def differences(cluster: Cluster) -> Iterator[Violation]:
                 yield Violation("I8 copies agree", f"segment {segment}: {told}")
 
 
+def settled(cluster: Cluster) -> bool:
+    """Every server has the newest view, and no change is on its way to a copy, or being made: if all goes well, that is soon so."""
+    for server in cluster.servers.values():
+        logs = [holding.log for holding in server.tables.values()]
+        if server.computing or any(log.entries or any(link.queue for link in log.links.values()) for log in logs):
+            return False
+    return cluster.all_know()
+
+
 def left_behind(cluster: Cluster) -> Iterator[Violation]:
     """I12: nobody keeps a segment that is not its own to hold, or changes for somebody who has no part in it."""
     placed = {table.number: table.places for table in cluster.tables()}

@@ -6,6 +6,7 @@ As in ``mutants``: each replaces a method of a real class for as long as its ``w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace as replace_fields
 from typing import Any
 from unittest import mock
 
@@ -15,11 +16,16 @@ from shoal.cluster.handing import Handing
 from shoal.keys import KeyRange
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.server import Server
+from shoal.store import anew, dispatch
 from shoal.store.filling import Filling
+from shoal.store.flight import Flight
 from shoal.store.follow import Follow
 from shoal.store.holding import Holding
+from shoal.store.operation import Operation
+from shoal.store.ours import Ours, ours
 from shoal.store.outcome import Outcome
 from shoal.store.replicate import Link, Log, Parcel
+from shoal.store.split import Layout
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Send
 
@@ -208,3 +214,26 @@ def move_does_not_change_the_epoch() -> Any:
         return taken
 
     return mock.patch.object(Handing, "full", full)
+
+
+@mutant
+def former_share_answered() -> Any:
+    """A server takes what is for all that its sender saw it hold for what is for all that it holds now."""
+
+    def always(me: str, placed: m.Placed, before: Ours | None) -> Ours:
+        return replace_fields(ours(me, placed, before), since=0)
+
+    return mock.patch("shoal.nodes.server.ours", always)
+
+
+@mutant
+def heirs_not_asked() -> Any:
+    """Who is refused asks the same server again for what it still has, and nobody for the rest."""
+    real = anew.asked_anew
+
+    def asked(op: Operation, layout: Layout, flight: Flight) -> list[str] | None:
+        refused = list(op.refused)
+        found = real(op, layout, flight)
+        return found if found is None else [server for server in found if server in refused]
+
+    return mock.patch.object(dispatch, "asked_anew", asked)

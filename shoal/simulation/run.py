@@ -19,7 +19,7 @@ from shoal.nodes.worker import Worker
 from shoal.simulation.bystander import NAME, Bystander, little_load
 from shoal.simulation.checker import Violation, check, check_end
 from shoal.simulation.cluster import COORDINATOR, Cluster
-from shoal.simulation.copies import Owners, differences, left_behind
+from shoal.simulation.copies import Owners, differences, left_behind, settled
 from shoal.simulation.deals import Deals
 from shoal.simulation.elastic import Elastic
 from shoal.simulation.faults import Fault, Plan
@@ -396,5 +396,5 @@ class Run:
         later = self.world.now + REST
         self.world.at(later, lambda: None)
         self._until(lambda: self.world.now >= later, 2 * REST)
-        self._until(lambda: self._at_rest() and self.cluster.all_know(), LIVE_WITHIN)  # something may have moved since
+        self._until(lambda: self._at_rest() and settled(self.cluster), LIVE_WITHIN)  # something may have moved since
         return [*self.owners.violations, *differences(self.cluster), *left_behind(self.cluster)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class Asking(Operation):
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
         return isinstance(answer, m.Told)
 
-    def restart(self) -> None:
+    def restart(self, only: Sequence[str] | None = None) -> None:
         self._told.clear()
 
     def value(self, client: Dispatch) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Calling(Asking):
             self._found[letter.to] = Found(numbers)
         return []
 
-    def restart(self) -> None:
+    def restart(self, only: Sequence[str] | None = None) -> None:
         self._found.clear()
 
     def value(self, client: Dispatch) -> Any:

@@ -2,13 +2,14 @@
 
 An operation starts when the tasks it follows are done and the byte window has room. It is split over the servers by the
 view of that moment. ``Held`` frees the window and stops the resends, ``Busy`` delays, ``Moved`` sends it again by a newer
-view, a new incarnation ends all. Sans I/O: every method that may send returns effects.
+view (``Anew``), a new incarnation ends all. Sans I/O: every method that may send returns effects.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 from shoal import limits
@@ -25,6 +26,7 @@ from shoal.errors import (
     UnknownTable,
 )
 from shoal.filters.chain import Flow
+from shoal.store.anew import Anew, asked_anew, letters_of, refused
 from shoal.store.asking import Admin, Asking, Parking
 from shoal.store.filtering import Filtering
 from shoal.store.flight import Flight
@@ -59,6 +61,7 @@ class Dispatch:
         self._by_number: dict[int, Layout] = {}
         self._names: dict[int, str] = {}  # of all tables that there ever were, for errors
         self._new: deque[Operation] = deque()  # made ready, not started
+        self._anew = Anew()  # started before
         self._running: dict[int, Operation] = {}  # by request: an operation stands once for each message under way
         self._entered: dict[int, Task] = {}  # tables entered in this spell, and the task that did it
         self._parking: list[Task] = []  # the last park: whoever enters again follows it
@@ -82,6 +85,7 @@ class Dispatch:
         if not self.incarnation:
             return effects
         waiting: list[Operation] = []
+        self._anew.join(self._new)
         # What is held is not counted: a step may wait for slots of ours that are still to be sent.
         while self._new and len(self.flight.letters) - self.flight.held_now < limits.CLIENT_LETTERS:
             op = self._new.popleft()
@@ -104,7 +108,11 @@ class Dispatch:
 
     def _start(self, now: int, op: Operation) -> list[Effect]:
         before = self._requests
+        op.begun = op.begun or before + 1
+        asked: list[str] | None = None
         try:
+            if op.again:
+                asked = self._restart(op)
             letters = op.letters(self)
         except Exception as error:  # one call's mistake must not become another's
             for number in range(before, self._requests):
@@ -112,12 +120,13 @@ class Dispatch:
             self._end(op, error=error)
             return []
         if isinstance(op, Pushing | Pulling | Asking):
-            op.since = self.of_number(op.table).since
+            layout = self.of_number(op.table)
+            op.since = layout.since
+            op.split_by.update(dict.fromkeys(layout.servers if asked is None else asked, layout))
         elif isinstance(op, Parking):
             op.since = self._since()
-        if not letters:
+        if not letters and not op.waiting:
             self._finish(op)
-            return []
         return [self._send(now, op, to, message, arrays) for to, message, arrays in letters]
 
     def _send(self, now: int, op: Operation, to: str, message: Any, arrays: m.Arrays) -> Effect:
@@ -171,6 +180,8 @@ class Dispatch:
                 if self.flight.held(now, request):
                     self._bytes -= op.waiting[request]
                     op.waiting[request] = 0
+                if self.flight.letters[request].old:
+                    effects += self._moved(now, op, self.view.number, [sender])
             case m.Busy(_, retry_after, why):
                 op.task.waits_for = f"{sender}: {why or 'busy'}"
                 self.counts["busy"] += 1
@@ -182,7 +193,7 @@ class Dispatch:
                 ):
                     effects.append(self.flight.instead(now, letter, *whole))
             case m.Moved(_, view):
-                effects += self._moved(now, op, view)
+                effects += self._moved(now, op, view, [sender])
             case m.Rollback():
                 self._end(op, error=Refused(sender, "the cluster went back to a checkpoint while this was under way"))
             case m.No(_, kind, reason):
@@ -195,7 +206,7 @@ class Dispatch:
                 self._close(op, request)
                 for to, question, data in op.answered(self, letter, message, found):
                     effects.append(self._send(now, op, to, question, data))
-                if not op.waiting:
+                if not op.waiting and not op.again:
                     self._finish(op)
         return effects
 
@@ -232,20 +243,37 @@ class Dispatch:
             self.failed.append(op.task)
         op.task.finish(value, error)
 
-    def _moved(self, now: int, op: Operation, view: int) -> list[Effect]:
-        """Some of it is held by others now: send all of it again by a newer view; ledgers drop what was counted."""
+    def _moved(self, now: int, op: Operation, view: int, of: Sequence[str]) -> list[Effect]:
+        """What these servers were asked is held by others now: it goes again by a newer view; ledgers drop what was counted."""
         self.counts["moved"] += 1
-        for request in list(op.waiting):
-            self._close(op, request)
+        op.refused += of
+        for letter in letters_of(op, self.flight):
+            if letter.to in of:
+                self._close(op, letter.request)
         op.task.waits_for = f"view {view}"
-        op.restart()
-        if view > self.view.number:
+        self._anew.add(op)
+        if view <= self.view.number:
+            return []
+        effects: list[Effect] = []
+        if self._anew.refresh is None or self._anew.refresh.done:  # once for all that wait for it
             refresh = Admin(Task("refresh the view"), m.Refresh)
-            op.task.after = (refresh.task,)
-            self._new.appendleft(op)
-            return self._start(now, refresh)
-        self._new.appendleft(op)
-        return []
+            self._anew.refresh = refresh.task
+            effects = self._start(now, refresh)
+        op.task.after = (self._anew.refresh,)
+        return effects
+
+    def _restart(self, op: Operation) -> list[str] | None:
+        """Give up what is to be asked anew, and of whom (None: of all): the rest stays under way."""
+        anew = asked_anew(op, self.of_number(op.table), self.flight) if isinstance(op, Pushing | Pulling) else None
+        for letter in letters_of(op, self.flight):
+            if anew is None or letter.to in anew:
+                self._close(op, letter.request)
+        op.restart(anew)
+        op.again = False
+        op.refused.clear()
+        if anew is None:
+            op.split_by.clear()
+        return anew
 
     # ------------------------------------------------------------ time and view
 
@@ -253,7 +281,9 @@ class Dispatch:
         effects, silent = self.flight.tick(now)
         for letter in silent:
             op = self._running.get(letter.request)
-            if op is not None and self.patient:
+            if op is not None and letter.old:
+                effects += self._moved(now, op, self.view.number, [letter.to])
+            elif op is not None and self.patient:
                 self.counts["asked on"] += 1
                 op.task.waits_for = f"{letter.to}, which is silent"
                 self.flight.renew(now, letter)
@@ -264,6 +294,7 @@ class Dispatch:
 
     def take_view(self, now: int, view: m.View, incarnation: int) -> list[Effect]:
         self.view, self.incarnation = view, incarnation
+        self._anew.seen()
         tables = {placed.number: placed for placed in view.tables}
         known = {
             number: self._by_number[number]
@@ -280,15 +311,19 @@ class Dispatch:
         effects: list[Effect] = []
         for op in dict.fromkeys(self._running.values()):
             if isinstance(op, Pushing | Pulling | Asking):
-                lost = next((to for to in self._to(op) if to not in alive), None)
+                to = [letter.to for letter in letters_of(op, self.flight)]
+                lost = next((one for one in to if one not in alive), None)
                 if op.table not in known:
                     self._end(op, error=self._dropped(op.table))
                 elif lost is not None and known[op.table].is_lost:
                     self._end(op, error=op.lost(known[op.table].name, lost))
                 elif lost is not None or op.since != known[op.table].since:
-                    effects += self._moved(now, op, view.number)
-            elif isinstance(op, Parking) and (op.since != self._since() or any(to not in alive for to in self._to(op))):
-                effects += self._moved(now, op, view.number)  # whoever took over has not heard of it
+                    of = refused(op, known[op.table], alive, self.flight)
+                    effects += self._moved(now, op, view.number, of) if of else []
+            elif isinstance(op, Parking):
+                to = [letter.to for letter in letters_of(op, self.flight)]
+                if op.since != self._since() or any(one not in alive for one in to):
+                    effects += self._moved(now, op, view.number, to)  # whoever took over has not heard of it
         return effects + self.submit(now)
 
     def _since(self) -> int:
@@ -331,6 +366,7 @@ class Dispatch:
         return UnknownTable(self._names.get(number, f"number {number}"), sorted(self.layouts), dropped=True)
 
     def fail_all(self, error: Exception) -> None:
+        self._anew.join(self._new)
         for op in dict.fromkeys([*self._running.values(), *self._new]):
             self._end(op, error=error)
         self._new.clear()
@@ -349,9 +385,6 @@ class Dispatch:
             filters.flow.by.clear()
             if filters.feedback is not None:
                 filters.feedback.forget()
-
-    def _to(self, op: Operation) -> list[str]:
-        return [self.flight.letters[request].to for request in op.waiting if request in self.flight.letters]
 
 
 def _refusal(by: str, kind: str, reason: str) -> Exception:

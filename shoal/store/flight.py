@@ -31,6 +31,7 @@ class Letter:
     wanted: bool = False  # the other side said when to send it again
     refusals: int = 0  # it said so, one time after the other
     put_off: bool = False  # it was due, and others had used up the budget
+    old: bool = False  # segments have changed hands since: it is answered or refused, and not sent again as it is
 
     @property
     def ends(self) -> int:
@@ -98,7 +99,7 @@ class Flight:
         self._look_at(letter.again)
 
     def tick(self, now: int) -> tuple[list[Effect], list[Letter]]:
-        """What is to be sent again, and what nothing was heard of for too long."""
+        """What is to be sent again, and what nothing was heard of for too long, or is to be said anew."""
         if now < self.next:
             return [], []
         effects: list[Effect] = []
@@ -114,10 +115,13 @@ class Flight:
                 self._look_at(min(letter.again, letter.ends))
         # Those that were said least often come first: nobody is called silent because others took all that the budget gives.
         for letter in sorted(late, key=lambda one: one.sends):
+            if letter.old and (letter.wanted or self._may_resend(now)):
+                silent.append(letter)
+                continue
             if letter.wanted:
                 effects.append(self._again(letter))
                 letter.wanted, letter.again = False, now + letter.wait
-            elif self._may_resend(now):
+            elif not letter.old and self._may_resend(now):
                 effects.append(self._again(letter))
                 letter.wait = min(2 * letter.wait, self._jitter(letter.request, limits.RESEND_MOST))
                 letter.again = now + letter.wait

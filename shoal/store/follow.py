@@ -16,7 +16,7 @@ import msgspec
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.image import Image
-from shoal.store.outcome import Outcome, Work
+from shoal.store.outcome import Outcome, Together, Work
 from shoal.store.part import Part
 from shoal.store.renumber import Into, renamed, those
 from shoal.store.replicate import cut, packed, unpacked
@@ -90,6 +90,10 @@ class Follow:
     def segments(self) -> list[int]:
         return [] if self.part is None else self.part.segments
 
+    def clear_some(self) -> bool:
+        """Clear away a piece of what lies here and went; False if that was all."""
+        return self._ground is not None and self._ground.clear_some()
+
     @property
     def live(self) -> list[int]:
         """Those of them that follow the primary's log."""
@@ -109,9 +113,9 @@ class Follow:
             if len(self._early) < limits.COPIES_EARLY:
                 self._early[message.changes[0].seq] = (message, arrays)
             return Outcome([self._acknowledge(sender)])
-        outcome = self._take(message, arrays)
+        outcome = self._take(message, arrays, Outcome())
         while (at := next((seq for seq in self._early if seq <= self.have + 1), None)) is not None:
-            outcome += self._take(*self._early.pop(at))
+            outcome = self._take(*self._early.pop(at), outcome)
         while self.kept and self.kept[0].change.seq <= message.committed:
             self.kept.popleft()
         outcome.effects.append(self._acknowledge(sender))
@@ -120,9 +124,9 @@ class Follow:
     def _acknowledge(self, sender: str) -> Send:
         return Send(sender, m.Appended(self.number, self.incarnation, self.have))
 
-    def _take(self, message: m.Append, arrays: m.Arrays) -> Outcome:
+    def _take(self, message: m.Append, arrays: m.Arrays, outcome: Outcome) -> Outcome:
+        """Take what is new of a message, after what is to be done already."""
         found = unpacked(message.changes, arrays, self.spec.push_width)
-        outcome = Outcome()
         if found is None:
             return outcome  # damaged on the way: it comes again
         covers = tuple(message.covers)
@@ -153,14 +157,17 @@ class Follow:
             given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
         everywhere = mask is part.extent.whole
 
-        def note(now: int) -> Outcome:
+        def make() -> None:
+            part.write(change, given, mask)
             part.note(change, mask, everywhere, one.given)
-            return Outcome()
 
         if not before.works and part.work(change, given, mask) <= self.inline:
-            part.write(change, given, mask)
-            return note(0)
-        return Outcome(works=[Work(lambda: part.write(change, given, mask), note, None)])
+            make()
+            return Outcome()
+        if before.works and isinstance(together := before.works[-1].function, Together):
+            together.add(make)
+            return Outcome()
+        return Outcome(works=[Work(Together(make), lambda now: Outcome(), None)])
 
     # ------------------------------------------------------------ filling
 

@@ -143,7 +143,7 @@ class Holding(Levelling):
             return Outcome()
         books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
         same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
-        return self._renew(now, old, books, [], same)
+        return Outcome(old.forgotten(self.log.view)) + self._renew(now, old, books, [], same)
 
     def _drop_follows(self, returned: Collection[int] = ()) -> None:
         """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
@@ -235,8 +235,9 @@ class Holding(Levelling):
         return outcome
 
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
-        """Another set of segments is ours: who asked for something asks again by the new view."""
+        """Another set of segments is ours: who asked for something is told to ask again by the new view."""
         old = self.own
+        told = Outcome([] if old is None else old.forgotten(self.log.view))
         books = {} if old is None else {segment: old.books(segment) for segment in kept}
         books |= {image.segment: image.books for image in images}
         if not books:
@@ -244,12 +245,12 @@ class Holding(Levelling):
                 old.ground.hold(())
             self.own = None
             self.log.emptied()
-            return Outcome()
+            return told
         segments = sorted(books)
         if old is not None:
             at = {segment: i for i, segment in enumerate(segments)}
             self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
-        return self._renew(now, old, books, images, {segment: segment for segment in kept})
+        return told + self._renew(now, old, books, images, {segment: segment for segment in kept})
 
     def _renew(
         self,
@@ -269,8 +270,7 @@ class Holding(Levelling):
             new.present = present
             new.live(*present)
         if old is not None:
-            new.staleness, new.counts = old.staleness, old.counts
-            new.asked.follow(old.asked, same)
+            new.succeed(old, same)
         self.own = new
         return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
 
@@ -340,6 +340,11 @@ class Holding(Levelling):
             for filling in self._fillings.values():
                 effects += filling.advance(now, self.own, limits.COORDINATOR)
         return effects
+
+    def clear_some(self) -> bool:
+        """Clear away a piece of what lies here and went; False if that was all. Nobody has the rows."""
+        followed = any(follow.clear_some() for follow in self.follows.values())
+        return followed or (self.own is not None and self.own.ground.clear_some())
 
     def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
         self._present = workers, clients

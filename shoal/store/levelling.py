@@ -19,6 +19,7 @@ from shoal.keys import KeyRange
 from shoal.store.follow import Follow
 from shoal.store.outcome import Outcome, Work
 from shoal.store.replicate import Log
+from shoal.store.slab import DenseRows
 from shoal.store.table import Ground, ground_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
@@ -61,14 +62,17 @@ class Levelling:
         self.counts: dict[str, int] = {}
         self._members: dict[str, int] = {}  # servers by name: incarnation
         self._others: dict[Key, Other] = {}  # to be level with before we open
-        self._first_ground: Ground | None = None
+        self._first_ground: DenseRows | None = None
         self._promoted: list[int] = []  # segments that are ours now, and not open yet
 
     def _new_ground(self, segments: Sequence[int] = ()) -> Ground:
         """Where rows will lie, those of these segments as they are born: all that we have of a table lies side by side."""
         ranges = [self.range(segment) for segment in segments]
         ground = ground_of(self.placed.spec, ranges, self._first_ground)
-        self._first_ground = self._first_ground or ground
+        if isinstance(
+            ground, DenseRows
+        ):  # rows of a sparse table lie beside nobody's: nothing keeps them when they are over
+            self._first_ground = self._first_ground or ground
         return ground
 
     @property

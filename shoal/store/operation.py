@@ -1,11 +1,13 @@
 """Operations on rows: what each sends, and how it is put together from the answers. (``questions`` has those on anything else.)
 
 ``letters`` says what to send, by the client's present view; ``answered`` takes one answer in and may ask on; ``value`` is
-what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view.
+what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view; or those
+of some servers, ``only``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from shoal.store.filtering import Filtering
 from shoal.store.flight import Letter
 from shoal.store.hashed import unmixed
 from shoal.store.names import NOTHING
-from shoal.store.split import Share
+from shoal.store.split import Layout, Share
 from shoal.store.task import Task
 from shoal.store.vector import VectorClock
 from shoal.tables import Wire
@@ -38,9 +40,15 @@ class Operation:
 
     size = 0  # bytes, more or less: for the window
     since = 0  # the placement by which it was split
+    begun = 0  # when it was first sent, among the others: what was begun first goes first, also when it is sent again
+    again = False  # some of it is to be sent again
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.split_by: dict[
+            str, Layout
+        ] = {}  # by server: the placement by which it was asked last, for all that it held
+        self.refused: list[str] = []  # servers that will not answer that
         self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
 
     def letters(self, client: Dispatch) -> list[Outgoing]:
@@ -66,7 +74,12 @@ class Operation:
     def pressed(self, keys: list[m.Array]) -> list[m.Array]:
         return keys
 
-    def restart(self) -> None:
+    @property
+    def may_keep(self) -> bool:
+        """Whether some of its answers may be kept when others are asked for again."""
+        return False
+
+    def restart(self, only: Sequence[str] | None = None) -> None:
         return
 
     def lost(self, table: str, server: str) -> ShoalError:
@@ -86,12 +99,21 @@ class _Rows(Operation):
         self._shares: dict[int, Share] = {}  # by request
         self._rows: Values | None = None
         self._found: list[tuple[Keys, Values]] = []
+        self._only: Sequence[str] | None = None  # the servers that are asked; None: all
 
-    def restart(self) -> None:
+    def restart(self, only: Sequence[str] | None = None) -> None:
+        self._only = only
+        if only is not None:
+            if self._rows is not None:  # it may be what one of them sent, as it came
+                self._rows = self._rows.copy()
+            return
         self.task.clocks = []
         self._shares.clear()
         self._found.clear()
         self._rows = None
+
+    def _asks(self, share: Share) -> bool:
+        return self._only is None or share.server in self._only
 
     def expects(self, request: int) -> int:
         return self._shares[request].rows * self.width * 4 if request in self._shares else 0
@@ -162,6 +184,10 @@ class Pushing(_Rows):
         self.head: Bytes | None = None  # what its values need to be read, if they are shortened
         self.sent: Sent | None = None  # what of it is left for later
 
+    @property
+    def may_keep(self) -> bool:
+        return True
+
     def look_ahead(self, keys: KeyList) -> None:
         """Bring back the rows of other keys than are pushed."""
         self.ahead, self.keys = keys, keys.keys
@@ -179,10 +205,11 @@ class Pushing(_Rows):
         everyone = self.in_step or self.slot is not None
         shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
         if self.ahead is None:
-            return [self._letter(client, share, None, keys, values) for share in shares]
+            return [self._letter(client, share, None, keys, values) for share in shares if self._asks(share)]
         # Both are small (see ``Client.push``): one share for every server, in the same order.
         pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
-        return [self._letter(client, *pair, keys, values) for pair in zip(shares, pulls, strict=True)]
+        pairs = zip(shares, pulls, strict=True)
+        return [self._letter(client, *pair, keys, values) for pair in pairs if self._asks(pair[0])]
 
     def _name(self, client: Dispatch) -> None:
         """Give it its number and its step, once."""
@@ -289,6 +316,10 @@ class Pulling(_Rows):
         self._entered = 0
         self.size = 0 if isinstance(keys, KeyRange) else 4 * width * len(keys)
 
+    @property
+    def may_keep(self) -> bool:
+        return not (self.live or self.enter or self.clocks)  # these are one question to all servers
+
     def letters(self, client: Dispatch) -> list[Outgoing]:
         layout = client.of_number(self.table)
         if self.own_clock:
@@ -298,7 +329,7 @@ class Pulling(_Rows):
             shares = layout.whole()
         else:
             shares = layout.shares(self.keys, max(8, 4 * self.width), every_server=self.enter)
-        return [self._letter(client, share) for share in shares]
+        return [self._letter(client, share) for share in shares if self._asks(share)]
 
     def _letter(self, client: Dispatch, share: Share, resume: int = -1) -> Outgoing:
         start = stop = -1

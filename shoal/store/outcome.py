@@ -39,6 +39,20 @@ class Work:
     full: Callable[[], Outcome] | None  # there was no memory for it, and nothing was changed
 
 
+class Together:
+    """Changes that are made by one computation, one after the other: however many came at once, others wait for it once."""
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self._all = [first]
+
+    def add(self, one: Callable[[], None]) -> None:
+        self._all.append(one)
+
+    def __call__(self) -> None:
+        for one in self._all:
+            one()
+
+
 @dataclass(slots=True)
 class Outcome:
     """What came of a message: answers, and perhaps work that has to be done, in this order, before others."""

@@ -54,8 +54,8 @@ def _sparse(
     for at in range(0, part.rows, most):
         rows = slice(at, min(at + most, part.rows))
         names, weights = part.slots[rows, 0], part.slab[rows, word : word + table.width]
-        if not all_of_them:
-            inside = (names >= np.uint64(keys.start)) & (names < np.uint64(keys.stop))
+        if not all_of_them or part.clearing.ranges:
+            inside = (names >= np.uint64(keys.start)) & (names < np.uint64(keys.stop)) & ~part.clearing.hidden(names)
             if not inside.any():
                 continue
             names, weights = names[inside], weights[inside]

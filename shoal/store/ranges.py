@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from shoal.keys import KeyRange
 
@@ -34,3 +34,17 @@ def without(these: Iterable[KeyRange], those: Iterable[KeyRange]) -> list[KeyRan
         if low < one.stop:
             left.append(KeyRange(low, one.stop))
     return left
+
+
+def shared(these: Sequence[KeyRange], those: Sequence[KeyRange]) -> Iterator[tuple[int, int, KeyRange]]:
+    """The keys that are in both, range by range: which one of these it is, and which one of those."""
+    at = 0
+    for i, one in enumerate(these):
+        while at < len(those) and those[at].stop <= one.start:
+            at += 1
+        for j in range(at, len(those)):
+            low, high = max(one.start, those[j].start), min(one.stop, those[j].stop)
+            if those[j].start >= one.stop:
+                break
+            if low < high:
+                yield i, j, KeyRange(low, high)

@@ -1,4 +1,4 @@
-"""The compiled loops of ``admission`` and of eviction: which keys have come often enough, and which rows are zero again.
+"""The compiled loops of ``admission``, of eviction and of ``clearing``: which keys have come often enough, and which rows go.
 
 As in ``kernels`` every signature is spelled out, nothing checks its arguments, and what is imported late there is imported late here.
 """
@@ -13,10 +13,14 @@ from shoal.compiled import compiled, mix
 from shoal.store.kernels import (
     BLOCK,
     GOLDEN,
+    HALF,
     KEY_WORDS,
+    LINE_START,
+    ONE,
     find_block,
     index_in,
     keys_in,
+    keys_out,
     lower,
     prefetch,
     rows_in,
@@ -26,6 +30,8 @@ from shoal.store.kernels import (
 )
 
 MOST = 255  # that a cell counts
+NOBODY = ~np.uint64(0)  # no key
+_DROPPING = 16  # rows looked at in the time that it takes to drop one
 cells_in = types.Array(uint8, 1, "C", readonly=True)
 cells_out = types.Array(uint8, 1, "C")
 chosen_out = types.Array(boolean, 1, "C")
@@ -138,3 +144,33 @@ def drop_ranges(slots, rows, starts, stops):
         else:
             row += 1
     return rows
+
+
+@compiled(types.UniTuple(int64, 2)(keys_out, slots_out, int64, int64, int64, keys_in, keys_in))
+def drop_some(index, slots, row, rows, most, starts, stops):
+    """Rows below ``row`` that are of these sorted ranges of keys go, from the last one down, and the last of all take their places.
+
+    For as long as it takes to look at ``most`` rows. The index hears of those that took another place; of those that went it has still
+    the rows where they were, in which there are other keys by now, or nobody. Returns the row it came to, and how many there are.
+    """
+    mask = uint64(len(index)) - ONE
+    while row > 0 and most > 0:
+        row -= 1
+        most -= 1
+        key = slots[row, 0]
+        at = lower(starts, 0, key + ONE) - 1
+        if at < 0 or key >= stops[at]:
+            continue
+        most -= _DROPPING
+        rows -= 1
+        if row != rows:
+            hashed = mix(slots[rows, 0])
+            tag = (hashed >> HALF) << HALF
+            place = hashed & mask & LINE_START
+            while index[place] != tag | uint64(rows + 1):
+                place = (place + ONE) & mask
+            index[place] = tag | uint64(row + 1)
+            for c in range(slots.shape[1]):
+                slots[row, c] = slots[rows, c]
+        slots[rows, 0] = NOBODY
+    return row, rows

@@ -14,8 +14,6 @@ Nothing here knows who is a member: ``nodes.server`` has checked that before. Lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from shoal import limits
@@ -23,9 +21,8 @@ from shoal.errors import Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.store.ledger import Mask
 from shoal.store.outcome import Asker, Later, Outcome, Work
-from shoal.store.replicate import Entry, Log
+from shoal.store.replicate import Entry
 from shoal.store.stepping import Stepping
-from shoal.store.table import Ground
 from shoal.tables import Step
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -35,16 +32,8 @@ from shoal.wire.effects import Send
 class Segments(Stepping):
     """The segments of one table that one server is primary of."""
 
-    def __init__(
-        self,
-        number: int,
-        spec: Spec,
-        held: Sequence[tuple[int, KeyRange]],
-        inline: int,
-        log: Log | None = None,
-        ground: Ground | None = None,
-    ) -> None:
-        super().__init__(number, spec, held, inline, log or Log(number, 0), ground)
+    def _begin(self) -> None:
+        super()._begin()
         self._writing = False  # a change is being written off the loop
         self.present: tuple[dict[int, str], dict[int, str]] | None = None  # workers, everybody: by the last view
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,15 @@ import numpy.typing as npt
 from shoal import tables
 from shoal.errors import BadKeys, Invalid
 from shoal.keys import KeyRange, Keys, Values
-from shoal.limits import KEY_LIMIT, MB, ROWS_PER_TABLE
+from shoal.limits import CLEAR_ROWS, MB, ROWS_PER_TABLE
+from shoal.store import room
+from shoal.store.clearing import Clearing
 from shoal.store.ranges import joined, without
 from shoal.store.reserve import Reserve
 
 Rows = npt.NDArray[np.int64]
-T = TypeVar("T", bound=np.generic)
 
-LINE_BYTES = 64
-FEWEST_ROWS, FIRST_ROWS = 16, 1_024  # capacity of a sparse slab at first: very wide rows get fewer
+FEWEST_ROWS = 16  # capacity of a sparse slab at first, if its rows are very wide
 
 
 class Part:
@@ -114,6 +114,9 @@ class DenseRows(Part):
     def let_go(self, keys: KeyRange) -> None:
         self._reserve.let_go(self._me, keys)
 
+    def clear_some(self) -> bool:
+        return False  # what goes is gone at once
+
     @property
     def memory(self) -> int:
         return self.rows * self.words * 4
@@ -196,14 +199,17 @@ class SparseRows(Part):
         self._drop_zeros, self._drop_ranges = let_go, drop_ranges
         self.words += self.kernels.KEY_WORDS
         self.words += self.words % 2  # keys stay aligned
-        self._first = min(FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
-        self.slab = _slab(self._first, self.words)
+        self._first = min(room.FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
+        self.slab = room.new_slab(self._first, self.words)
         self.slots: npt.NDArray[np.uint64] = self.slab.view(np.uint64)
-        self.index = _index(2 * FIRST_ROWS)
+        self.index = room.new_index(room.places_for(0))
+        self.clearing = Clearing()
         self.hold(segments)
 
     def hold(self, segments: tuple[KeyRange, ...]) -> None:
-        """These are here from now on. The rows of one that is not among them go."""
+        """These are here from now on. The rows of one that is not among them go, at once if they are few."""
+        if self.clearing.meets(without(segments, self.segments)):
+            self._clear_all()
         self._drop(without(self.segments, segments))
         self.segments = segments
         self._bound()
@@ -247,10 +253,14 @@ class SparseRows(Part):
             row, found = self.kernels.collect(
                 self.slots, row, self.rows, np.uint64(keys.start), np.uint64(high), names, places, found
             )
+            if self.clearing.ranges:
+                found = self._left_out(names, places, found)
             if row == self.rows:
                 break
+            if found <= most:
+                continue
             # Full: only the smallest can be part of the answer, and from here on only what is smaller than they.
-            best = np.argpartition(names, most)[: most + 1]
+            best = np.argpartition(names[:found], most)[: most + 1]
             found = most + 1
             names[:found], places[:found] = names[best], places[best]
             high = int(names[:found].max())
@@ -260,6 +270,13 @@ class SparseRows(Part):
         out = np.empty((len(order), self.width), np.float32)
         self.kernels.gather_rows(self.slab, places[order], self.kernels.KEY_WORDS, out)
         return names[order], out, resume
+
+    def _left_out(self, names: Keys, places: Rows, found: int) -> int:
+        """Without those, of so many that were found, that have to go; how many they are then."""
+        stay = ~self.clearing.hidden(names[:found])
+        left = int(stay.sum())
+        names[:left], places[:left] = names[:found][stay], places[:found][stay]
+        return left
 
     def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
         """A copy, in any case, of one segment's live rows, weights and state, in key order, and their keys."""
@@ -274,6 +291,8 @@ class SparseRows(Part):
     def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
         """Take rows of a segment as they were once copied: none of these keys is here yet."""
         assert names is not None
+        if self.clearing.meets([keys]):
+            self._clear_all()
         count, first = len(names), self.rows
         if count == 0:
             return
@@ -285,41 +304,61 @@ class SparseRows(Part):
 
     def evict(self, segments: npt.NDArray[np.bool_]) -> int:
         """Rows of these segments whose weights are all 0 go; those that stay close up."""
+        if self.clearing.ranges:
+            self._clear_all()
         starts, stops = self.starts[segments], self.stops[segments]
         before, self.rows = self.rows, self._drop_zeros(self.slots, self.slab, self.rows, self.width, starts, stops)
         return self._close_up(before)
 
     def _drop(self, ranges: Sequence[KeyRange]) -> None:
         if ranges and self.rows:
-            starts = np.array([keys.start for keys in ranges], np.uint64)
-            stops = np.array([keys.stop for keys in ranges], np.uint64)
-            before, self.rows = self.rows, self._drop_ranges(self.slots, self.rows, starts, stops)
-            self._close_up(before)
+            self.clearing.begin(self, ranges)
+            if self.rows <= CLEAR_ROWS:
+                self._clear_all()
+
+    def _clear_all(self) -> None:
+        """All that has to go, at once."""
+        before, clearing = self.rows, self.clearing
+        self.rows = self._drop_ranges(self.slots, self.rows, clearing.starts, clearing.stops)
+        clearing.dropped()
+        self._close_up(before)
+
+    def clear_some(self) -> bool:
+        """One more piece of what is to be cleared away; False if that was all."""
+        return self.clearing.go_on(self, CLEAR_ROWS)
 
     def _close_up(self, before: int) -> int:
         """Some rows went, and others moved: a slab that is too large by far goes, too. How many went."""
         if self.rows == before:
             return 0
         self.layout += 1
-        capacity, places = _fitting(self._first, self.rows + self.rows // 2)
+        wanted = self.rows + self.rows // 2
+        capacity, places = room.fitting(self._first, wanted), room.places_for(wanted)
         try:
             if 2 * capacity <= len(self.slab):
-                slab = _slab(capacity, self.words)
-                slab[: self.rows] = self.slab[: self.rows]
-                self.slab, self.slots = slab, slab.view(np.uint64)
+                self._move(room.new_slab(capacity, self.words))
             if places < len(self.index):
-                self.index = _index(places)
+                self.index = room.new_index(places)
         except MemoryError:
             pass  # for the little that it takes: it stays as it is
         self.index[:] = 0
-        self.kernels.enter(self.index, self.slots, 0, self.rows)
+        self._enter_all()
         return before - self.rows
 
+    def _move(self, slab: Values) -> None:
+        slab[: self.rows] = self.slab[: self.rows]
+        self.slab, self.slots = slab, slab.view(np.uint64)
+        self.clearing.moved()
+
+    def _enter_all(self) -> None:
+        self.kernels.enter(self.index, self.slots, 0, self.rows)
+        self.clearing.entered()
+
     def _make_room(self, keys: Keys) -> None:
-        room = min(len(self.slab), _most(self.index)) - self.rows
-        if len(keys) > room:
+        free = min(len(self.slab), room.most(self.index) - self.clearing.stale) - self.rows
+        if len(keys) > free:
             missing = self.kernels.count_missing(self.index, self.slots, self.rows, keys)
-            if missing > room:
+            if missing > free:
                 self._grow(self.rows + missing)
 
     def _grow(self, rows: int) -> None:
@@ -327,47 +366,19 @@ class SparseRows(Part):
             raise MemoryError(f"{rows} rows: one server holds at most {ROWS_PER_TABLE} of a table; add servers")
         # Both arrays are taken before anything is changed. Fresh ones cost no memory until they are written to, so the
         # old index is gone before the new one is filled.
-        capacity, places = _fitting(self._first, rows)
-        slab = _slab(capacity, self.words) if capacity > len(self.slab) else None
-        index = _index(places) if places > len(self.index) else None
+        capacity, places = room.fitting(self._first, rows), max(room.places_for(rows), len(self.index))
+        slab = room.new_slab(capacity, self.words) if capacity > len(self.slab) else None
+        stale = (
+            self.clearing.stale
+        )  # places that may point behind the last row: what lies there must stay until they are gone
+        full = rows + stale > room.most(self.index) or (stale > 0 and slab is not None)
+        index = room.new_index(places) if full else None
         if slab is not None:
-            slab[: self.rows] = self.slab[: self.rows]
-            self.slab, self.slots = slab, slab.view(np.uint64)
+            self._move(slab)
             self.layout += 1
         if index is not None:
             self.index = index
-            self.kernels.enter(self.index, self.slots, 0, self.rows)
-
-
-def _fitting(capacity: int, rows: int) -> tuple[int, int]:
-    """Rows that a slab has, and places that an index has, for so many: always the same steps, so the peak is known."""
-    places = 2 * FIRST_ROWS
-    while capacity < rows:
-        capacity += capacity // 2
-    while places * 3 // 4 < rows:
-        places *= 2
-    return capacity, places
-
-
-def _most(index: Keys) -> int:
-    """Rows that an index may hold: three quarters full, probes stay short."""
-    return len(index) * 3 // 4
-
-
-def _slab(rows: int, words: int) -> Values:
-    if rows * words >= KEY_LIMIT // 8:  # numpy would say ValueError
-        raise MemoryError(f"{rows} rows of {words} words: more than any machine has; add servers or narrow the table")
-    bare = np.empty(rows * words + LINE_BYTES // 4, np.float32)
-    return _on_line(bare)[: rows * words].reshape(rows, words)
-
-
-def _index(places: int) -> Keys:
-    return _on_line(np.zeros(places + LINE_BYTES // 8, np.uint64))[:places]
-
-
-def _on_line(array: npt.NDArray[T]) -> npt.NDArray[T]:
-    """The array from the first place on that begins a cache line, so that a row or a line of slots is seldom in two."""
-    return array[-array.ctypes.data % LINE_BYTES // array.itemsize :]
+            self._enter_all()
 
 
 def _initial(kernels: ModuleType, initial: tables.Initial) -> tuple[int, float, float, np.uint64]:

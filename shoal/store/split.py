@@ -7,6 +7,7 @@ what is pushed to a segment arrives there whole.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,15 @@ class Share:
             at += stop - start
 
 
+@dataclass(frozen=True, slots=True)
+class Since:
+    """What has become of a placement."""
+
+    same: bool  # the segments go by the same numbers
+    stayed: tuple[str, ...]  # the servers that have held the same ones all the time
+    heirs: dict[str, tuple[str, ...]]  # by server: who holds now what it held then
+
+
 class Layout:
     """One table as a client sees it."""
 
@@ -60,9 +70,34 @@ class Layout:
         self.since = max((place.since for place in placed.places), default=0)  # when a primary last changed
         self._lost = next((i for i, owner in enumerate(owners) if not owner), None)
         self._of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
+        sinces = np.array([place.since for place in placed.places], np.int64)
+        self._sinces = {server: sinces[segments] for server, segments in self._of.items()}
+        self._owners = owners
+        # By the earlier one, which nobody is to keep for this.
+        self._since_then: weakref.WeakKeyDictionary[Layout, Since] = weakref.WeakKeyDictionary()
 
     def same(self, placed: Placed) -> bool:
         return self._placed == placed
+
+    def since_then(self, before: Layout) -> Since:
+        """What has become of an earlier placement."""
+        found = self._since_then.get(before)
+        if found is None:
+            same = len(before.starts) == len(self.starts) and bool((before.starts == self.starts).all())
+            stayed = [server for server in self.servers if same and self._has_stayed(server, before)]
+            heirs = {}
+            for server, segments in before._of.items() if same else ():
+                heirs[server] = tuple(dict.fromkeys(self._owners[segment] for segment in segments.tolist()))
+            found = self._since_then[before] = Since(same, tuple(stayed), heirs)
+        return found
+
+    def _has_stayed(self, server: str, before: Layout) -> bool:
+        then = before._of.get(server)
+        return (
+            then is not None
+            and np.array_equal(then, self._of[server])
+            and np.array_equal(before._sinces[server], self._sinces[server])
+        )
 
     def shares(self, keys: Keys | KeyRange, row_bytes: int, every_server: bool) -> list[Share]:
         """Every server's share; with ``every_server`` also the empty ones."""

@@ -6,34 +6,22 @@ goes on. How a change is made, and who is answered how, is the matter of ``Segme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shoal import limits
-from shoal.keys import KeyRange, KeyValues
+from shoal.keys import KeyValues
 from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.ledger import Mask
 from shoal.store.outcome import Asker, Later, Outcome, Work
-from shoal.store.replicate import Entry, Log
-from shoal.store.table import Ground
+from shoal.store.replicate import Entry
 from shoal.store.tending import Tending
 from shoal.tables import Step
-from shoal.tables import Table as Spec
 from shoal.wire import messages as m
 
 
 class Stepping(Tending):
     """The steps of the segments that a server is primary of."""
 
-    def __init__(
-        self,
-        number: int,
-        spec: Spec,
-        held: Sequence[tuple[int, KeyRange]],
-        inline: int,
-        log: Log,
-        ground: Ground | None = None,
-    ) -> None:
-        super().__init__(number, spec, held, inline, log, ground)
+    def _begin(self) -> None:
+        super()._begin()
         self._cut: tuple[int, Later] | None = None  # at this version somebody wants a snapshot
         # A step is on its way to the copies.
         self._closing = any(entry.change.kind == "step" for entry in self.log.entries)

@@ -11,18 +11,15 @@ less than the pushes did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
-from shoal.keys import KeyRange, KeyValues
+from shoal.keys import KeyValues
 from shoal.limits import EVICT_ROWS
 from shoal.store.admission import Admission
 from shoal.store.outcome import Outcome, Work
-from shoal.store.replicate import Log
 from shoal.store.slab import SparseRows
-from shoal.store.table import Ground
 from shoal.store.waiting import Waiting
 from shoal.tables import Each, Sparse
-from shoal.tables import Table as Spec
 
 Then = Callable[[int, KeyValues | None], Outcome]
 
@@ -30,17 +27,9 @@ Then = Callable[[int, KeyValues | None], Outcome]
 class Tending(Waiting):
     """The segments that a server is primary of, and who gets into them."""
 
-    def __init__(
-        self,
-        number: int,
-        spec: Spec,
-        held: Sequence[tuple[int, KeyRange]],
-        inline: int,
-        log: Log,
-        ground: Ground | None = None,
-    ) -> None:
-        super().__init__(number, spec, held, inline, log, ground)
-        rows = self.table.part
+    def _begin(self) -> None:
+        super()._begin()
+        spec, rows = self.spec, self.table.part
         counts = isinstance(spec, Sparse) and spec.admit > 1 and isinstance(rows, SparseRows)
         self._admission = Admission(rows, spec.admit) if counts else None  # type: ignore[arg-type, union-attr]
         self._by_rows = isinstance(spec, Sparse) and spec.evict and isinstance(spec.apply, Each)
@@ -61,6 +50,15 @@ class Tending(Waiting):
         found = self._admission.admit(given)
         self.counts["not admitted"] += len(given) - (0 if found is None else len(found))
         return found
+
+    def succeed(self, before: Tending, same: Mapping[int, int]) -> None:
+        """Go on, with other segments on the same ground, where another one ended; ``same`` are those that are what they were, by their
+        numbers now and then. What is known of those, and of the server, stays so."""
+        self.staleness, self.counts = before.staleness, before.counts
+        self.asked.follow(before.asked, same)
+        self._admission, self._since = before._admission, before._since
+        if self._admission is not None:
+            self._admission.hold()
 
     def sweep_due(self, given: KeyValues | None) -> bool:
         """A push was made: is it time to let rows go?"""

@@ -40,11 +40,11 @@ class Waiting(Part):
         spec: Spec,
         held: Sequence[tuple[int, KeyRange]],
         inline: int,
-        log: Log,
+        log: Log | None = None,
         ground: Ground | None = None,
     ) -> None:
         super().__init__(number, spec, held, ground)
-        self.inline, self.log = inline, log
+        self.inline, self.log = inline, log or Log(number, 0)
         self.staleness: Numbers = np.zeros(limits.STALENESS_BUCKETS, np.int64)
         self.counts: Counter[str] = Counter()
         self.handles = Handles(0)  # the server's own, by which it knows lists of keys
@@ -53,6 +53,10 @@ class Waiting(Part):
         self._held: dict[tuple[str, int], tuple[int, int, Asker]] = {}  # pushes: (step, slot, who asked)
         self._waiting: dict[tuple[str, int], Asker] = {}  # pulls
         self._promised: dict[tuple[str, int], Asker] = {}  # what waits until it is on all copies
+        self._begin()
+
+    def _begin(self) -> None:
+        """What those who build on this begin with: all of them are made as this is."""
 
     def _pull(self, now: int, asker: Asker) -> Outcome:
         if self._may_pull(asker):
@@ -136,6 +140,11 @@ class Waiting(Part):
         for key in [key for key, asker in self._waiting.items() if self._may_pull(asker)]:
             outcome += self._read(self._waiting.pop(key))
         return outcome
+
+    def forgotten(self, view: int) -> list[Effect]:
+        """Other segments are held here from now on: all who wait are to ask again, by this view."""
+        asked = {**self._waiting, **self._promised, **{key: asker for key, (_, _, asker) in self._held.items()}}
+        return [Send(asker.name, m.Moved(asker.ask.request, view)) for asker in asked.values()]
 
     # ------------------------------------------------------------ what they are told
 

@@ -42,7 +42,8 @@ class Warmed:
     """A nursery, used as a Popen is."""
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        self.pid, self._code = pid, None if pid else 1
+        """A ``pid`` of 0 or less: there is none, it has ended before it began. To wait for -1, or to kill it, would be for everybody."""
+        self.pid, self._code = pid, None if pid > 0 else 1
         self.stdin: IO[bytes] | None = stdin
         self.stdout: IO[bytes] | None = stdout
         self._waiting = threading.Lock()  # it can be waited for once
@@ -102,7 +103,7 @@ class Warm:
             asked = msgspec.json.encode(Asked(children._environment()))
             with self._asking:
                 socket.send_fds(self._link, [asked], [orders, theirs, 2, here])
-                pid = int(self._link.recv(64))
+                pid = int(self._link.recv(64) or b"0")
         finally:
             for descriptor in (orders, theirs, here):
                 os.close(descriptor)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.events import Gone, Joined, RolledBack
-from shoal.views import agreement, charts, compare, explain, figures, happenings, timeline, words
+from shoal.events import RolledBack
+from shoal.views import agreement, charts, compare, explain, figures, happenings, presence, timeline, words
 from shoal.views.account import OF_WORKERS, seconds_of
+from shoal.views.attendance import moves_of
 from shoal.views.drawing import clock, pictures
 from shoal.views.explain import VERBS
 from shoal.views.happenings import mega, seconds
@@ -26,7 +27,7 @@ def sections(runs: Sequence[Told]) -> list[Section]:
     made += [_staleness(runs), _bytes(runs), figures.section(runs), _cost(runs)]
     made += [agreement.section(one, _of(one, runs)) for one in runs]
     made += [_members(one, runs) for one in runs]
-    made += [happenings.section(one, _of(one, runs)) for one in runs]
+    made += [section for one in runs for section in happenings.sections(one, _of(one, runs))]
     made += [_delay(one, runs) for one in runs]
     made += [_trained(runs), _machine(runs)]
     return [one for one in made if one is not None]
@@ -38,7 +39,8 @@ def title(runs: Sequence[Told]) -> str:
         more = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
         return f"{len(runs)} runs: {', '.join([*names[:NAMED], *more])}"
     started = runs[0].run.started
-    return f"{runs[0].name}: {' · '.join(words.title(started)) if started else 'a run'}"
+    who = runs[0].run.attendance.crew()
+    return f"{runs[0].name}: {' · '.join(words.title(started, who)) if started else 'a run'}"
 
 
 def _of(one: Told, runs: Sequence[Told]) -> str:
@@ -93,7 +95,7 @@ def _metrics(one: Told) -> dict[str, float]:
 def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
     run, stale = one.run, one.staleness
     last = run.finite[-1].test_loss if run.finite else None
-    row = [str(run.started.workers if run.started else "-"), seconds(run.seconds)]
+    row = [_workers_of(one), seconds(run.seconds)]
     row += ["-" if one.cpu is None else explain.cpu(one.cpu)]
     row += [f"{one.speed:,.0f}" if one.speed else "-"]
     row += [words.loss(run.best.test_loss if run.best else None), words.loss(last)]
@@ -103,6 +105,11 @@ def _row(one: Told, common: float | None, names: Sequence[str]) -> list[str]:
         there = run.reached(common)
         row += [seconds(seconds_of(there)), f"{there.examples:,}"] if there else ["-", "-"]
     return [*row, *(_share(run.shares, kind) for kind in OF_WORKERS), f"{stale[1]:.3g}" if stale else "-"]
+
+
+def _workers_of(one: Told) -> str:
+    least, most = one.run.attendance.between("worker")
+    return "-" if one.run.started is None else f"{most:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _trained(runs: Sequence[Told]) -> Section | None:
@@ -147,7 +154,7 @@ def _machine(runs: Sequence[Told]) -> Section | None:
 
 
 def _cores(one: Told, told: dict[str, Any]) -> str:
-    used = one.run.started.cores if one.run.started else "-"
+    used = (one.run.started.cores if one.run.started else 0) or "-"
     return f"{used} of {told['cores']}" if told.get("cores") not in (None, used) else f"{used}"
 
 
@@ -158,8 +165,9 @@ def _losses(runs: Sequence[Told]) -> Section:
     caption = "Test loss of every evaluation, at the moment its weights were read."
     if len(runs) == 1:
         caption += " Train loss of the rows since the record before, each before its own update."
-        if any(isinstance(event, Joined | Gone) and event.seconds > 0 for event in runs[0].run.happened):
-            caption += " Upright lines: who came (dotted) and went (dashed)."
+        if moves_of(runs[0].run.happened):
+            caption += " Below: who came and went, with a name where there is room; Members has all of them."
+        caption += _emulated(runs)
     caption += agreement.CAPTION if any(event.spread for one in runs for event in one.run.evaluations) else ""
     drawn = pictures("losses", lambda: charts.losses(runs), caption)
     return Section("Losses", [], drawn, [_evaluations(runs[0])] if len(runs) == 1 and runs[0].run.evaluations else [])
@@ -233,7 +241,9 @@ def _timeline(runs: Sequence[Told]) -> Section | None:
     drawn = [one for one in runs if one.run.nodes and any(node.spans for node in one.run.nodes.values())]
     if not drawn:
         return None
-    said = "A stretch of each run after it warmed up, one row for each node; percentages are of the whole run. Hatched: nothing is known of it, or it was told late."
+    said = f"{_stretches(drawn)}, one row for each node; percentages are of the whole run. Hatched: nothing is known of it, or it was told late."
+    if any(moves_of(one.run.happened) for one in drawn):
+        said += " Who came and went in the whole run is under Members."
     found = pictures("timeline", lambda: timeline.drawn([(one.name, one.run) for one in drawn]), said + _emulated(runs))
     where = f" ({words.clean(drawn[0].name)})" if len(runs) > 1 else ""
     found += pictures(
@@ -244,6 +254,17 @@ def _timeline(runs: Sequence[Told]) -> Section | None:
         f"step may go on while it computes.",
     )
     return Section("Timeline", [], found) if found else None
+
+
+def _stretches(runs: Sequence[Told]) -> str:
+    """How little of a run it is, in words."""
+    windows = timeline.default_windows([one.run for one in runs])
+    (since, until), whole = windows[0], runs[0].run.seconds
+    if len(runs) > 1:
+        return f"{clock(until - since)} of each run, after it warmed up"
+    if until - since >= 0.99 * whole:
+        return "The whole run"
+    return f"{clock(until - since)} of the {clock(whole)} that it ran, {since:,.1f} s after the beginning"
 
 
 def _emulated(runs: Sequence[Told]) -> str:
@@ -316,12 +337,22 @@ def _cost(runs: Sequence[Told]) -> Section | None:
 def _members(one: Told, runs: Sequence[Told]) -> Section | None:
     run = one.run
     told = [event.workers for event in run.progress] + [event.workers for event in run.evaluations]
-    if not told or (len(runs) > 1 and len(set(told)) < 2):
+    if not told or (len(runs) > 1 and len(set(told)) < 2 and not moves_of(run.happened)):
         return None
     drawn = pictures(
         f"members-{one.name}",
-        lambda: charts.members(run),
+        lambda: presence.members(run),
         "Workers at work; a dot is an evaluation, at the moment its weights were read.",
+    )
+    drawn += pictures(
+        f"there-{one.name}",
+        lambda: presence.there(run),
+        "Who was there when. Whoever has no mark at the beginning was there from the start.",
+    )
+    drawn += pictures(
+        f"parts-{one.name}",
+        lambda: presence.parts(run),
+        "How many parts of the model each server held, one above the other. Upright lines: a server joined, left in order or was lost.",
     )
     heads = ["evaluation", *(f"{event.number:,}" for event in run.evaluations[:EVALUATIONS])]
     row = ["workers", *(str(event.workers) for event in run.evaluations[:EVALUATIONS])]

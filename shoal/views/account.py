@@ -26,6 +26,7 @@ from shoal.events import (
     RolledBack,
     RunEvent,
     Saved,
+    Shared,
     Spans,
     Split,
     Started,
@@ -34,6 +35,7 @@ from shoal.events import (
     Warned,
 )
 from shoal.nodes.spent import KINDS
+from shoal.views.attendance import Attendance
 
 OF_WORKERS = KINDS[:4]
 JITTER = 0.004  # seconds between two spans that are only the time a message took
@@ -79,6 +81,8 @@ class Account:
     spent: dict[str, float] = field(default_factory=dict)  # of all workers
     happened: list[Happened] = field(default_factory=list)
     delays: list[Delayed] = field(default_factory=list)
+    attendance: Attendance = field(default_factory=Attendance)
+    shared: list[Shared] = field(default_factory=list)  # whenever parts had changed hands
     _at: list[float] = field(
         default_factory=list
     )  # seconds of every record, and the rows that were computed up to there
@@ -155,6 +159,7 @@ def account(events: Iterable[RunEvent]) -> Account:
         if not math.isfinite(event.seconds):
             continue
         one.seconds = max(one.seconds, event.seconds)
+        one.attendance.take(event)
         match event:
             case Started():
                 one.started, one.stopped = event, None
@@ -170,6 +175,8 @@ def account(events: Iterable[RunEvent]) -> Account:
                 _node(one, event.name).spans += [(kind, at, at + length) for kind, at, length in event.spans]
             case Delayed():
                 one.delays.append(event)
+            case Shared():
+                one.shared.append(event)
             case Resumed():
                 one.stopped = None
                 one.happened.append(event)
@@ -186,6 +193,12 @@ def account(events: Iterable[RunEvent]) -> Account:
 def seconds_of(event: Evaluated) -> float:
     """When the model was as good as an evaluation says: when its weights were read."""
     return event.seconds if event.read is None else event.read
+
+
+def began(event: Gone | RolledBack) -> float:
+    """When a fault was first to be felt: one that fell silent was missed before it was given up."""
+    silent = re.match(r"silent for ([\d.]+) s\b", event.why) if isinstance(event, Gone) else None
+    return max(0.0, event.seconds - float(silent.group(1))) if silent else event.seconds
 
 
 def median(values: Sequence[float]) -> float:

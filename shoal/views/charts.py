@@ -1,16 +1,17 @@
-"""Pictures of a report: losses, where the time went, staleness, cost, who took part, delay. Each from accounts, each a figure."""
+"""Pictures of a report: losses, where the time went, staleness, cost, filters, delay. Each from accounts, each a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.events import Evaluated, Gone, Joined, Progress
-from shoal.views import words
+from shoal.events import Evaluated
+from shoal.views import marks, words
 from shoal.views.account import OF_WORKERS, Account, seconds_of
-from shoal.views.drawing import DASHES, INK, JOINED, LOST, PALE, SERIES, canvas, tidy, titled
+from shoal.views.attendance import moves_of
+from shoal.views.drawing import DASHES, INK, LEGIBLE, PALE, SERIES, canvas, tidy, titled
 from shoal.views.explain import most_stale
-from shoal.views.plots import FEW, NAMED, WIDE, Series, draw_spread, spread_of
+from shoal.views.plots import FEW, WIDE, Series, draw_spread, spread_of
 from shoal.views.timeline import COLORS
 from shoal.views.told import Told
 
@@ -25,10 +26,7 @@ BARS = 32  # workers in one picture
 def losses(runs: Sequence[Told]) -> Figure:
     """One run: train and test loss over time. Several: their test losses, over time and over passes."""
     if len(runs) == 1:
-        figure = canvas(3.7)
-        axes = figure.subplots()
-        _finish(axes, "seconds since training began", _one_loss(axes, runs[0].run))
-        return figure
+        return _losses_of_one(runs[0].run)
     figure = canvas(6.2)
     upper, lower = figure.subplots(2, 1)
     for number, told in enumerate(runs):
@@ -40,6 +38,21 @@ def losses(runs: Sequence[Told]) -> Figure:
     drawn = [event.test_loss for told in runs for event in told.run.finite]
     _finish(upper, "seconds since training began", drawn)
     _finish(lower, "passes over the data", drawn)
+    return figure
+
+
+def _losses_of_one(run: Account) -> Figure:
+    """With a row for who came and went, if anybody did."""
+    moves = moves_of(run.happened)
+    heights = [3.4, *([marks.height(moves)] if moves else [])]
+    figure = canvas(sum(heights) + 0.3)
+    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    drawn = _one_loss(panels[0], run)
+    marks.upright(panels[0], moves)
+    _finish(panels[0], "", drawn)
+    if moves:
+        marks.strip(panels[1], moves, run.seconds or 1.0)
+    panels[-1].set_xlabel("seconds since training began")
     return figure
 
 
@@ -62,7 +75,6 @@ def _one_loss(axes: Axes, run: Account) -> list[float]:
         said = f"best: {words.loss(run.best.test_loss)} at pass {words.passes(run.best.passes)}"
         at = ([seconds_of(run.best)], [run.best.test_loss])
         axes.plot(*at, "*", color=SERIES[1], markersize=14, markeredgecolor="white", zorder=5, label=said)
-    _moves(axes, run)
     return [*train.y, *(event.test_loss for event in judged), *draw_spread(axes, each)]
 
 
@@ -82,27 +94,12 @@ def _finish(axes: Axes, below: str, drawn: Sequence[float]) -> None:
     if drawn:
         if min(drawn) > 0 and max(drawn) / min(drawn) > WIDE:
             axes.set_yscale("log")
-        for text in axes.legend(frameon=False, fontsize=9).get_texts():
+        for text in axes.legend(fontsize=9, **LEGIBLE).get_texts():
             text.set_parse_math(False)
     else:
         axes.text(0.5, 0.5, "no loss is recorded", transform=axes.transAxes, ha="center", color=INK)
     axes.set(ylabel="loss", xlabel=below)
     tidy(axes)
-
-
-def _moves(axes: Axes, run: Account) -> None:
-    moves = [event for event in run.happened if isinstance(event, Joined | Gone) and event.seconds > 0]
-    for event in moves:
-        color, dashes = (LOST, "--") if isinstance(event, Gone) else (JOINED, ":")
-        few = len(moves) <= NAMED
-        axes.axvline(event.seconds, ymax=1.0 if few else 0.06, color=color, linestyle=dashes, linewidth=1, zorder=1)
-        if few:
-            said = f"{words.clean(event.name)} {'gone' if isinstance(event, Gone) else 'joined'}"
-            where = axes.get_xaxis_transform()
-            text = axes.text(
-                event.seconds, 0.5, said, transform=where, rotation=90, color=color, ha="right", va="center"
-            )
-            text.set(fontsize=8, parse_math=False)
 
 
 def shares(rows: Sequence[tuple[str, dict[str, float]]]) -> Figure:
@@ -223,25 +220,6 @@ def _bars(found: dict[str, Any], way: str) -> list[tuple[str, int, int]]:
     if saved := found.get("by_number", {}).get(way, 0):
         bars.insert(0, ("lists by number", found["plain"][way], found["plain"][way] - saved))
     return [*bars, ("all together", found["plain"][way], found["sent"][way])]
-
-
-def members(run: Account) -> Figure:
-    """Workers at work over time; a dot for each evaluation."""
-    figure = canvas(2.4)
-    axes = figure.subplots()
-    told: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
-    axes.step([event.seconds for event in told], [event.workers for event in told], where="post", color=SERIES[0])
-    at = [seconds_of(event) for event in run.evaluations]
-    axes.plot(
-        at, [event.workers for event in run.evaluations], "o", color=SERIES[1], label="at an evaluation", clip_on=False
-    )
-    _moves(axes, run)
-    most = max([1, *(event.workers for event in told)])
-    axes.set(ylim=(0, most * 1.15), ylabel="workers", xlabel="seconds since training began")
-    axes.yaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
-    tidy(axes)
-    return figure
 
 
 def delays(run: Account) -> Figure:

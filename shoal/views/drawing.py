@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import Invalid
 from shoal.views import words
@@ -28,6 +28,8 @@ JOINED, LOST = "#007A5A", "#A0447C"
 # Okabe and Ito: told apart by everybody. Curves of one picture differ in their dashes, too.
 SERIES = ("#0072B2", "#D55E00", "#007A5A", "#A0447C", "#E69F00", "#56B4E9", "#444444")
 DASHES = ("-", "--", "-.", ":")
+# Of a legend that lines run behind.
+LEGIBLE: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 0.85}
 
 _one_at_a_time = threading.Lock()  # matplotlib's settings belong to all threads
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from shoal.events import Delayed, Evaluated, Progress, RunEvent, Saved, Spans, Started, Stopped
+from shoal.events import Delayed, Evaluated, Progress, RunEvent, Saved, Shared, Spans, Started, Stopped
 from shoal.views import words
 
 DOING = {"compute": "computing", "communicate": "communicating", "wait": "waiting", "idle": "idle"}
@@ -40,16 +40,22 @@ def said(event: RunEvent) -> str:
             return f"workers may be {words.many(event.max_delay, 'step')} apart: they waited {event.waiting:.0%} of their time"
         case Spans():
             return f"{words.clean(event.name)}: {_spans(event)}"
+        case Shared():
+            held = ", ".join(
+                f"{words.clean(name)} {number:,}{f' and copies of {copies:,}' if (copies := event.copies.get(name)) else ''}"
+                for name, number in event.serves.items()
+            )
+            return f"parts: {held}"
         case Stopped():
             return f"stopped: {words.clean(event.why)}"
     return words.news(event)
 
 
 def started(event: Started) -> str:
-    what = ", ".join(words.title(event)[:-2])
+    what = ", ".join(words.what(event))
     rows = f"{event.rows:,} rows (and {event.test_rows:,} to test) of {event.features:,} features"
     emulated = f"; {words.clean(event.emulated)}" if event.emulated else ""
-    return f"{what}: {rows}, {words.crew(event)} on {words.many(event.cores, 'core')}{emulated}"
+    return f"{what}: {rows}, {words.crew(event)}{words.on_cores(event)}{emulated}"
 
 
 def shares(spent: Mapping[str, float]) -> str:

@@ -9,9 +9,10 @@ import bisect
 import math
 
 from shoal import limits
-from shoal.events import Gone, Resumed, RolledBack, Saved
+from shoal.events import Gone, Joined, Resumed, RolledBack, Saved
 from shoal.views import agreement, words
-from shoal.views.account import median, seconds_of
+from shoal.views.account import began, median, seconds_of
+from shoal.views.attendance import moves_of
 from shoal.views.drawing import clock
 from shoal.views.told import Told
 
@@ -73,11 +74,11 @@ def _work(told: Told) -> str:
     run = told.run
     if run.started is None:
         return ""
-    crew = words.crew(run.started).replace(" x ", " and ")
+    crew = run.attendance.crew().replace(" x ", " and ")
     lasted = words.duration(run.seconds) if run.seconds >= 1 else clock(run.seconds)
     rate = f", {told.speed:,.0f} a second" if told.speed else ""
     cost = f", with {cpu(told.cpu)} CPU seconds in all" if told.cpu else ""
-    return f"{crew} on {words.many(run.started.cores, 'core')} computed {run.examples:,} rows in {lasted}{rate}{cost}."
+    return f"{crew}{words.on_cores(run.started)} computed {run.examples:,} rows in {lasted}{rate}{cost}."
 
 
 def emulated(runs: list[Told]) -> str:
@@ -270,15 +271,22 @@ def _faults(told: Told) -> str:
     again = [event for event in happened if isinstance(event, Resumed)]
     saved = [event for event in happened if isinstance(event, Saved)]
     said = []
+    came = [event for event in moves_of(happened) if isinstance(event, Joined)]
+    left = [event for event in gone if words.left_in_order(event)]
+    lost = [event for event in gone if not words.left_in_order(event)]
+    for events, what in ((came, "joined while it ran"), (left, "left in order"), (lost, "lost")):
+        if events:
+            verb = "" if events is not lost else " was" if len(events) == 1 else " were"
+            said.append(f"{words.nodes(events)}{verb} {what}.")
     if gone:
-        said.append(f"{words.many(len(gone), 'node')} left or lost: {words.names(event.name for event in gone)}.")
         slots = sum(event.slots for event in gone)
         said += [f"Slots of theirs that were dealt again: {slots:,}."] if slots else []
     if back:
         steps = sum(max(0, event.steps_before - event.steps_after) for event in back)
         said.append(f"The run went back to a checkpoint {_often(len(back))}, {words.many(steps, 'step')} in all.")
     said += [f"It was taken up again {_often(len(again))}."] if again else []
-    felt = [after for event in (*gone, *back) if (after := told.run.back_after(event.seconds)) is not None]
+    faults: list[Gone | RolledBack] = [*lost, *back]
+    felt = [after for event in faults if (after := told.run.back_after(began(event))) is not None]
     said += [_felt(felt)] if felt else []
     said += [f"{words.many(len(saved), 'checkpoint')} went to disk."] if saved else []
     return " ".join(said)
@@ -288,7 +296,7 @@ def _felt(after: list[float]) -> str:
     never = sum(math.isinf(one) for one in after)
     worst = max((one for one in after if math.isfinite(one)), default=0.0)
     if never:
-        return f"After {never:,} of {len(after):,} of these rows/s did not come back to 90% of what they were while it ran."
+        return f"After {never:,} of {words.many(len(after), 'such fault')} rows/s did not come back to 90% of what they were while it ran."
     if not worst:
         return "Rows/s were at 90% or more of what they were in the second after."
     return f"Rows/s were back at 90% of what they were after {clock(worst)} at the latest."

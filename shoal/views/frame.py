@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from shoal.events import Evaluated, Gone, RolledBack, Warned
 from shoal.views import words
 from shoal.views.braille import Stroke, chart
+from shoal.views.moving import Moved, said, together
 from shoal.views.sofar import SoFar
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 WIDEST = 100  # columns: wider lines are harder to read, and a window made narrower seldom breaks these
 CHART_ROWS = 4
+HAPPENINGS = 3
 SILENCE = 5.0  # seconds without an event before that is said
 
 TEST, TRAIN, BAD = "magenta", "cyan", "red"
@@ -156,10 +158,10 @@ def _tail(so_far: SoFar, note: str) -> list[Text]:
 
     lines = [
         Text(
-            f"{words.seconds(event.seconds):>6} s  {words.news(event)}",
-            BAD if isinstance(event, Gone | RolledBack | Warned) else "",
+            f"{words.seconds(event.seconds):>6} s  {said(event) if isinstance(event, Moved) else words.news(event)}",
+            BAD if _is_bad(event) else "",
         )
-        for event in so_far.happenings
+        for event in together(so_far.happenings)[-HAPPENINGS:]
     ]
     if so_far.stopped:
         lines.append(Text(f"stopped: {words.clean(so_far.stopped.why)}", "bold"))
@@ -168,6 +170,12 @@ def _tail(so_far: SoFar, note: str) -> list[Text]:
     if note:
         lines.append(Text(note, "dim"))
     return lines
+
+
+def _is_bad(event: words.News | Moved) -> bool:
+    if isinstance(event, Gone):
+        return not words.left_in_order(event)
+    return isinstance(event, RolledBack | Warned)
 
 
 def _folded(parts: list[Text], between: Text, width: int) -> list[Text]:

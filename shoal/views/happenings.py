@@ -1,8 +1,12 @@
-"""What happened to a run, one line each: who came and went, what changed hands, what went wrong, and how long that was felt."""
+"""What happened to a run, one line each: what went wrong and how long that was felt; apart from it, who came and went, and what was saved.
+
+A node that leaves in order, and parts that change hands, are no faults. One that was lost and came back is told with the faults.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from shoal.events import (
     Elected,
@@ -18,46 +22,102 @@ from shoal.events import (
     Voided,
     Warned,
 )
-from shoal.views import words
-from shoal.views.account import Happened
+from shoal.views import moving, words
+from shoal.views.account import Happened, began
 from shoal.views.drawing import clock
+from shoal.views.moving import Moved
 from shoal.views.sections import Section, Table
 from shoal.views.told import Told
 
 HAPPENINGS = 60  # rows of a table: of more, the last are left out
 
 
-def section(one: Told, of: str) -> Section | None:
-    """``of``: whose they are, where there are several runs."""
-    happened = [event for event in one.run.happened if not (isinstance(event, Joined | Linked) and event.seconds <= 0)]
-    if not happened:
-        return None
-    shown = happened[:HAPPENINGS]
-    rows = [[seconds(event.seconds), *_told(event), _felt(one, event)] for event in shown]
-    more = f" {len(happened) - len(shown):,} more are left out." if len(happened) > len(shown) else ""
-    caption = f"Back: how long until rows/s were at 90% of what they were before, for a second.{more}"
-    return Section(f"Faults and recoveries{of}", [], [], [Table(["seconds", "", "what", "back"], rows, caption)])
+def sections(one: Told, of: str) -> list[Section]:
+    """``of``: whose they are, where there are several runs. What did not happen has none."""
+    told = [event for event in one.run.happened if not (isinstance(event, Joined | Linked) and event.seconds <= 0)]
+    wrong, came, saved = _sorted(told)
+    found = []
+    if wrong:
+        rows = [[seconds(event.seconds), *_told(event), _felt(one, event)] for event in wrong[:HAPPENINGS]]
+        caption = (
+            "Back: how long until rows/s were at 90% of what they were before, for a second, since it was first to be felt."
+            f"{_more(wrong)}"
+        )
+        table = Table(["seconds", "", "what", "back"], rows, caption)
+        found.append(Section(f"Faults and recoveries{of}", [], [], [table]))
+    if came:
+        groups = moving.together(came)
+        rows = [[_when(group), *_told(group)] for group in groups[:HAPPENINGS]]
+        table = Table(
+            ["seconds", "", "what"],
+            rows,
+            f"Who came and went in order, and what changed hands meanwhile.{_more(groups)}",
+        )
+        found.append(Section(f"Comings and goings{of}", [], [], [table]))
+    if saved:
+        rows = [
+            [seconds(one.seconds), f"{one.number:,}", f"{one.steps:,}", mega(one.bytes), clock(one.took)]
+            for one in saved[-HAPPENINGS:]
+        ]
+        table = Table(["seconds", "checkpoint", "steps", "size", "took"], rows, "The run went on meanwhile.")
+        found.append(Section(f"Checkpoints{of}", [], [], [table]))
+    return found
 
 
-_CALLED = {
-    Joined: "joined", Gone: "gone", Leaving: "leaving", Handed: "moved", Split: "split", RolledBack: "went back",
+def _sorted(told: Sequence[Happened]) -> tuple[list[Happened], list[Happened], list[Saved]]:
+    """Faults with what mended them, comings and goings, checkpoints."""
+    wrong, came, saved = list[Happened](), list[Happened](), list[Saved]()
+    lost: dict[str, bool] = {}  # by name: how it went last
+    for event in told:
+        match event:
+            case Saved():
+                saved.append(event)
+            case Gone():
+                lost[event.name] = not words.left_in_order(event)
+                (wrong if lost[event.name] else came).append(event)
+            case Joined():
+                (wrong if lost.pop(event.name, False) else came).append(event)
+            case Leaving() | Handed() | Split():
+                came.append(event)
+            case _:
+                wrong.append(event)
+    return wrong, came, saved
+
+
+_CALLED: dict[type, str] = {
+    Joined: "joined", Gone: "gone", Leaving: "leaving", Handed: "moved", Moved: "moved", Split: "split", RolledBack: "went back",
     Resumed: "taken up", Voided: "void", Warned: "warning", Linked: "graph", Elected: "chosen",
 }  # fmt: skip
 
 
-def _told(event: Happened) -> tuple[str, str]:
-    if isinstance(event, Saved):
-        return (
-            "saved",
-            f"checkpoint {event.number:,}, {mega(event.bytes)} in {clock(event.took)}, at step {event.steps:,}",
-        )
-    return _CALLED[type(event)], words.news(event).removeprefix("warning: ")
+def _told(event: Happened | Moved) -> tuple[str, str]:
+    match event:
+        case Moved():
+            return _CALLED[Moved], moving.said(event)
+        case Saved(number=number):  # in a section of their own
+            return "saved", f"checkpoint {number:,}"
+        case Gone() if words.left_in_order(event):
+            return "left", words.news(event)
+        case Gone():
+            return "lost", words.news(event)
+        case _:
+            return _CALLED[type(event)], words.news(event).removeprefix("warning: ")
+
+
+def _when(event: Happened | Moved) -> str:
+    first = seconds(event.seconds)
+    last = seconds(event.until) if isinstance(event, Moved) else first
+    return first if first == last else f"{first} to {last}"
+
+
+def _more(events: Sequence[object]) -> str:
+    return f" {len(events) - HAPPENINGS:,} more are left out." if len(events) > HAPPENINGS else ""
 
 
 def _felt(one: Told, event: Happened) -> str:
     if not isinstance(event, Gone | RolledBack):
         return ""
-    after = one.run.back_after(event.seconds)
+    after = one.run.back_after(began(event))
     if after is None:
         return "-"
     return "not felt" if after == 0 else "not while it ran" if math.isinf(after) else clock(after)

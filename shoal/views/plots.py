@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
-from shoal.views import words
-from shoal.views.drawing import canvas, target_of, write
+from shoal.views import marks, words
+from shoal.views.attendance import Attendance, Move
+from shoal.views.drawing import LEGIBLE, canvas, target_of, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito: told apart by everybody; dark enough on white.
-TRAIN, TEST, JOINED, LOST, INK = "#0072B2", "#D55E00", "#007A5A", "#A0447C", "#444444"
+TRAIN, TEST, LOST, INK = "#0072B2", "#D55E00", "#A0447C", "#444444"
 SOLVED = ("objective", "violation")  # what a run that solves something says of how far it is
 METRICS = ("#007A5A", "#A0447C", "#56B4E9", "#444444")
 
 POINTS = 400  # of a curve: about two pixels each
 FEW = 60  # evaluations that are drawn as marks one can count
-NAMED = 6  # more joins and losses than this are marked without names
 TICKS = 0.05  # of the width, for a label
 WIDE = 50.0  # highest over lowest loss from which the scale is logarithmic
 UNITS = (  # up to so many seconds, so called, so many seconds long
@@ -86,7 +86,8 @@ class Run:
     best: Evaluated | None = None
     each: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, best and worst of everybody's own
     far: list[tuple[float, float]] = field(default_factory=list)  # seconds, passes
-    moves: list[Joined | Gone] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    attendance: Attendance = field(default_factory=Attendance)
     voided: int = 0
     warned: list[Warned] = field(default_factory=list)
     examples: int = 0
@@ -98,28 +99,34 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
     figure = canvas(5.6, 9.0)
     target = None if path is None else target_of(Path(path))
     run = _sorted(events)
+    high = marks.height(run.moves)
+    figure.set_figheight(5.6 + high)
     unit, scale = _unit(run.seconds)
     solved = {name: one for name in SOLVED if (one := run.metrics.pop(name, None)) is not None}
     metrics = {name: one for name, one in run.metrics.items() if one.y and min(one.y) >= 0 and max(one.y) <= 1}
     heights = [3.0, *([1.5] if solved else []), *([1.0] if metrics else [])]
+    heights += [high * sum(heights) / 4.6] if run.moves else []  # in inches: title and caption take the rest
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     upper, lower = panels[0, 0], panels[-1, 0]
+    figures = panels[:-1, 0] if run.moves else panels[:, 0]
     _draw_losses(upper, run, scale)
     _draw_passes(upper, run, scale)
     if solved:
         _draw_solved(panels[1, 0], solved, scale)
     if metrics:
-        _draw_metrics(lower, metrics, scale)
-    _draw_moves(upper, run.moves, scale)
-    for panel in panels[:, 0]:
+        _draw_metrics(figures[-1], metrics, scale)
+    for panel in figures:
+        marks.upright(panel, run.moves, scale)
         panel.grid(True, color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
         panel.set_axisbelow(True)
     lower.set_xlabel(f"{unit} since training began")
     end = run.seconds / scale or 1.0
+    if run.moves:
+        marks.strip(lower, run.moves, end, scale)
     lower.set_xlim(-0.012 * end, 1.012 * end)
     if title or run.started:
-        said = title or " · ".join(words.title(run.started)[:-2] if run.started else [])
+        said = title or " · ".join(words.what(run.started) if run.started else [])
         figure.suptitle(words.clean(said), x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
     caption = "\n".join(textwrap.wrap(_caption(run), 150))
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color=INK, parse_math=False)
@@ -136,6 +143,7 @@ def _sorted(events: Iterable[RunEvent]) -> Run:
     between = Series()  # as the evaluations tell the train loss: for runs that tell it nowhere else
     for event in events:
         run.seconds = max(run.seconds, event.seconds) if math.isfinite(event.seconds) else run.seconds
+        run.attendance.take(event)
         match event:
             case Started():
                 run.started = event
@@ -196,9 +204,10 @@ def _caption(run: Run) -> str:
         s = run.started
         said.append(
             f"{words.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features. "
-            f"{words.clean(s.model)}, {words.clean(s.strategy)}, {words.crew(s)} on {words.many(s.cores, 'core')}, "
+            f"{words.clean(s.model)}, {words.clean(s.strategy)}, {run.attendance.crew()}{words.on_cores(s)}, "
             f"batches of {s.batch:,}, seed {s.seed}."
         )
+        said += [f"Not real: {words.clean(s.emulated)}."] if s.emulated else []
     passes = words.passes(run.far[-1][1]) if run.far else "0"
     far = f"{passes} {'pass' if passes == '1' else 'passes'}, {run.examples:,} rows"
     lasted = words.duration(run.seconds) if run.seconds >= 1 else f"{run.seconds * 1_000:.3g} ms"
@@ -241,7 +250,7 @@ def _draw_losses(axes: Axes, run: Run, scale: float) -> None:
         axes.set_yscale("log")
     axes.set_ylabel("loss")
     if losses:
-        axes.legend(frameon=False, loc="upper right")
+        axes.legend(loc="upper right", **LEGIBLE)
     else:
         axes.text(0.5, 0.5, "no loss is recorded yet", transform=axes.transAxes, ha="center", color=INK)
 
@@ -313,20 +322,6 @@ def _draw_solved(axes: Axes, solved: dict[str, Series], scale: float) -> None:
         axes.plot(x, y, color=color, linewidth=1.2, marker=".", label=label)
     axes.set_yscale("log")
     axes.legend(frameon=False, loc="lower left", fontsize=8)  # both fall, if all is well
-
-
-def _draw_moves(axes: Axes, moves: Sequence[Joined | Gone], scale: float) -> None:
-    """Everybody who came or went: a line with a name if they are few, else a tick on the lower edge."""
-    few = len(moves) <= NAMED
-    for event in moves:
-        gone = isinstance(event, Gone)
-        at, color, dashes = (event.seconds / scale, LOST, "--") if gone else (event.seconds / scale, JOINED, ":")
-        axes.axvline(at, ymax=1.0 if few else 0.06, color=color, linewidth=1.0, linestyle=dashes, zorder=1)
-        if few:
-            label = f"{words.clean(event.name)} {'gone' if gone else 'joined'}"
-            where = axes.get_xaxis_transform()  # across in data, up in shares of the panel
-            text = axes.text(at, 0.62, label, transform=where, rotation=90, color=color, ha="center", va="center")
-            text.set(fontsize=8, parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})
 
 
 def _over(seconds: Sequence[float], scale: float) -> list[float]:

@@ -12,7 +12,7 @@ from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
 from shoal.views import words
 
 EVALUATIONS = 6  # kept to be shown
-HAPPENINGS = 3
+HAPPENINGS = 32  # kept: many moves become one line
 RECENT = 5.0  # seconds over which the rate is taken
 POINTS = 256  # of a curve; past that, neighbours are merged
 

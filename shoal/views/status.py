@@ -1,7 +1,8 @@
 """How a cluster stands, on a page: who is here, who holds what, how new it is, how far the run is.
 
 ``page`` is for people, ``facts`` for programs. A server has a letter and a colour of its own, the same in every part of the
-page; nothing is said by colour alone.
+page; nothing is said by colour alone. No line is longer than the terminal is wide. The numbers that only the protocol goes by (incarnation,
+view, term, generation, epoch) are shown to who asks for them; what they would tell others is said in words.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster.stopping import ENDLESS
+from shoal.events import LEFT
 from shoal.launch.looking import Copy, Segment, Status
 from shoal.views import words
 from shoal.views.ring import band, ring, style_of
 from shoal.wire.address import parsed
+from shoal.wire.messages import Seen
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +29,7 @@ _ROLES = ("server", "worker", "evaluator", "client")
 REFUSED = (
     "strange key",
     "revoked key",
+    "expired key",
     "no key",
     "impostor",
     "not theirs to say",
@@ -72,31 +76,38 @@ def facts(status: Status) -> dict[str, Any]:
 
 
 def page(
-    status: Status, where: str, width: int, *, show_ring: bool = False, everything: bool = False, brief: bool = False
+    status: Status,
+    where: str,
+    width: int,
+    *,
+    show_ring: bool = False,
+    everything: bool = False,
+    brief: bool = False,
+    numbers: bool = False,
 ) -> RenderableType:
-    """For a terminal so many columns wide; ``brief``: without a line for each segment."""
+    """For a terminal so many columns wide; ``brief``: without a line for each segment; ``numbers``: with those of the protocol."""
     from rich.console import Group
     from rich.text import Text
 
     letters = letters_of(status)
     segments = status.segments()
-    parts: list[RenderableType] = [_head(status, where)]
+    parts: list[RenderableType] = [*_head(status, where, width, numbers)]
     if status.standing.course is not None:
         parts.append(_course(status, width))
-    parts += [Text(""), _members(status, letters), *_gone(status)]
+    parts += [Text(""), _members(status, letters, numbers), *_gone(status)]
     for name in dict.fromkeys(one.table for one in segments):
         mine = [one for one in segments if one.table == name]
-        parts += [Text(""), _table_line(name, mine, status.standing.copies)]
+        parts += [Text(""), fitted(_table_line(name, mine, status.standing.copies))]
         if show_ring:
             parts.append(ring(mine, letters, width))
         parts += [Text.assemble("  ", line) for line in band(mine, letters, width - 4)]
         if everything or (len(segments) <= SEGMENTS and not brief):
-            parts.append(_segments(mine, letters))
+            parts.append(_segments(mine, letters, numbers))
     if not segments:
         parts += [Text(""), Text("no tables yet", "dim")]
     if len(segments) > SEGMENTS and not everything and not brief:
-        parts.append(Text(f"  {len(segments):,} segments: --segments shows them one by one", "dim"))
-    parts += [Text(f"{name} does not answer", "red") for name in status.silent]
+        parts.append(fitted(Text(f"  {len(segments):,} parts: --segments shows them one by one", "dim")))
+    parts += [fitted(Text(f"{words.clean(name)} does not answer", "red")) for name in status.silent]
     if refused := refused_of(status):
         said = ", ".join(f"{number:,} by {what}" for what, number in refused.items())
         parts += [Text(""), Text(f"callers and messages that were refused: {said}", "yellow")]
@@ -126,14 +137,32 @@ def _by_number(name: str) -> tuple[str, int]:
     return (head, int(tail)) if tail.isdigit() else (name, 0)
 
 
-def _head(status: Status, where: str) -> Text:
+def fitted(line: Text) -> Text:
+    """On one line, whatever it takes."""
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _head(status: Status, where: str, width: int, numbers: bool) -> list[Text]:
+    """Which cluster it is, and what is true of all of it: on one line, or on two."""
     from rich.text import Text
 
     standing = status.standing
-    parts = [f"term {standing.term:,}", f"view {standing.view:,}", f"generation {standing.generation:,}"]
-    parts.append("1 copy" if standing.copies == 1 else f"{standing.copies} copies")
-    parts.append(f"checkpoint {words.clean(standing.checkpoint)}" if standing.checkpoint else "no checkpoint yet")
-    return Text.assemble((words.clean(parsed(where).plain), "bold"), ("  ", ""), (" · ".join(parts), "dim"))
+    parts = ["1 copy of each part" if standing.copies == 1 else f"{standing.copies} copies of each part"]
+    saved = words.clean(standing.checkpoint).rstrip("/").rpartition("/")[2]
+    parts.append(f"checkpoint {saved}" if saved else "no checkpoint yet")
+    if standing.term > 1:
+        parts.append(f"coordinator started {standing.term:,} times")
+    if standing.generation:
+        parts.append(
+            f"went back to a checkpoint {'once' if standing.generation == 1 else f'{standing.generation:,} times'}"
+        )
+    if numbers:
+        parts += [f"term {standing.term:,}", f"view {standing.view:,}", f"generation {standing.generation:,}"]
+    name, said = Text(words.clean(parsed(where).plain), "bold"), Text(" · ".join(parts), "dim")
+    if name.cell_len + 2 + said.cell_len <= width:
+        return [Text.assemble(name, "  ", said)]
+    return [fitted(name), fitted(said)]
 
 
 def _course(status: Status, width: int) -> Text:
@@ -154,44 +183,58 @@ def _course(status: Status, width: int) -> Text:
     return Text.assemble(("━" * done, "green"), ("╌" * (cells - done), "dim"), "  ", said)
 
 
-def _members(status: Status, letters: dict[str, str]) -> Table:
-    table = _plain_table("", "member", "role", "incarnation", "heard", "view", "clock", "parts", "rows/s", "at")
-    clocks = status.clocks()
+def _members(status: Status, letters: dict[str, str], numbers: bool) -> Table:
+    clocks, newest = status.clocks(), status.standing.view
     members = sorted(status.standing.members, key=lambda one: (_ROLES.index(one.role), _by_number(one.name)))
+    rows: list[dict[str, Text | str]] = []
     for one in members:
-        silence = one.silence / limits.SECOND
-        heard = f"{silence:.1f} s ago" + (", suspected" if one.suspected else "") + (", leaving" if one.leaving else "")
         clock = clocks.get(one.name)
-        said = "" if clock is None else "parked" if clock < 0 else f"{clock:,}"
-        behind = one.view < status.standing.view
-        table.add_row(
-            _letter(one.name, letters),
-            words.clean(one.name),
-            one.role,
-            f"{one.incarnation:,}",
-            _styled(heard, "red" if one.suspected else "yellow" if one.leaving else ""),
-            _styled(f"{one.view:,}", "yellow" if behind else ""),
-            said,
-            f"{parts_of(status, one.name):,}" if one.role == "server" else "",
-            f"{one.load:,.0f}" if one.load else "",
-            _place(one.address),
-        )
-    here = {one.name for one in members}
-    table.columns[1].min_width = max((len(name) for name in here), default=0)  # to be typed in again: never cut
+        rows.append({
+            "": _letter(one.name, letters),
+            "member": words.clean(one.name),
+            "role": one.role,
+            "incarnation": f"{one.incarnation:,}" if numbers else "",
+            "heard": _heard(one, newest),
+            "view": _styled(f"{one.view:,}", "yellow" if one.view < newest else "") if numbers else "",
+            "steps": "" if clock is None else "parked" if clock < 0 else f"{clock:,}",
+            "parts": f"{parts_of(status, one.name):,}" if one.role == "server" else "",
+            "keys/s": f"{one.load:,.0f}" if one.load else "",
+            "at": fitted(_styled(_place(one.address), "")),
+        })  # fmt: skip
+    heads = [head for head in (rows[0] if rows else {}) if head == "" or any(row[head] for row in rows)]
+    table = _plain_table(*heads)
+    for row in rows:
+        table.add_row(*(row[head] for head in heads))
+    for head, column in zip(heads, table.columns, strict=True):
+        column.no_wrap = head not in (
+            "heard",
+            "at",
+        )  # where there is little room, these are cut: names are typed in again
+        if head == "member":
+            column.min_width = max(len(one.name) for one in members)
     return table
+
+
+def _heard(one: Seen, newest: int) -> Text:
+    silence = f"{one.silence / limits.SECOND:.1f} s ago"
+    more = [", suspected"] * one.suspected + [", leaving"] * one.leaving
+    if one.view < newest and not one.suspected:
+        more.append(", not told the newest yet")
+    return fitted(_styled(silence + "".join(more), "red" if one.suspected else "yellow" if more else ""))
 
 
 def _gone(status: Status) -> list[RenderableType]:
     """A line each: reasons are too long for a column."""
     here = {one.name for one in status.standing.members}
     lost = {name: why for name, why in status.standing.lost.items() if name not in here}
-    return [
-        _styled(
-            f"gone: {words.clean(name)}: {words.clean(why)}",
-            "dim" if words.clean(why).startswith(words.LEFT) else "red",
-        )
-        for name, why in lost.items()
-    ]
+    return [fitted(_went(words.clean(name), words.clean(why))) for name, why in lost.items()]
+
+
+def _went(name: str, why: str) -> Text:
+    if not why.startswith(LEFT):
+        return _styled(f"lost: {name}: {why}", "red")
+    rest = why.removeprefix(LEFT).removeprefix(": ")
+    return _styled(f"left: {name}{f': {rest}' if rest else ''}", "dim")
 
 
 def _place(address: str) -> str:
@@ -204,7 +247,7 @@ def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
 
     versions = [copy.version for one in mine for copy in one.copies[:1] if copy.version is not None]
     whole = sum(sum(copy.role != "filling" for copy in one.copies) >= copies for one in mine)
-    said = [f"{len(mine):,} segments"]
+    said = [words.many(len(mine), "part")]
     if versions:
         low, high = min(versions), max(versions)
         said.append(f"version {low:,}" if low == high else f"versions {low:,} to {high:,}")
@@ -216,18 +259,21 @@ def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
     return text.append(f", {lost:,} LOST", "bold red") if lost else text
 
 
-def _segments(mine: list[Segment], letters: dict[str, str]) -> Table:
-    table = _plain_table("segment", "keys", "epoch", "primary", "version", "copies and how far they are behind")
+def _segments(mine: list[Segment], letters: dict[str, str], numbers: bool) -> Table:
+    epoch = ["epoch"] if numbers else []
+    kept = any(len(one.copies) > 1 for one in mine)
+    copies = ["copies and how far they are behind"] if kept else []
+    table = _plain_table("part", "keys", *epoch, "primary", "version", *copies)
     for one in mine:
         first = one.copies[0] if one.copies and one.copies[0].role == "primary" else None
         version = "-" if first is None or first.version is None else f"{first.version:,}"
         table.add_row(
             f"{one.number:,}",
             f"{one.start:,} .. {one.stop - 1:,}",
-            f"{one.epoch:,}",
+            *([f"{one.epoch:,}"] if numbers else []),
             _holder(first, letters) if first is not None else _styled(f"nobody (last: {words.clean(one.last)})", "red"),
             version,
-            _others(one, letters),
+            *([_others(one, letters)] if kept else []),
         )
     return table
 
@@ -268,6 +314,6 @@ def _plain_table(*heads: str) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for head in heads:
-        right = head in ("incarnation", "view", "clock", "segment", "epoch", "version", "parts", "rows/s")
+        right = head in ("incarnation", "view", "steps", "part", "epoch", "version", "parts", "keys/s")
         table.add_column(head, justify="right" if right else "left", no_wrap=True)
     return table

@@ -56,6 +56,7 @@ def drawn(runs: Sequence[tuple[str, Account]], window: Window | None = None) -> 
         titled(panel, said + (f", {words.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
     panels[-1].set_xlabel("seconds since training began")
     _legend(figure)
+    figure.draw_without_rendering()  # laid out twice: what stands beside a panel is as far away as the panel is wide
     return figure
 
 
@@ -165,7 +166,8 @@ def _shares(axes: Axes, run: Account, nodes: Sequence[Node]) -> None:
             if kind in columns:
                 said = "-" if not share else "<1%" if share < 0.005 else f"{share:.0%}"
                 axes.text(columns[kind], row, said, transform=where, fontsize=8, ha="center", va="center", color=INK)
-    axes.text(columns["idle"] + 0.07, 0, " ", transform=where, fontsize=8)  # room for the last column
+    # Nothing to be seen, and as wide as the reader's letters may be: else the last column is cut.
+    axes.text(columns["idle"], 0, "0000", transform=where, fontsize=10, ha="center", alpha=0.0)
 
 
 def _marks(axes: Axes, run: Account, part: Window) -> None:
@@ -178,7 +180,7 @@ def _marks(axes: Axes, run: Account, part: Window) -> None:
             case Joined():
                 said, color = f"{words.who(event)} joined", JOINED
             case Gone():
-                said, color = f"{words.who(event)} gone", LOST
+                said, color = f"{words.who(event)} {'left' if words.left_in_order(event) else 'gone'}", LOST
             case RolledBack() | Resumed():
                 said, color = "goes back" if isinstance(event, RolledBack) else "goes on", LOST
             case _:

@@ -13,24 +13,26 @@ from typing import TYPE_CHECKING
 from shoal import limits
 from shoal.events import Evaluated, RunEvent
 from shoal.launch.looking import Status
-from shoal.views import words
+from shoal.views import every, words
 from shoal.views.lines import Lines
-from shoal.views.status import page
+from shoal.views.moving import Moved, said, together
+from shoal.views.status import fitted, page
+from shoal.wire.messages import Move
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EVERY = 5.0  # seconds between two lines about how it goes
 SHOWN = 8  # things that happened, on a page
-MOVES = 6  # on a page
+MOVES = 6  # ways that parts go, on a page
 _TOLD = 2  # verbosity: who comes and goes, what is saved
 
 
 class Watching:
     """What somebody who looks on has seen so far."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, where: str, numbers: bool = False) -> None:
+        self._where, self._numbers = where, numbers
         self._lines = Lines(_TOLD)
         self._last: deque[str] = deque(maxlen=SHOWN)
         self._status: Status | None = None
@@ -41,7 +43,7 @@ class Watching:
 
     def take(self, now: float, status: Status, events: Sequence[RunEvent]) -> list[str]:
         """One look; what there is to say of it in lines."""
-        news = [line for event in events for line in self._lines.take(event)]
+        news = [line for group in together(events) for line in self._said(group)]
         for event in events:
             self._loss = event.test_loss if isinstance(event, Evaluated) else self._loss
         if status.standing.course is None and self._status is not None:
@@ -79,24 +81,22 @@ class Watching:
 
         assert self._status is not None
         parts: list[RenderableType] = [
-            page(self._status, self._where, width, brief=True),
+            page(self._status, self._where, width, brief=True, numbers=self._numbers),
             Text(""),
-            Text(self.summary(), "bold"),
+            fitted(Text(self.summary(), "bold")),
         ]
-        moves = self._status.standing.moves
-        for one in moves[:MOVES]:
-            since = words.duration(one.since / limits.SECOND)
-            parts.append(
-                Text(
-                    f"  part {one.segment:,} of {words.clean(one.table)}: {words.clean(one.source)} -> {words.clean(one.target)} "
-                    f"({words.clean(one.why)}), {since}",
-                    "yellow",
-                )
-            )
-        if len(moves) > MOVES:
-            parts.append(Text(f"  and {len(moves) - MOVES:,} more", "yellow"))
-        parts += [Text(line, "dim") for line in self._last]
+        ways = _ways(self._status.standing.moves)
+        parts += [fitted(Text(f"  {line}", "yellow")) for line in ways[:MOVES]]
+        if len(ways) > MOVES:
+            parts.append(Text(f"  and {len(ways) - MOVES:,} more ways", "yellow"))
+        parts += [fitted(Text(line, "dim")) for line in self._last]
         return Group(*parts)
+
+    def _said(self, group: RunEvent | Moved) -> list[str]:
+        """Many moves are one line."""
+        if isinstance(group, Moved):
+            return [f"{every.clock(group.until)}  {said(group)}"]
+        return self._lines.take(group)
 
     def _measure(self, now: float, status: Status) -> None:
         """Rows a second: of the run, or of all that is asked of the servers."""
@@ -123,3 +123,17 @@ class Watching:
             if one.leaving and life in was and not was[life].leaving
         ]
         return news
+
+
+def _ways(moves: Sequence[Move]) -> list[str]:
+    """What is on its way, a line for each way."""
+    ways: dict[tuple[str, str, str, str], list[Move]] = {}
+    for one in moves:
+        ways.setdefault((one.table, one.source, one.target, one.why), []).append(one)
+    found = []
+    for (table, source, target, why), those in ways.items():
+        parts = f"part {those[0].segment:,}" if len(those) == 1 else words.many(len(those), "part")
+        since = words.duration(max(one.since for one in those) / limits.SECOND)
+        way = f"{words.clean(source)} -> {words.clean(target)}"
+        found.append(f"{parts} of {words.clean(table)} on the way: {way} ({words.reason(why)}), for {since}")
+    return found

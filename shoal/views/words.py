@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 from shoal.events import (
+    LEFT,
     Elected,
     Evaluated,
     Gone,
@@ -29,7 +30,13 @@ from shoal.events import (
 
 NAMED = 3  # names in a summary before it says how many more
 
-LEFT = "it left"  # how the reason of one begins that went in order
+_REASONS = {
+    "count": "to even out their number",
+    "load": "to even out the load",
+    "leaving": "it leaves",
+    "joined": "to a newcomer",
+}
+
 
 News = Joined | Gone | Leaving | Handed | Split | Voided | Warned | Resumed | RolledBack | Linked | Elected
 
@@ -94,15 +101,30 @@ def many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def from_to(least: int, most: int, what: str) -> str:
+    """2 workers, 2 to 4 workers."""
+    return many(most, what) if least == most else f"{least:,} to {many(most, what)}"
+
+
 def crew(started: Started) -> str:
+    """As it begins."""
     servers = f" x {many(started.servers, 'server')}" if started.servers else ""
     return many(started.workers, "worker") + servers
 
 
-def title(started: Started) -> list[str]:
-    """What runs, in parts that are still readable when a line is broken between them."""
-    what = [clean(part) for part in (started.data, started.model, started.strategy)]
-    return [*[part for part in what if part], crew(started), many(started.cores, "core")]
+def on_cores(started: Started) -> str:
+    """Where they share a host: elsewhere its cores say nothing."""
+    return f" on {many(started.cores, 'core')}" if started.cores else ""
+
+
+def what(started: Started) -> list[str]:
+    """Data, model and strategy."""
+    return [part for one in (started.data, started.model, started.strategy) if (part := clean(one))]
+
+
+def title(started: Started, who: str = "") -> list[str]:
+    """What runs, in parts that are still readable when a line is broken between them; ``who`` was there, if that is known better."""
+    return [*what(started), who or crew(started), *([many(started.cores, "core")] if started.cores else [])]
 
 
 def evaluation(event: Evaluated) -> str:
@@ -134,6 +156,26 @@ def who(event: Joined | Gone | Leaving) -> str:
     """A node's name, with its role unless the name says it."""
     name, role = clean(event.name), clean(event.role)
     return name if name.startswith(role) else f"{role} {name}"
+
+
+def reason(why: str) -> str:
+    """Why parts change hands; a word that is not known says it itself."""
+    return _REASONS.get(why, clean(why))
+
+
+def paused(stall: float) -> str:
+    """How long nobody answered for a part that changed hands."""
+    return f"{duration(stall) if stall >= 1 else f'{1e3 * stall:.0f} ms'} without an answer"
+
+
+def _asked(why: str) -> str:
+    """Who it was, for those who know no names of clients."""
+    name, asked, rest = clean(why).partition(" asked for it")
+    if not asked or rest:
+        return clean(why)
+    if name.startswith("operator"):
+        return "an operator asked for it (shoal leave)"
+    return "whoever began the run asked for it" if name == "launcher" else clean(why)
 
 
 def left_in_order(event: Gone) -> bool:
@@ -192,11 +234,11 @@ def news(event: News) -> str:
             left = f", and {event.left:.3g} that its filters had left for later" if event.left else ""
             return f"{who(event)} gone: {clean(why) or 'no reason given'}{dealt_again(slots)}{left}"
         case Leaving(why=why):
-            return f"{who(event)} is leaving{f': {clean(why)}' if why else ''}"
+            return f"{who(event)} is leaving{f': {_asked(why)}' if why else ''}"
         case Handed(table=table, segments=segments, source=source, target=target, why=why):
             parts = f"{many(len(segments), 'part')} of {clean(table)}"
-            paused = f"{duration(event.stall)} without an answer"
-            return f"{parts} went from {clean(source)} to {clean(target)} ({clean(why)}), {paused}"
+            gain = f": {clean(event.gain)}" if event.gain else ""
+            return f"{parts} went from {clean(source)} to {clean(target)} ({reason(why)}{gain}), {paused(event.stall)}"
         case Split(table=table, segment=segment, why=why):
             return f"part {segment:,} of {clean(table)} is two now: {clean(why)}"
         case Voided(slot=(number_of_pass, number), why=why):
@@ -253,15 +295,15 @@ def summary(events: Sequence[News]) -> str:
     voided = sum(isinstance(event, Voided) for event in events)
     said = []
     if joined:
-        said.append(f"{_nodes(joined)} joined")
+        said.append(f"{nodes(joined)} joined")
     if gone:
-        said.append(f"{_nodes(gone)} gone{dealt_again(sum(event.slots for event in gone))}")
+        said.append(f"{nodes(gone)} gone{dealt_again(sum(event.slots for event in gone))}")
     if leaving:
-        said.append(f"{_nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving")
+        said.append(f"{nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving")
     if left:
-        said.append(f"{_nodes(left)} left{dealt_again(sum(event.slots for event in left))}")
+        said.append(f"{nodes(left)} left{dealt_again(sum(event.slots for event in left))}")
     if back:
-        said.append(f"{_nodes(back)} came back")
+        said.append(f"{nodes(back)} came back")
     said += _moved(events)
     if voided:
         said.append(f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty")
@@ -281,14 +323,14 @@ def _moved(events: Sequence[News]) -> list[str]:
     if handed:
         parts = sum(len(event.segments) for event in handed)
         ways = names(dict.fromkeys(f"{event.source} to {event.target}" for event in handed))
-        worst = duration(max(event.stall for event in handed))
-        said.append(f"{many(parts, 'part')} went from {ways}, {worst} without an answer at most")
+        worst = paused(max(event.stall for event in handed))
+        said.append(f"{many(parts, 'part')} went from {ways}, {worst} at most")
     if split := sum(isinstance(event, Split) for event in events):
         said.append(f"{many(split, 'part')} {'is' if split == 1 else 'are'} two now")
     return said
 
 
-def _nodes(events: Sequence[Joined | Gone | Leaving]) -> str:
+def nodes(events: Sequence[Joined | Gone | Leaving]) -> str:
     if len(events) == 1:
         return who(events[0])
     roles = {clean(event.role) for event in events}

@@ -61,8 +61,8 @@ def check_address(address: str, safety: Safety | None = None) -> None:
         if safety is None or not (safety.has_keys or safety.is_insecure):
             raise Invalid(
                 f"address {address!r} can be reached from other machines (it is no loopback address), and there only keys are safe (shoal "
-                f"key new NAME makes one; --keys FOLDER, or SHOAL_KEYS): only loopback (tcp://127.0.0.1:PORT) and ipc need none; "
-                f"--insecure does without"
+                f"key new NAME makes one; --keys FOLDER, in Python keys=FOLDER, or SHOAL_KEYS): only loopback (tcp://127.0.0.1:PORT) and ipc need "
+                f"none; --insecure, in Python insecure=True, does without"
             )
     if plain.startswith("ipc://") and len(plain.encode()) > _SOCKET_PATH + len("ipc://"):
         raise Invalid(f"socket path {address!r} is too long: {_SOCKET_PATH} characters at most")

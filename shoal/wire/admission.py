@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from shoal.wire.base import Message
+from shoal.wire.base import Count, Message
 
 
 class Allowed(Message, frozen=True):
-    """Coordinator to whoever listens: "these keys may call you, and no others" (role, name and key of each)."""
+    """Coordinator to whoever listens: "these keys may call you, and no others".
 
-    keys: list[tuple[str, str, str]]
+    Of each its role, its name, the key, the group that it is confined to (or none), and until when it is good (0: for ever).
+    """
+
+    keys: list[tuple[str, str, str, str, Count]]

@@ -20,6 +20,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from shoal import limits
+from shoal.wire.door import EXPIRED
 
 EVENTS = (
     zmq.EVENT_CONNECTED
@@ -61,13 +62,13 @@ class Line:
         why = ""
         while self.watch.poll(0):
             event: Any = parse_monitor_message(self.watch.recv_multipart(zmq.DONTWAIT))
-            why = self._happened(event["event"]) or why
+            why = self._happened(event["event"], event["value"]) or why
         return why
 
     def may_dial(self) -> bool:
         return bool(self.dead) and time.monotonic() - self.dead >= limits.REDIAL / limits.SECOND
 
-    def _happened(self, event: int) -> str:
+    def _happened(self, event: int, value: int) -> str:
         now = time.monotonic()
         if event == zmq.EVENT_CONNECTED:
             self.connected = now
@@ -75,6 +76,11 @@ class Line:
             self.answered, self.broken, self.dead = True, 0, 0.0
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.dead = now
+            if value == EXPIRED:
+                return (
+                    f"{self.address} did not let us in: the key of this host has expired there: on the coordinator's host it is let in again "
+                    f"(shoal key add LINE --until LATER, with the line that shoal key list shows here)"
+                )
             return (
                 f"{self.address} did not let us in: the key of this host is not on the list there (shoal key list shows it here, "
                 f"shoal key add puts it on the coordinator's list), or was revoked (then shoal key new makes another)"

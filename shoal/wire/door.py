@@ -2,7 +2,8 @@
 
 Every handshake is answered here, in the node's own loop (libzmq asks by a socket of its own; there is no thread for it): a key that is on
 the list comes in, any other is refused. The list is this host's file, read again whenever it changes, and what the coordinator tells;
-every single message is checked against it, so a key that is revoked is cut off at once, though its connection stands. A connection has
+every single message is checked against it, so a key that is revoked or has expired (by this host's clock) is cut off at once, though its
+connection stands. A connection has
 no name that its caller could choose: each message says who it is from, and answers go where a key of that name spoke from last. What is
 refused is counted, and said on standard error, so many times a second at most.
 """
@@ -19,12 +20,13 @@ from typing import Any, NamedTuple
 import zmq
 
 from shoal import limits
-from shoal.wire import keyring
+from shoal.wire import expiry, keyring
 from shoal.wire.admission import Allowed
 from shoal.wire.keyring import KEY_BYTES, REVOKED, ROLES, Key, text_of
 
 LISTEN = ("coordinator", "server", "client")  # roles of those who may be called
 _KNOWN = (*ROLES, REVOKED)
+EXPIRED = 500  # how a handshake is refused whose key has expired: the number is all that libzmq tells the caller, and 400 is any other
 Envelope = list[bytes]
 
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks
@@ -41,10 +43,18 @@ class Caller(NamedTuple):
     route: bytes  # of the connection it spoke from last
 
 
+class Refusal(NamedTuple):
+    """Why a key that was let in once is not heard any more."""
+
+    counter: str
+    why: str  # in the words of an answer
+    end: str  # and of what is told about its node
+
+
 class Guests:
     """The keys that may call."""
 
-    def __init__(self, folder: Path | None, own: Key) -> None:
+    def __init__(self, folder: Path | None, own: Key, clock: Callable[[], int] = expiry.now) -> None:
         self.version = 0
         self.wrong: list[str] = []
         self._folder = folder
@@ -53,10 +63,26 @@ class Guests:
         self._file: list[Key] = []
         self._seen: tuple[int, ...] = ()
         self._by_key: dict[str, Key] = {}
+        self._clock = clock
+        self._bounded: list[Key] = []  # those that are good until some time
+        self._past: list[str] = []  # of them, whose time has come
         self.look()
 
     def look(self) -> bool:
-        """At the file; has anything changed?"""
+        """At the file, and at the clock; has anything changed?"""
+        read = self._read()
+        return self._age() or read
+
+    def _age(self) -> bool:
+        """Have others expired than before? The time has come for one, or the clock was set."""
+        past = [key.public for key in self._bounded if self.is_past(key)]
+        if past == self._past:
+            return False
+        self._past = past
+        self.version += 1
+        return True
+
+    def _read(self) -> bool:
         seen: tuple[int, ...] = (0,)
         if self._folder is not None:
             try:
@@ -90,15 +116,29 @@ class Guests:
     def find(self, public: str) -> Key | None:
         return self._by_key.get(public)
 
+    def is_past(self, key: Key) -> bool:
+        return 0 < key.until <= self._clock()
+
+    def refusal(self, public: str) -> Refusal | None:
+        """Why whoever has been let in by this key is not heard any more, if so."""
+        key = self.find(public)
+        if key is None or key.role == REVOKED:
+            why = f"the key {public} was revoked: shoal key new makes another, which the coordinator's host must add (shoal key add)"
+            return Refusal("revoked key", why, "its key was revoked")
+        if self.is_past(key):
+            return Refusal("expired key", f"the key {public} {expired(key)}", "its key has expired")
+        return None
+
     def all(self) -> list[Key]:
         """The revoked ones among them."""
         return [key for key in self._by_key.values() if key not in self._always]
 
     def _merge(self) -> None:
-        # Later ones win: whom the coordinator or this host has revoked the other does not bring back.
-        found = [*self._told, *self._file]
+        # Later ones win: how a key is bound is the coordinator's to say, and whom it or this host has revoked the other does not bring back.
+        found = [*self._file, *self._told]
         found += [key for key in found if key.role == REVOKED]
         self._by_key = {key.public: key for key in [*found, *self._always]}
+        self._bounded = [key for key in self._by_key.values() if key.until]
         self.version += 1
 
 
@@ -142,6 +182,7 @@ class Door:
         self.guests, self.log = guests, log
         self.is_authority = name == limits.COORDINATOR  # its list is everybody's
         self.names: dict[str, Caller] = {}  # who has called
+        self._ways: Counter[str] = Counter()  # how many of them by each key
         self._counts = counts
         self._looked = time.monotonic()
         self._waiting: list[
@@ -177,11 +218,11 @@ class Door:
             self.log(line)
 
     def list(self) -> Allowed:
-        return Allowed([(key.role, key.name, key.public) for key in self.guests.all()])
+        return Allowed([(key.role, key.name, key.public, key.group, key.until) for key in self.guests.all()])
 
     def take_list(self, message: Allowed) -> None:
         """The coordinator's word."""
-        self.guests.tell([Key(role, name, public) for role, name, public in message.keys if role in _KNOWN])
+        self.guests.tell([Key(*one) for one in message.keys if one[0] in _KNOWN])
         self._told.clear()
         self._decide()
 
@@ -210,7 +251,7 @@ class Door:
         for one in waiting:
             since, envelope, key, address = one
             guest = self.guests.find(key)
-            if guest is not None and guest.role != REVOKED:
+            if self.guests.refusal(key) is None:
                 self._let_in(envelope, key)
             elif guest is None and self.guests.wait_for_word and now - since < _HOLD:
                 self._waiting.append(one)
@@ -224,41 +265,59 @@ class Door:
         self.socket.send_multipart([*envelope, b"200", b"", key.encode(), b""])
 
     def _refuse(self, envelope: Envelope, key: str, address: str, guest: Key | None) -> None:
+        code, count = b"400", "strange key"
         if guest is None:
             why = "is not on the list: shoal key list shows who may call, shoal key add adds"
+        elif guest.role == REVOKED:
+            why, count = (
+                f"was {guest.name}'s, and was revoked: it needs a new one (shoal key new, there)",
+                "revoked key",
+            )
         else:
-            why = f"was {guest.name}'s, and was revoked: it needs a new one (shoal key new, there)"
-        self._counts["strange key" if guest is None else "revoked key"] += 1
+            why, count, code = f"is {guest.name}'s, and {expired(guest)}", "expired key", b"%d" % EXPIRED
+        self._counts[count] += 1
         self.log(f"a caller at {address} was refused: its key {key} {why}")
-        self.socket.send_multipart([*envelope, b"400", b"", b"", b""])
+        self.socket.send_multipart([*envelope, code, b"", b"", b""])
 
     # ------------------------------------------------------------ who is heard
 
     def sender(self, name: str, route: bytes, frame: zmq.Frame) -> tuple[Key | None, str]:
         """The key that this message came by; or none, and why it is not taken: said once for each name, else empty."""
         public = str(frame.get("User-Id"))
+        if (refusal := self.guests.refusal(public)) is not None:
+            self._counts[refusal.counter] += 1
+            return None, self._once(name, refusal.why)
         key = self.guests.find(public)
-        if key is None or key.role == REVOKED:
-            self._counts["revoked key"] += 1
-            return None, self._once(name, revoked(public))
+        assert key is not None
         if not key.is_of(name):
             self._counts["impostor"] += 1
-            return None, self._once(
-                name, f"the key is {key.name}'s: a node that has it is called {key.name} or {key.name}.SOMETHING"
-            )
+            bound = f", and confined to group {key.group!r}" if key.group else ""
+            return None, self._once(name, f"the key is {key.name}'s{bound}: a node that has it is called {key.called}")
         if self.names.get(name) != (caller := Caller(public, route)):
-            self.names.pop(name, None)
+            self.forget(name)
             self.names[name] = caller
-            while len(self.names) > 2 * limits.MEMBERS:  # of those who came first, no answer goes out any more
-                del self.names[first := next(iter(self.names))]
-                self._has_list.pop(first, None)
+            self._ways[public] += 1
+            while len(self.names) > 2 * limits.MEMBERS:
+                self._forget_one()
         return key, ""
+
+    def forget(self, name: str) -> None:
+        """No answer goes to it any more, until it speaks again."""
+        self._has_list.pop(name, None)
+        if (caller := self.names.pop(name, None)) is not None:
+            self._ways[caller.public] -= 1
+            if not self._ways[caller.public]:
+                del self._ways[caller.public]
+
+    def _forget_one(self) -> None:
+        """Of the key that has the most names, the one that came first: whoever makes names up makes nobody else's forgotten."""
+        ((public, _),) = self._ways.most_common(1)
+        self.forget(next(name for name, caller in self.names.items() if caller.public == public))
 
     def may_hear(self, name: str) -> bool:
         """May anything be sent to it? Who was answered before its key was revoked is not any more."""
         caller = self.names.get(name)
-        key = None if caller is None else self.guests.find(caller.public)
-        return key is not None and key.role != REVOKED
+        return caller is not None and self.guests.refusal(caller.public) is None
 
     def _once(self, name: str, why: str) -> str:
         if name in self._told:
@@ -269,5 +328,5 @@ class Door:
         return why
 
 
-def revoked(public: str) -> str:
-    return f"the key {public} was revoked: shoal key new makes another, which the coordinator's host must add (shoal key add)"
+def expired(key: Key) -> str:
+    return f"was good until {expiry.written(key.until)}: the coordinator's host lets it in again (shoal key add LINE --until LATER)"

@@ -16,7 +16,7 @@ from shoal.wire.base import Count, Message
 
 
 class Drain(Message, frozen=True):
-    """Anyone to coordinator: "let that node go, once others have what it holds or was dealt"."""
+    """A member to coordinator: "let that node go, once others have what it holds or was dealt"."""
 
     request: int
     name: str
@@ -45,4 +45,4 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
     source: str
     target: str
     since: Count  # nanoseconds since it was named
-    why: str  # joined, leaving, load, copies
+    why: str  # count, leaving, load, copies

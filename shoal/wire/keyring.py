@@ -4,8 +4,11 @@
     FOLDER/NAME.public      the half that others are given: one line, ROLE:NAME:KEY
     FOLDER/allowed          who may call here: such lines; those that were revoked stay, as revoked:NAME:KEY
 
-A node that has the key NAME is called NAME, NAME.SOMETHING or, in a group of workers of that name, NAME/SOMETHING (so key names have
-neither dots nor slashes). The coordinator's key stands for its whole host: whoever has it may be anyone. Secrets are read from here and nowhere else, and are never printed.
+On the list a key may be bound: ``ROLE:NAME:KEY group=GROUP until=2026-12-31T23:59:59Z``. Who does not understand a line lets nobody in by it.
+
+A node that has the key NAME is called NAME or NAME.SOMETHING; in the group of workers of that name NAME/SOMETHING, in any other
+GROUP/NAME.SOMETHING (so key names have neither dots nor slashes, and nobody's names are another's). The coordinator's
+key stands for its whole host: whoever has it may be anyone. Secrets are read from here and nowhere else, and are never printed.
 """
 
 from __future__ import annotations
@@ -28,8 +31,11 @@ from zmq.utils import z85
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.files import replace_file
+from shoal.wire import expiry
+from shoal.wire.groups import is_group
 
 ROLES = ("coordinator", "server", "worker", "client")
+CONFINED = ("worker", "client")  # roles whose keys may be confined to a group
 REVOKED = "revoked"
 ALLOWED = "allowed"
 _NAME = re.compile(r"\w[\w-]{0,63}")
@@ -44,21 +50,42 @@ class Key:
     role: str
     name: str
     public: str  # 52 letters and digits
+    group: str = ""  # of workers, that it is confined to
+    until: int = 0  # seconds since 1970: from then on it is refused; 0: it is good for ever
 
     @property
     def line(self) -> str:
-        return f"{self.role}:{self.name}:{self.public}"
+        words = [f"{self.role}:{self.name}:{self.public}"]
+        words += [f"group={self.group}"] * bool(self.group) + [f"until={expiry.written(self.until)}"] * bool(self.until)
+        return " ".join(words)
 
     def is_of(self, node: str) -> bool:
         """May a node of this name have this key?"""
-        return self.role == "coordinator" or node == self.name or node.startswith((f"{self.name}.", f"{self.name}/"))
+        if self.role == "coordinator":
+            return True
+        group, inside, rest = node.partition("/")
+        if not inside:
+            return self._is_over(node)
+        if self.group and self.group != group:
+            return False
+        return self._is_over(group) or rest.startswith(f"{self.name}.")
+
+    @property
+    def called(self) -> str:
+        """How a node is called that has it."""
+        if not self.group:
+            return f"{self.name} or {self.name}.SOMETHING, and in a group GROUP/{self.name}.SOMETHING"
+        return f"{self.group}/SOMETHING" if self._is_over(self.group) else f"{self.group}/{self.name}.SOMETHING"
+
+    def _is_over(self, name: str) -> bool:
+        return name == self.name or name.startswith(f"{self.name}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Own(Key):
-    """A key of this host."""
+    """A key of this host. Whether it is bound is known where the list is, not here."""
 
-    secret: bytes = field(repr=False)
+    secret: bytes = field(default=b"", repr=False)
 
 
 def text_of(key: bytes) -> str:
@@ -83,8 +110,9 @@ def default_folder() -> Path:
 
 
 def parse(line: str) -> Key:
-    """ROLE:NAME:KEY."""
-    parts = line.strip().split(":")
+    """ROLE:NAME:KEY, and perhaps what binds it."""
+    first, *words = line.split() or [""]
+    parts = first.split(":")
     if len(parts) != 3 or parts[0] not in (*ROLES, REVOKED):
         raise Invalid(f"{line.strip()[:120]!r} is no line of a key: it has ROLE:NAME:KEY, as shoal key new prints it")
     role, name, public = parts
@@ -92,7 +120,34 @@ def parse(line: str) -> Key:
     bytes_of(public)
     if name == limits.COORDINATOR and role not in ("coordinator", REVOKED):
         raise Invalid(f"{line.strip()[:120]!r}: that name is the coordinator's own")
-    return Key(role, name, public.lower())
+    return Key(role, name, public.lower(), *_bounds(role, words))
+
+
+def _bounds(role: str, words: list[str]) -> tuple[str, int]:
+    """The group and the time that a line says."""
+    group, until = "", 0
+    for word in words:
+        kind, _, value = word.partition("=")
+        if kind == "group":
+            group = value
+        elif kind == "until":
+            until = expiry.moment(value)
+        else:
+            raise Invalid(
+                f"{word[:80]!r} is not understood: after ROLE:NAME:KEY there may be group=GROUP and until=TIME"
+            )
+    check_group(role, group)
+    return group, until
+
+
+def check_group(role: str, group: str) -> None:
+    """May a key of this role be confined to it?"""
+    if group and not is_group(group):
+        raise Invalid(f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
+    if group and role not in CONFINED:
+        raise Invalid(
+            f"group {group!r}: the key of a {role} is the whole cluster's; only those of {' and '.join(CONFINED)}s are confined"
+        )
 
 
 def check_name(name: str) -> None:
@@ -112,7 +167,7 @@ def make(folder: Path, name: str, role: str) -> Own:
     if os.path.lexists(secret_file):
         raise Invalid(f"{secret_file} is there already: take another name, or remove it first if it is lost anyway")
     public, secret = (z85.decode(half) for half in zmq.curve_keypair())
-    own = Own(role, name, text_of(public), secret)
+    own = Own(role, name, text_of(public), secret=secret)
     handle = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:
         os.fchmod(file.fileno(), 0o600)  # whatever the umask is
@@ -170,7 +225,7 @@ def _read_own(file: Path) -> Own:
         secret = bytes_of(text)
     except Invalid:
         raise Invalid(f"{file} is damaged: shoal key new makes another") from None  # and not a letter of what is in it
-    return Own(role, name, text_of(z85.decode(zmq.curve_public(z85.encode(secret)))), secret)
+    return Own(role, name, text_of(z85.decode(zmq.curve_public(z85.encode(secret)))), secret=secret)
 
 
 def read_list(folder: Path) -> tuple[list[Key], list[str]]:
@@ -196,16 +251,20 @@ def read_list(folder: Path) -> tuple[list[Key], list[str]]:
     return keys, wrong
 
 
-def allow(folder: Path, key: Key) -> Key | None:
-    """Put it on the list; returns the key that the name had before, which may call no more."""
+def allow(folder: Path, key: Key, group: str | None = None, until: int | None = None) -> Key | None:
+    """Put it on the list; returns the key that the name had before, which may call no more.
+
+    ``group`` and ``until`` bind it; "" and 0 unbind it. What is not said stays as it was: nobody is set free by being added again.
+    """
     if key.role == REVOKED:
         raise Invalid(f"the key of {key.name} was revoked: make a new one (shoal key new {key.name})")
+    check_group(key.role, group or "")
     _private_folder(folder)
     with _alone(folder):
-        return _allow(folder, key)
+        return _allow(folder, key, group, until)
 
 
-def _allow(folder: Path, key: Key) -> Key | None:
+def _allow(folder: Path, key: Key, group: str | None, until: int | None) -> Key | None:
     keys = _readable(folder)
     if any(one.public == key.public and one.role == REVOKED for one in keys):
         raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
@@ -214,12 +273,22 @@ def _allow(folder: Path, key: Key) -> Key | None:
             f"this key is {other.name}'s already: a key has one name; revoke that first (shoal key revoke {other.name})"
         )
     before = next((one for one in keys if one.name == key.name and one.role != REVOKED), None)
+    key = _bound(key, before, group, until)
     if before is not None and before.public != key.public:
         keys = [_revoked(one) if one == before else one for one in keys]
     else:
         keys = [one for one in keys if one != before]
     _write(folder, [*keys, key])
     return None if before is None or before.public == key.public else before
+
+
+def _bound(key: Key, before: Key | None, group: str | None, until: int | None) -> Key:
+    """With what was said of it now, else what its line says, else what was said of the name before; a new key has a new time."""
+    if group is None:
+        group = key.group or (before.group if before is not None and key.role in CONFINED else "")
+    if until is None:
+        until = key.until or (before.until if before is not None and before.public == key.public else 0)
+    return Key(key.role, key.name, key.public, group, until)
 
 
 def revoke(folder: Path, name: str) -> list[Key]:

@@ -6,6 +6,8 @@
     server        what servers say to each other and to the coordinator; it is the only one that holds segments
     coordinator   everything: its key stands for its whole host
 
+A key that is confined to a group says nothing but as a member of that group; whoever has it may look under any name of its.
+
 A message that is named nowhere here is the coordinator's alone. What comes back on a call that we made is no matter of this page: by the
 key in the address only the one who was called can have said it.
 """
@@ -42,6 +44,8 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((peers.Account, peers.Watch, peers.Weigh, peers.Stop, peers.Share), _USERS),
 }  # fmt: skip
 
+LOOKS = (m.Look, m.Describe, m.Feed, m.Refresh, m.Ask)  # changes nothing, and tells no weights
+
 # What a node with such a key may be.
 BE = {
     "worker": ("worker", "evaluator", "client"),
@@ -55,6 +59,11 @@ def objection(key: Key, message: m.Message, sender: str) -> str:
     why = of_kind(key, type(message))
     if why or key.role == "coordinator":
         return why
+    if key.group and namespace(sender) != key.group and not isinstance(message, LOOKS):
+        return (
+            f"the key of {key.name} is confined to group {key.group!r}, and {sender} is none of its members: join as one "
+            f"(--group {key.group}, or group={key.group!r})"
+        )
     if isinstance(message, m.Snap | Lost) and sender != dealer(namespace(sender)):
         return f"only the scheduler of a group says this ({type(message).__name__.lower()}), and {sender} is none"
     return _hello(key, message) if isinstance(message, m.Hello) else ""
@@ -71,7 +80,8 @@ def of_kind(key: Key, kind: type[m.Message]) -> str:
 
 def _hello(key: Key, hello: m.Hello) -> str:
     if hello.role not in BE.get(key.role, ()):
-        return f"the key of {key.name} is a {key.role}'s, not a {hello.role}'s: it needs one of its own (shoal key new NAME --role {hello.role}, on its host)"
+        needs = next((role for role, may in BE.items() if hello.role in may), hello.role)
+        return f"the key of {key.name} is a {key.role}'s, not a {hello.role}'s: it needs one of its own (shoal key new NAME --role {needs}, on its host)"
     if hello.address and key.role not in LISTEN:
         return f"the key of {key.name} is a {key.role}'s: nobody calls those, so it has no address"
     if hello.address and parsed(hello.address).key != key.public:

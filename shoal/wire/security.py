@@ -17,6 +17,7 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.wire import keyring
 from shoal.wire.address import Address, check_address, is_local, parsed
+from shoal.wire.groups import member_name
 from shoal.wire.keyring import Key, Own
 
 
@@ -28,7 +29,8 @@ class Safety:
         self._own: list[Own] = keyring.own_keys(folder) if folder is not None else []
         if folder is not None and not self._own:
             raise Invalid(
-                f"there is no key in {folder}: shoal key new NAME makes one (--keys FOLDER, or SHOAL_KEYS, names another folder)"
+                f"there is no key in {folder}: shoal key new NAME makes one (--keys FOLDER, in Python keys=FOLDER, or "
+                f"SHOAL_KEYS, names another folder)"
             )
 
     @classmethod
@@ -48,7 +50,9 @@ class Safety:
     def chosen(cls, keys: str | Path | None = None, insecure: bool = False, at: str = "") -> Safety:
         """By what a user said (``--keys``, ``--insecure``), else by SHOAL_KEYS; the usual folder serves if ``at`` asks for keys."""
         if keys and insecure:
-            raise Invalid("--keys and --insecure at once: with keys it is safe, so leave --insecure away (or --keys)")
+            raise Invalid(
+                "keys and insecure at once: with keys it is safe, so leave --insecure away (or --keys; in Python insecure=, keys=)"
+            )
         if keys:
             return cls.with_keys(keys)
         if insecure:
@@ -90,12 +94,17 @@ class Safety:
             f"(shoal key new)"
         )
 
-    def named(self, node: str, role: str = "client") -> str:
+    def may_be(self, node: str, role: str) -> bool:
+        """Is there a key here for a node of that name and role, whatever group it is confined to?"""
+        return any(key.is_of(node) and key.role in (role, "coordinator") for key in self._own)
+
+    def named(self, node: str, role: str = "client", group: str = "") -> str:
         """A name for a node that has none yet: as it is, if a key here allows that; else one that such a key allows."""
-        if not self._own or any(key.is_of(node) for key in self._own):
-            return node
+        whole = member_name(node, group)
+        if not self._own or any(key.is_of(whole) for key in self._own):
+            return whole
         fitting = [key for key in self._own if key.role == role] or self._own
-        return f"{fitting[0].name}.{node}"
+        return member_name(f"{fitting[0].name}.{node}", group)
 
     def key_at(self, node: str, address: Address) -> str:
         """The key that whoever answers there must have; empty: it is called in the clear. Raises Invalid if it may not be."""
@@ -103,8 +112,8 @@ class Safety:
         if address.key:
             if not self.has_keys:
                 raise Invalid(
-                    f"{address.plain} is called with a key, and this side has none: shoal key new NAME makes one (--keys FOLDER, or "
-                    f"SHOAL_KEYS, says where it is)"
+                    f"{address.plain} is called with a key, and this side has none: shoal key new NAME makes one (--keys FOLDER, in Python "
+                    f"keys=FOLDER, or SHOAL_KEYS, says where it is)"
                 )
             return address.key
         if is_local(address.plain) or self.is_insecure:

@@ -27,7 +27,7 @@ from shoal.errors import Invalid, OtherVersion, WireError
 from shoal.wire.address import check_address, parsed, with_key
 from shoal.wire.calling import EVENTS, Line, monitor
 from shoal.wire.coding import decode, encode
-from shoal.wire.door import Door, Guests, Log, revoked
+from shoal.wire.door import Door, Guests, Log
 from shoal.wire.effects import Received
 from shoal.wire.keyring import Key, bytes_of
 from shoal.wire.listening import Listening
@@ -351,11 +351,11 @@ class ZmqTransport:
         """Who may call has changed: those who listen hear it, and those who may no more hear that; so does the coordinator itself."""
         assert self._door is not None
         for name, (public, route) in list(self._door.names.items()):
-            if not self._door.may_hear(name):
-                del self._door.names[name]
-                self._say_no(route, revoked(public))
+            if (refusal := self._door.guests.refusal(public)) is not None:
+                self._door.forget(name)
+                self._say_no(route, refusal.why)
                 if self._door.is_authority:
-                    found.append(Received(name, No(0, "key", "its key was revoked"), ()))
+                    found.append(Received(name, No(0, "key", refusal.end), ()))
             elif (key := self._door.guests.find(public)) is not None and self._door.lacks_list(name, key):
                 self.send(name, self._door.list(), ())
 

@@ -32,6 +32,13 @@ def test_keys_are_measured_against_none_and_every_refusal_is_told(
     )
 
 
+def test_a_ratio_is_that_of_the_figures_beside_it() -> None:
+    speed = curve.Case("push", "MB/s", [100.0, 400.0, 200.0], [50.0, 100.0, 120.0])
+    assert speed.ratio == 0.5 and speed.spread == (0.25, 0.6) and speed.compared() == "0.50 (0.25 to 0.60)"
+    time = curve.Case("round trip", "us", [100.0], [200.0])
+    assert time.ratio == 0.5 and time.compared() == "0.50"
+
+
 def test_nothing_is_measured_from_no_repeats() -> None:
     with pytest.raises(Invalid, match="at least one repeat"):
         measure(Settings(repeat=0))

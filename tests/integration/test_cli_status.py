@@ -37,6 +37,7 @@ def test_a_cluster_is_shown_by_its_address(cluster: ProcessCluster) -> None:
 
 def test_a_cluster_is_told_as_json_and_to_python(cluster: ProcessCluster) -> None:
     told = json.loads(CliRunner().invoke(main, ["status", cluster.address, "--json"]).output)
+    assert told["coordinator"] == cluster.address
     assert {one["name"] for one in told["members"]} == {"server-0", "server-1", "ann"}  # who looks is no member
     segments = cluster.status().segments()
     assert [one["number"] for one in told["segments"]] == [one.number for one in segments]

@@ -51,7 +51,11 @@ def write_rows(path: Path, number: int, shift: int = 0) -> Path:
 
 
 def command(den: Den, *words: str | Path) -> subprocess.Popen[str]:
-    return den.start("-m", "shoal", *map(str, words))
+    return den.start(*shoal_with(*words))
+
+
+def shoal_with(*words: str | Path) -> list[str]:
+    return ["-m", "shoal", *map(str, words)]
 
 
 def members(address: str, role: str) -> list[str]:
@@ -128,6 +132,48 @@ def test_a_coordinator_that_is_started_again_goes_on_with_those_who_are_still_th
     for process in (server, worker):
         out, _ = ended(process)
         assert "whoever began it has ended it" in out
+    assert den.is_empty()
+
+
+def test_a_server_whose_host_lacks_the_runs_folder_makes_checkpoints_fail_with_the_reason_and_the_run_goes_on(
+    den: Den, address: str, rows: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    elsewhere = (
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs none "$0" && exec "$@"',
+        str(home),
+    )  # it is empty there
+    if subprocess.run([*elsewhere, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no process may have mounts of its own here")
+    main = command(
+        den, "launch", "coordinator", rows, "--listen", address, *ENDLESS, "--set", "checkpoint.every=0.2",
+        "--out", home / "run",
+    )  # fmt: skip
+    far = den.start(*shoal_with("launch", "server", "--at", address, "--name", "far"), within=elsewhere)
+    worker = command(den, "launch", "worker", "--at", address)
+
+    def warned() -> list[str]:
+        events = home / "run" / "events.jsonl"
+        found = [one.what for one in read_run(events) if isinstance(one, Warned)] if events.exists() else []
+        return [what for what in found if f"far cannot write to {home / 'run' / 'checkpoints'}/0000000" in what]
+
+    assert soon(lambda: warned() != [] or main.poll() is not None)
+    for what in warned():
+        assert what.startswith("no checkpoint was saved: far cannot write") and "the next try is in" in what
+        assert "No such file or directory" in what and "share it, or --set checkpoint.every=inf" in what
+    assert warned()
+    done = steps(address)
+    assert soon(lambda: steps(address) > done + 20)
+    assert not list((home / "run").glob("checkpoints/*/*.json"))  # nothing that looks like a whole one
+    main.send_signal(signal.SIGINT)
+    ended(main, 130)
+    for process in (far, worker):
+        ended(process)
     assert den.is_empty()
 
 

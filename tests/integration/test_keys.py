@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -22,9 +23,11 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
 import zmq
+from click.testing import CliRunner
 
 import shoal
 from shoal import limits
+from shoal.cli import main
 from shoal.errors import Invalid, Refused
 from shoal.launch.looking import look_at
 from shoal.launch.processes import ProcessCluster
@@ -312,13 +315,75 @@ def test_only_the_coordinator_says_who_may_come_in(hosts: Hosts) -> None:
     bad.connect("rack", server.address)
     hosts.until(lambda heard: len(heard) == 2)
     friend = keyring.own_keys(hosts.folder("friend"))[0]
-    bad.send("rack", m.Allowed([("coordinator", "friend", friend.public)]), ())
+    bad.send("rack", m.Allowed([("coordinator", "friend", friend.public, "", 0)]), ())
     heard = hosts.until(lambda heard: no(heard, "bad") is not None)
     caller = hosts.node("friend")
     caller.connect("rack", server.address)
     caller.send("rack", m.Ask(1, 1, 0), ())
     heard = hosts.until(lambda heard: no(heard, "friend") is not None)
     assert not [one for one in heard if one[0] == "rack"]
+
+
+def test_a_key_that_has_expired_is_refused_at_the_door_and_both_sides_say_so(
+    hosts: Hosts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = hosts.key("hostb", "worker")
+    keyring.allow(hosts.folder("coordinator"), made, until=1)
+    home, caller = hosts.node("coordinator", bind=HERE), hosts.node("hostb")
+    caller.connect("coordinator", home.address)
+    caller.send("coordinator", m.Look(1), ())
+    heard = hosts.until(lambda heard: no(heard, "hostb") is not None)
+    said = no(heard, "hostb")
+    assert said is not None and said.kind == "key" and "has expired there" in said.reason
+    assert home.counters()["expired key"] >= 1
+    assert f"its key {made.public} is hostb's, and was good until 1970-" in capfd.readouterr().err
+
+
+def test_a_key_that_expires_while_it_is_at_work_is_cut_off_by_everybody_and_told(hosts: Hosts) -> None:
+    hosts.key("rack", "server", known=True)
+    made = hosts.key("hostb", "worker", known=True)
+    home, server, worker = hosts.node("coordinator", bind=HERE), hosts.node("rack", bind=HERE), hosts.node("hostb")
+    server.connect("coordinator", home.address)
+    server.send("coordinator", m.Look(1), ())
+    worker.connect("coordinator", home.address)
+    worker.connect("rack", server.address)
+    worker.send("coordinator", m.Look(1), ())
+    worker.send("rack", m.Ask(1, 1, 0), ())
+    hosts.until(lambda heard: len([one for one in heard if one[0] != "hostb"]) == 3)
+    keyring.allow(hosts.folder("coordinator"), made, until=1)  # the time has come
+
+    def told(heard: list[tuple[str, str, m.Message]]) -> bool:
+        return {by for to, by, said in heard if to == "hostb" and isinstance(said, m.No)} == {"coordinator", "rack"}
+
+    heard = hosts.until(told)
+    reasons = [said.reason for to, _, said in heard if to == "hostb" and isinstance(said, m.No)]
+    assert all("was good until 1970-" in reason for reason in reasons)
+    assert ("coordinator", "hostb", m.No(0, "key", "its key has expired")) in heard
+    worker.send("rack", m.Ask(2, 1, 0), ())
+    assert not [one for one in hosts.for_a_while() if isinstance(one[2], m.Ask)]
+
+
+def test_a_server_holds_a_key_to_the_group_that_the_coordinator_says(hosts: Hosts) -> None:
+    hosts.key("rack", "server", known=True)
+    keyring.allow(hosts.folder("coordinator"), hosts.key("hostb", "worker"), "b")
+    home, server = hosts.node("coordinator", bind=HERE), hosts.node("rack", bind=HERE)
+    server.connect("coordinator", home.address)
+    server.send("coordinator", m.Look(1), ())
+    hosts.until(lambda heard: len(heard) == 1)
+    call = m.Call(1, 1, 1, 0, "top", {}, 0, 8)
+    for name, why in (
+        ("hostb.x", "confined to group 'b'"),
+        ("c/hostb.x", "called b/hostb.SOMETHING"),
+        ("b/hostb.x", ""),
+    ):
+        caller = hosts.node(name, "hostb")
+        caller.connect("rack", server.address)
+        caller.send("rack", call, ())
+        (heard,) = hosts.until(lambda heard: len(heard) == 1)
+        if why:
+            assert heard[0] == name and isinstance(heard[2], m.No) and why in heard[2].reason
+        else:
+            assert heard == ("rack", name, call)
 
 
 # ---------------------------------------------------------------- a whole cluster
@@ -461,6 +526,34 @@ def test_one_command_on_each_side_is_enough(tmp_path: Path) -> None:
     assert again.returncode == 2 and "was revoked here" in again.stderr
     secret = (tmp_path / "there" / "hostb.secret").read_text().strip().split(":")[2]
     assert secret not in made.stdout + made.stderr
+
+
+def test_a_key_is_bound_where_it_is_let_in_and_the_list_says_so(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    made = keyring.make(tmp_path / "there", "hostb", "worker")
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(main, ["key", *words, "--keys", str(here)])
+        return done.output if done.exit_code == 0 else f"exit {done.exit_code}: {done.output}"
+
+    assert "as a worker of group b alone until 2099-01-01T00:00:00Z" in run(
+        "add", made.line, "--group", "b", "--until", "2098-12-31"
+    )
+    assert "of group b alone until 2099" in run("add", made.line)  # as before
+    assert f"{made.line} group=b until=2099-01-01T00:00:00Z\n" in run("list")
+    (fact,) = json.loads(run("list", "--json"))["allowed"]
+    assert (fact["group"], fact["until"], fact["expired"]) == ("b", "2099-01-01T00:00:00Z", False)
+    for words, why in (
+        (("--until", "1999-01-01"), "is over: shoal key revoke hostb"),
+        (("--until", "soon"), "no time until which"),
+        (("--group", "a/b"), "needs 1 to 32"),
+    ):
+        assert run("add", made.line, *words).startswith("exit 2") and why in run("add", made.line, *words)
+    assert run("add", keyring.make(tmp_path / "rack", "rack", "server").line, "--group", "b").startswith("exit 2")
+    assert json.loads(run("list", "--json"))["allowed"] == [fact]
+    keyring.allow(here, made, until=1)
+    assert "(expired: it is refused)" in run("list")
+    assert "may come in as a worker (" in run("add", made.line, "--group", "", "--until", "never")
 
 
 def test_an_address_of_another_machine_is_refused_without_keys_and_both_next_moves_are_named() -> None:

@@ -56,6 +56,24 @@ def test_rows_that_are_zero_again_are_let_go_on_all_copies(kv: shoal.KV) -> None
     assert kv.pull(name, keys + 5_000).result(PATIENCE).tolist() == [1.0] * 5_000
 
 
+def test_what_a_server_counted_of_its_own_keys_outlives_a_move_of_others() -> None:
+    """A server goes, and all that it had is the other one's: that one's keys get in as if nothing had happened."""
+    keys = np.arange(0, 5_000, 7)
+    ones = np.ones(len(keys))
+    with shoal.local(servers=2, processes=True) as cluster:
+        kv = cluster.client()
+        kv.create("rare", shoal.Sparse(keys=5_000, admit=3))
+        for _ in range(2):
+            kv.push("rare", keys, ones).result(PATIENCE)
+        (table,) = cluster.status().view.tables
+        owners = np.array([place.servers[0] for place in table.places])
+        stayed = (owners == "server-1")[np.searchsorted(table.starts, keys, side="right") - 1]
+        assert 0 < stayed.sum() < len(keys)
+        cluster.remove_server("server-0")
+        found = kv.push_pull("rare", keys, ones).result(PATIENCE)
+        assert found[stayed].tolist() == [1.0] * stayed.sum() and not found[~stayed].any()
+
+
 # ---------------------------------------------------------------- runs
 
 

@@ -69,3 +69,16 @@ def test_a_cluster_of_it_counts_and_leaves_nothing() -> None:
         assert kv.pull("w", [0, 3]).result(60).ravel().tolist() == [1.0, 2.0]
         pids = [*cluster.pids.values(), cluster._children._nursery.pid]
     assert soon(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_one_that_could_not_be_forked_has_ended_and_nobody_is_waited_for_or_killed_in_its_place(
+    pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("shoal.testing.warm.os.kill", lambda *_: done.append("killed"))
+    monkeypatch.setattr("shoal.testing.warm.os.waitpid", lambda *_: done.append("waited for"))
+    with open(os.devnull, "wb") as out, open(os.devnull, "rb") as into:
+        one = Warmed(pid, out, into)
+        one.kill()
+        assert (one.poll(), one.wait(), done) == (1, 1, [])

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shoal.cluster import placement
-from shoal.cluster.rebalance import Wanted, plan, split
+from shoal.cluster.by_load import split
+from shoal.cluster.rebalance import plan, together
+from shoal.cluster.shares import Wanted
 from shoal.limits import COPIES_WITHIN, LOAD_ABOVE, MOVE_BYTES
 from shoal.tables import Dense
 from shoal.wire.messages import Place, Placed
@@ -197,3 +199,25 @@ def test_only_so_much_is_on_its_way_between_two_servers() -> None:
     moves = plan([table], ["ann", "bob"])
     per_segment = SPAN // 64 * 4_096 * 4
     assert 1 <= len(moves) == MOVE_BYTES // per_segment
+
+
+def test_a_trade_is_on_its_way_as_a_whole_or_not_at_all() -> None:
+    table = table_of(1, [("ann",), ("ann",), ("bob",), ("bob",)])
+    loads = {1: {0: 9_000.0, 1: 8_000.0, 2: 1_000.0, 3: 500.0}}
+    moves = plan([table], ["ann", "bob"], loads=loads)
+    assert [len(those) for those in together(moves)] == [2]
+    assert {one.gain for one in moves} == {"ann was asked for 1.84 times the mean, 1.03 with this"}
+    alone = [Wanted(one.table, one.segment, one.source, one.target, one.why) for one in moves]
+    assert [len(those) for those in together(alone)] == [1, 1]
+    big = Placed(1, "w", Dense(rows=SPAN, width=4_096), table.starts, table.places)
+    assert (
+        len(plan([big], ["ann", "bob"], loads=loads)) == 2
+    )  # more than may go at once, but nothing else is on its way
+
+
+def test_trades_go_on_until_nobody_is_much_above_the_mean_and_each_keeps_the_counts() -> None:
+    table = table_of(1, [("ann",)] * 8 + [("bob",)] * 8)
+    loads = {1: {i: 10_000.0 + i if i < 8 else 10.0 * i for i in range(16)}}
+    moves = plan([table], ["ann", "bob"], loads=loads)
+    assert [len(those) for those in together(moves)] == [2] * 4
+    assert plan(done([table], moves), ["ann", "bob"], loads=loads) == []

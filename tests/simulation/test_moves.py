@@ -53,6 +53,8 @@ def _plan(mutant: str, seed: int) -> Plan:
     if mutant == "view told before it is on disk":
         crash = Fault("ambush", 0, 1_500, "coordinator", ("crash",), how="handed")
         return replace(busy, faults=(join, crash))
+    if mutant == "former share answered":
+        return replace(busy, faults=(join,))
     if mutant == "full before it is required":
         slow = Fault("slow", lasts=3_000, rate=0.2)
         busier = replace(busy, copies=1, workers=8, slots=40, think=10, delay=10, lasts=3_000)

@@ -39,6 +39,7 @@ LEVELS = (
         "cache",
         "compiled",
         "files",
+        "decoding",
         "theirs",
         "registered",
     ),

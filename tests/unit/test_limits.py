@@ -16,6 +16,7 @@ def test_shoal_limits_prints_every_bound_with_its_value() -> None:
     printed = {line.split()[0] for line in result.output.splitlines() if line and line[0].isupper() and " = " in line}
     assert printed == bounds
     assert "HEARTBEAT = 500 ms" in result.output
+    assert not [line for line in result.output.splitlines() if line.endswith("(")]  # a bound is a line
 
 
 def test_bounds_agree_with_each_other() -> None:
@@ -25,3 +26,4 @@ def test_bounds_agree_with_each_other() -> None:
     assert limits.DENSE_SEGMENT_BYTES <= limits.FRAME_BYTES <= limits.CLIENT_WINDOW  # a segment fits a message
     assert 4 * limits.WIDTH <= limits.FRAME_BYTES  # and so does the widest row
     assert limits.BUSY_RETRY < limits.RESEND_MOST
+    assert limits.TOO_SOON < limits.RESEND_FIRST  # it is answered before it comes again

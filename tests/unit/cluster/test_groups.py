@@ -108,13 +108,18 @@ def test_a_quota_counts_every_weight_a_table_may_come_to_have() -> None:
 
 
 def test_a_member_pushes_to_its_own_and_pulls_what_its_group_may_read() -> None:
-    ann, operator = m.Member("b/ann", 1, "client", "", group="b"), m.Member("op", 2, "client", "")
     named = {"b": Group("b", reads=["a", CLUSTER])}
-    assert groups.refused(ann, {}, "b/w", push=True) == groups.refused(operator, {}, "b/w", push=True) == ""
-    assert "may not push" in groups.refused(ann, named, "a/w", push=True)
-    assert "may not read" in groups.refused(ann, {}, "a/w", push=False)
-    assert "--reads cluster" in groups.refused(ann, {}, "w", push=False)
-    assert groups.refused(ann, named, "a/w", push=False) == groups.refused(ann, named, "w", push=False) == ""
+    assert (
+        groups.refused("b/ann", "b", {}, "b/w", push=True) == groups.refused("operator", "", {}, "b/w", push=True) == ""
+    )
+    assert "may not push" in groups.refused("b/ann", "b", named, "a/w", push=True)
+    assert "may not read" in groups.refused("b/ann", "b", {}, "a/w", push=False)
+    assert "--reads cluster" in groups.refused("b/ann", "b", {}, "w", push=False)
+    assert (
+        groups.refused("b/ann", "b", named, "a/w", push=False)
+        == groups.refused("b/ann", "b", named, "w", push=False)
+        == ""
+    )
 
 
 def test_only_its_scheduler_says_that_a_member_of_a_group_has_ended() -> None:

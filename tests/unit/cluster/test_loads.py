@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 from shoal.cluster.loads import Loads
-from shoal.limits import LOAD_EVERY, LOAD_STEADY
+from shoal.limits import LOAD_EVERY, LOAD_LEAST, LOAD_PATIENCE, LOAD_STEADY
 from shoal.tables import Dense
 from shoal.wire.messages import Heartbeat, Place, Placed
 
@@ -34,14 +34,53 @@ def test_what_was_measured_before_a_segment_was_cut_is_not_taken_for_what_it_is_
     assert loads.rates == {1: {0: 5.0}}
 
 
+SERVERS = ["ann", "bob"]
+LONG = LOAD_STEADY * LOAD_EVERY
+
+
+def hot(loads: Loads, at: int, tables: dict[str, Placed]) -> None:
+    """The owner of this segment is asked for all there is."""
+    loads.rates[1] = {segment: LOAD_LEAST if segment == at else 0.0 for segment in range(len(tables["w"].places))}
+
+
 def test_only_one_that_is_the_hottest_for_a_while_is_taken_for_hot() -> None:
-    loads, long = Loads(), LOAD_STEADY * LOAD_EVERY
-    assert not loads.steady(0, "ann")
-    assert not loads.steady(long - 1, "ann")
-    assert loads.steady(long, "ann")
-    assert not loads.steady(long, "bob")  # another one: that may be chance
-    assert not loads.steady(2 * long, None)
-    assert not loads.steady(3 * long, "ann")
+    loads, tables = Loads(), table("ann", "bob")
+    hot(loads, 0, tables)
+    assert not loads.is_time(0, SERVERS, tables)
+    assert not loads.is_time(LONG - 1, SERVERS, tables)
+    assert loads.is_time(LONG, SERVERS, tables)
+    hot(loads, 1, tables)
+    assert not loads.is_time(LONG, SERVERS, tables)  # another one: that may be chance
+    loads.rates[1] = {}
+    assert not loads.is_time(2 * LONG, SERVERS, tables)
+    hot(loads, 1, tables)
+    assert not loads.is_time(3 * LONG, SERVERS, tables)
+    assert loads.is_time(4 * LONG, SERVERS, tables)
+
+
+def test_nothing_is_done_about_what_was_told_before_the_owners_changed() -> None:
+    loads, tables = Loads(), table("ann", "bob")
+    hot(loads, 0, tables)
+    assert not loads.is_time(0, SERVERS, tables)
+    tables = table("ann", "bob", "bob")
+    hot(loads, 0, tables)
+    assert not loads.is_time(LONG, SERVERS, tables)  # one was cut, or changed hands: its owner is to tell first
+    assert loads.is_time(2 * LONG, SERVERS, tables)
+
+
+def test_after_every_trade_it_takes_longer_until_others_are_here() -> None:
+    loads, tables, now = Loads(), table("ann", "bob"), 0
+    hot(loads, 0, tables)
+    assert not loads.is_time(now, SERVERS, tables)
+    for tellings in [LOAD_STEADY * 2**i for i in range(1, 5)]:
+        loads.traded()
+        assert not loads.is_time(min(tellings, LOAD_PATIENCE) * LOAD_EVERY - 1, SERVERS, tables)
+        assert loads.is_time(min(tellings, LOAD_PATIENCE) * LOAD_EVERY, SERVERS, tables)
+    loads.traded()
+    assert loads.is_time(LOAD_PATIENCE * LOAD_EVERY, SERVERS, tables)  # and no longer than this
+    others = [*SERVERS, "cat"]
+    assert not loads.is_time(0, others, tables)
+    assert loads.is_time(LONG, others, tables)
 
 
 def test_what_is_known_of_a_segment_stays_when_it_changes_hands_and_is_shared_when_it_is_split() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from shoal import limits
 from shoal.cluster.membership import Roster
-from shoal.cluster.rebalance import Wanted
+from shoal.cluster.shares import Wanted
 from shoal.errors import Invalid
 from shoal.limits import SECOND
+from shoal.nodes.records import record_of
 from shoal.tables import Dense, Each, Sparse, Step
 
 
@@ -103,6 +104,21 @@ def test_the_tokens_of_former_lives_are_remembered_but_not_for_ever() -> None:
     assert not made.is_over("ann", "t.29")  # she lives
     assert not made.is_over("ann", "t.0")
     assert len(made.retired["ann"]) == 16
+
+
+def test_however_many_come_and_go_only_the_last_of_them_are_remembered() -> None:
+    made = roster("ann")
+    for number in range(2 * limits.FORMER):
+        name, role = f"node-{number}", "server" if number % 2 else "client"
+        made.join(0, name, role, f"{name}.0", "memory:x", number + 2)
+        if role == "server":
+            made.release(name)
+        made.remove(name, "it left")
+    last = f"node-{2 * limits.FORMER - 1}"
+    assert len(made.retired) == limits.FORMER and made.is_over(last, f"{last}.0")
+    assert len(made.lost) == limits.LOST and last in made.lost
+    assert len(made.released) <= limits.FORMER and last in made.released
+    assert len(record_of(made)) < 100_000  # all of it is written with every change
 
 
 def test_the_silent_are_suspected_and_then_removed() -> None:
@@ -262,3 +278,18 @@ def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> N
     made.people[first[2]].view = made.number
     assert made.begin(0, swap) == swap
     assert made.tables["w"].places[0].servers == [first[1], first[0], first[2]]
+
+
+def test_half_a_trade_is_not_begun() -> None:
+    """It would leave one with too many, and be undone by the rule of counts, or finished by another segment."""
+    made = roster("ann", "bob")
+    made.create("w", Dense(rows=8))
+    owners = [place.servers[0] for place in made.tables["w"].places]
+    mine, other = owners.index("ann"), owners.index("bob")
+    trade = [Wanted("w", mine, "ann", "bob", "load", "", 1), Wanted("w", other, "bob", "ann", "load", "", 1)]
+    made.people["ann"].view = made.people["bob"].view = made.number
+    made.apart["bob", "ann"] = 10  # who cannot reach each other are not to try again so soon
+    before = dict(made.tables)
+    assert made.begin(0, trade) == [] and made.tables == before
+    assert made.begin(10, trade) == trade
+    assert [made.tables["w"].places[one].filling for one in (mine, other)] == ["bob", "ann"]

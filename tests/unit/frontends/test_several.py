@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from shoal import limits
 from shoal.frontends import several as module
 from shoal.frontends.hosts_command import launch
+from shoal.launch import guest
 
 OPTIONS: dict[str, Any] = dict.fromkeys((*module._SAME, "quiet", "insecure")) | {"modules": ()}
 WAITS = "import time; time.sleep(20)"  # none is left if a signal does not reach it
@@ -68,3 +69,28 @@ def test_what_would_never_end_is_refused_before_anything_is_started(
     monkeypatch.setattr("shoal.launch.guest.Visitor", lambda *given: pytest.fail("it was started"))
     found = CliRunner().invoke(launch, ["server", "--at", "tcp://127.0.0.1:9", *words])
     assert found.exit_code == 2 and words[0] in found.output, found.output
+
+
+def test_each_of_several_workers_takes_its_share_of_the_memory_and_one_alone_takes_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[guest.Terms] = []
+
+    class Visitor:
+        name = "worker-x"
+
+        def __init__(self, terms: guest.Terms, *_: object) -> None:
+            seen.append(terms)
+
+        def leave(self, number: int) -> None: ...
+
+        def run(self) -> str:
+            return "it left"
+
+    monkeypatch.setattr(guest, "Visitor", Visitor)
+    words = module._words({**OPTIONS, "count": 4, "modules": ("mine", "net.py:Net"), "patience": 7.0, "quiet": True})
+    for more in (words, []):
+        done = CliRunner().invoke(launch, ["worker", "--at", "tcp://127.0.0.1:9", *more])
+        assert done.exit_code == 0, done.output
+    assert [one.share for one in seen] == [4, 1]
+    assert seen[0].modules == ("mine", "net.py:Net") and seen[0].patience == 7.0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shoal import limits
 from shoal.cluster import groups
+from shoal.cluster.member import Membership
 from shoal.cluster.membership import Roster
-from shoal.errors import Invalid
+from shoal.errors import Invalid, ShoalError
+from shoal.files import Disk
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.keeping import Keeping
 from shoal.tables import Dense, Given, Table
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -106,6 +111,42 @@ def test_servers_open_no_file_that_a_group_names_but_weights(path: str) -> None:
         groups.check_change(roster, "b/ann", m.Create(1, "b/w", table))
     groups.check_change(roster, "operator", m.Create(1, "w", table))
     groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=8, initial=Given("/runs/b/start.f32", 1))))
+
+
+@pytest.mark.parametrize("folder", ["/srv", "/runs/b/checkpoints", "/runs/checkpoints/00000001/..", "/checkpoints/1\n"])
+def test_servers_look_into_no_folder_that_a_group_names_but_checkpoints(folder: str) -> None:
+    roster = Roster()
+    roster.join(0, "b/ann", "client", "t.0", "", 1, "b")
+    roster.join(0, "operator", "client", "t.0", "", 2)
+    with pytest.raises(Invalid, match="that of a checkpoint"):
+        groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=8), origin=folder))
+    groups.check_change(roster, "operator", m.Create(1, "w", Dense(rows=8), origin=folder))
+    groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=8), origin="/runs/b/checkpoints/00000001"))
+
+
+def test_a_group_is_told_the_same_whatever_is_wrong_with_what_it_names(tmp_path: Path) -> None:
+    """Else it could find out which files and folders there are, and how long they are."""
+    (tmp_path / "other.f32").write_bytes(b"x" * 7)
+    (tmp_path / "same.f32").write_bytes(bytes(32))
+    (tmp_path / "folder.f32").mkdir()
+    (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "00000001" / "manifest.json").write_text("{}")
+    files = [Given(str(tmp_path / f"{name}.f32"), 1) for name in ("other", "same", "folder", "none")]
+    folders = [str(tmp_path / "checkpoints" / f"0000000{number}") for number in (1, 2)]
+    named = [*((Dense(rows=8, initial=one), "", one.path) for one in files)]
+    named += [(Dense(rows=8), folder, folder) for folder in folders]
+    keeping = Keeping(Disk(), Membership("server-0", "server", "token"))
+
+    def said(table: str, spec: Table, origin: str) -> str:
+        placed = m.Placed(1, table, spec, [0], [m.Place(1, ["server-0"])], origin)
+        load = keeping.loader(placed)
+        assert load is not None
+        with pytest.raises(ShoalError) as caught:
+            load(placed, [0])
+        return str(caught.value)
+
+    assert len({said("b/w", spec, origin).replace(place, "PLACE") for spec, origin, place in named}) == 1
+    assert len({said("w", spec, origin).replace(place, "PLACE") for spec, origin, place in named}) > 3
 
 
 # ---------------------------------------------------------------- who lets whom go

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
+from shoal.nodes.backlog import Backlog
 from shoal.nodes.server import Server
-from shoal.tables import Dense, Table, Update
+from shoal.store import slab
+from shoal.tables import Dense, Sparse, Table, Update
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick, Wake
 
@@ -132,10 +135,80 @@ def test_a_former_life_is_fenced_when_the_view_says_so() -> None:
 
 def test_a_request_by_a_newer_view_waits_until_this_one_has_it() -> None:
     made = hall()
-    assert made.push([1], [1], view=6) == [("dan", m.Busy(1, limits.BUSY_RETRY))]
-    assert made.server.counts["view behind"] == 1
+    assert made.push([1], [1], view=6) == []
+    assert made.push([1], [1], number=1, view=6) == []
+    assert made.server.counts["view behind"] == 2
+    came = made.feed(Received("coordinator", view(6, placed(1))))
+    assert came[-2:] == [("dan", m.Counted(1, new=True)), ("dan", m.Counted(2, new=True))]  # in the order of before
+    assert made.push([1], [1], number=2, view=6) == [("dan", m.Counted(3, new=True))]
+
+
+def test_a_request_that_came_too_soon_is_sent_back_when_it_has_waited_long_enough() -> None:
+    made = hall()
+    assert made.push([1], [1], view=6) == []
+    made.now += limits.TOO_SOON - 1
+    assert made.feed(Tick()) == []
+    made.now += limits.NOTICE
+    assert made.feed(Tick()) == [("dan", m.Busy(1, limits.BUSY_RETRY))]
     made.feed(Received("coordinator", view(6, placed(1))))
-    assert made.push([1], [1], view=6) == [("dan", m.Counted(2, new=True))]
+    assert made.pull([1], view=6)[0][1].count == 1
+    assert made.arrays[0][0].tolist() == [0]  # it is counted when it comes again, not before
+
+
+def test_a_request_that_comes_again_while_it_waits_does_not_wait_twice() -> None:
+    made = hall()
+    made.push([1], [1], view=6)
+    assert made.push([1], [1], view=6, request=1) == [("dan", m.Busy(1, limits.BUSY_RETRY))]
+    assert made.push([1], [1], view=6, request=1) == []
+    assert made.feed(Received("coordinator", view(6, placed(1))))[-1:] == [("dan", m.Counted(1, new=True))]
+
+
+def test_what_waits_for_a_view_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BACKLOG", 1)
+    made = hall()
+    made.push([1], [1], view=6)
+    assert made.push([1], [1], number=1, view=6) == [("dan", m.Busy(2, limits.BUSY_RETRY))]
+
+
+# ---------------------------------------------------------------- by an older view
+
+
+def moved_to(view_number: int, *owners: str, since: Sequence[int]) -> m.View:
+    """The table in as many parts, each with its owner since some view."""
+    places = [m.Place(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
+    starts = [i * DENSE.span // len(owners) for i in range(len(owners))]
+    servers = [m.Member(name, i, "server", "") for i, name in enumerate(("ann", "bob", "cid"), 1)]
+    folk = [m.Member("eve", 12, "worker", ""), m.Member("dan", 13, "client", "")]
+    return m.View(1, view_number, 0, [*servers, *folk], [m.Placed(1, "table 1", DENSE, starts, places)])
+
+
+def seated_by(first: m.View) -> Hall:
+    made = Hall(Server("ann", "token"))
+    made.feed(Tick())
+    made.feed(Received("coordinator", m.Welcome("token.0", 1, first)))
+    made.compute()
+    return made
+
+
+def test_what_moves_elsewhere_is_no_reason_to_refuse_an_older_view() -> None:
+    made = seated_by(moved_to(5, "ann", "bob", since=(1, 1)))
+    made.feed(Received("coordinator", moved_to(6, "ann", "cid", since=(1, 6))))
+    asked = {"incarnation": 13, "stream": -13}
+    assert made.push([1], [1], view=5, **asked) == [("dan", m.Counted(1, new=True))]
+    made.feed(
+        Received("coordinator", moved_to(8, "ann", "cid", since=(8, 6)))
+    )  # it was another's in view 7, which we missed
+    assert made.push([1], [1], number=1, view=6, **asked) == [("dan", m.Moved(2, 8))]
+
+
+def test_whoever_waits_for_what_is_given_away_is_told_to_ask_by_the_new_view() -> None:
+    made = seated_by(moved_to(5, "ann", "ann", since=(1, 1)))
+    enter = {"incarnation": 12, "sender": "eve", "view": 5}
+    made.pull([1], enter=True, **enter)
+    ((_, held),) = made.pull([1], clock=3, **enter)
+    assert isinstance(held, m.Held)
+    told = made.feed(Received("coordinator", moved_to(6, "ann", "bob", since=(1, 6))))
+    assert ("eve", m.Moved(held.request, 6)) in told
 
 
 def test_an_unknown_table_has_moved() -> None:
@@ -191,6 +264,29 @@ def test_who_waits_is_told_for_whom_every_second() -> None:
 
 
 # ---------------------------------------------------------------- views
+
+
+def test_rows_of_what_it_let_go_of_are_cleared_away_between_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab, "CLEAR_ROWS", 4)
+    spec = Sparse(keys=20)
+    made = hall(placed(1, spec, ("ann", "ann")), inline=8)
+    made.push([*range(20)], [1.0] * 20)
+    made.compute()
+    made.feed(Received("coordinator", view(6, placed(1, spec, ("ann", "bob")))))
+    own = made.server.tables[1].own
+    assert own is not None and own.table.rows == 20
+    made.now += SECOND
+    made.push([*range(10)], [1.0] * 10, number=1, view=6)
+    assert made.asked and own.table.rows == 20  # a computation has the rows
+    made.compute()
+    left = own.table.rows
+    assert 10 < left < 20
+    assert made.server.handle(made.now, Tick())[-1] == Wake(made.now + limits.CLEAR_EVERY)
+    assert own.table.rows == left  # not before that
+    for _ in range(10):
+        made.now += limits.CLEAR_EVERY
+        made.feed(Tick())
+    assert own.table.rows == 10 and own.table.pull(np.arange(10, dtype=np.uint64)).sum() == 20
 
 
 def test_a_view_is_shown_once_its_tables_are_set_up() -> None:
@@ -322,6 +418,28 @@ def test_a_backlog_that_is_full_asks_to_come_later(monkeypatch: pytest.MonkeyPat
     made.compute()
     made.compute()
     assert made.push([0], [1], number=3) == []
+
+
+def test_what_opens_a_segment_goes_before_the_pushes_that_wait() -> None:
+    made = hall(inline=0)
+    bob = m.Member("bob", 4, "server", "")
+    made.feed(Received("coordinator", view(6, placed(1), members=[*FOLK, bob])))
+    made.push([0], [1])
+    made.push([0], [1], number=1)
+    assert made.feed(Received("bob", m.Level(1, 6, 4, 1, [1], [0], 1))) == []  # something is being computed
+    levels = m.Levels(1, 6, 4, [1], [0], [])
+    assert made.compute() == [("dan", m.Counted(1, new=True)), ("bob", levels)]
+    assert made.compute() == [("dan", m.Counted(2, new=True))]
+
+
+def test_what_comes_by_a_view_of_later_goes_before_the_others_of_its_kind() -> None:
+    backlog = Backlog()
+    early = [Received("bob", m.Appended(1, 1, seq)) for seq in (1, 2)]
+    early.insert(1, Received("bob", m.Adopted(1, 6, 1, [0])))
+    late = [Received("bob", m.Appended(1, 1, 3)), Received("bob", m.Adopted(1, 6, 1, [1]))]
+    assert all(backlog.add(one) for one in late) and late[0] in backlog
+    backlog.put_back(early)
+    assert [backlog.next() for _ in range(len(backlog))] == [early[1], late[1], early[0], early[2], late[0]]
 
 
 def test_a_view_that_comes_during_a_computation_waits_for_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shoal import limits
 from shoal.limits import SECOND
@@ -16,6 +17,7 @@ from shoal.store import question as door
 from shoal.tables import Dense
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick
+from shoal.wire.groups import CLUSTER, Group
 
 
 @dataclass
@@ -64,6 +66,17 @@ def test_who_is_no_member_may_ask_and_is_told_of_the_rows_that_are_here() -> Non
     assert House().call("count", start=4) == [m.Called(1, [])]  # not held here: nothing is found
 
 
+def test_who_asks_as_one_of_a_group_is_told_only_what_that_group_may_read() -> None:
+    def asks(house: House) -> list[m.Message]:
+        return house.feed(Received("b/eve", m.Call(1, 1, house.server.member.view.number, 0, "count", {}, 0, 8)))
+
+    house = House()
+    (answer,) = asks(house)
+    assert isinstance(answer, m.No) and "may not read table 'w'" in answer.reason
+    house.feed(Received("coordinator", replace(house.view(6), groups=[Group("b", reads=[CLUSTER])])))
+    assert asks(house) == [m.Called(1, [4.0])]
+
+
 def test_a_question_of_a_users_own_is_asked_off_the_loop_once_however_often_it_is_sent() -> None:
     ran = []
 
@@ -100,7 +113,6 @@ def test_a_function_that_fails_is_an_answer_and_the_server_goes_on() -> None:
 @pytest.mark.parametrize(
     ("more", "answer"),
     [
-        ({"view": 6}, m.Busy(1, limits.BUSY_RETRY)),
         ({"view": 4}, m.Moved(1, 5)),
         ({"table": 2}, m.Moved(1, 5)),
         ({"generation": 1}, m.Rollback(1, 0)),

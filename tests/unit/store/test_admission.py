@@ -72,6 +72,38 @@ def test_a_sketch_of_few_keys_is_exact_and_small() -> None:
     assert counting.memory == admission.ADMISSION_FIRST
 
 
+def holds(table: Table, counting: Admission, *segments: KeyRange) -> Table:
+    """Other segments are on the same ground."""
+    table = Table(table.spec, segments, table.part)
+    counting.hold()
+    return table
+
+
+def test_segments_that_stay_keep_their_counts_whatever_comes_and_goes_beside_them() -> None:
+    table, counting = made(Sparse(keys=100, admit=3), KeyRange(0, 20), KeyRange(20, 40), KeyRange(60, 80))
+    for _ in range(2):
+        assert push(table, counting, some(0, 19, 20, 39, 60, 79)) == []
+    table = holds(table, counting, KeyRange(20, 40), KeyRange(40, 60), KeyRange(60, 80))
+    assert counting.memory == 60
+    assert push(table, counting, some(20, 40, 59, 60)) == [20, 60]  # those that came begin anew
+    table = holds(table, counting, KeyRange(0, 20), KeyRange(20, 30), KeyRange(30, 40), KeyRange(40, 60))
+    assert push(table, counting, some(0, 20, 39, 40, 59)) == [20, 39]  # also where a segment was cut in two
+    assert push(table, counting, some(19, 40, 59)) == [40, 59]
+
+
+def test_counts_go_into_a_sketch_when_the_keys_of_more_segments_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "ADMISSION_BYTES", 1 << 18)
+    first, second, third = KeyRange(0, 1 << 17), KeyRange(1 << 17, 1 << 18), KeyRange(1 << 18, 1 << 19)
+    table, counting = made(Sparse(keys=1 << 20, admit=3), first, second)
+    assert push(table, counting, some(1, 7, 1 << 17)) == []
+    assert push(table, counting, some(7, 1 << 17)) == []
+    table = holds(table, counting, second, third)
+    assert counting.memory == admission.ADMISSION_FIRST
+    assert push(table, counting, some(1 << 17, 1 << 18)) == [1 << 17]
+    table = holds(table, counting, first)  # few again: it stays a sketch, and knows what it knew
+    assert push(table, counting, some(1, 7)) == [7]
+
+
 @pytest.mark.parametrize("admit", [-1, 256])
 def test_a_byte_counts_to_255(admit: int) -> None:
     with pytest.raises(Invalid, match=r"admit=-?\d+: a key gets a row at its n-th push"):

@@ -208,19 +208,39 @@ def test_the_coordinator_hears_of_a_copy_when_it_has_all_that_was_counted() -> N
     assert [type(one) for one in town.told] == [m.Full]
 
 
-def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_first_takes_long() -> None:
-    """What takes long is done elsewhere: what follows must not be made before it."""
+MANY, ONE = np.arange(20, dtype=np.uint64), np.array([3], np.uint64)
+
+
+def copy_and_changes() -> tuple[Follow, list[tuple[m.Change, KeyValues]]]:
+    """A copy to which little is done at once, and two changes: the first takes long, and the second undoes some of it."""
     spec = Sparse(keys=100, update=Assign())
     follow = Follow(1, spec, "server-0", 1, lambda segment: KeyRange(0, 100), inline=4)
     follow.begin(Part(1, spec, [(0, KeyRange(0, 100))]))
-    many, one = np.arange(20, dtype=np.uint64), np.array([3], np.uint64)
-    given = [KeyValues(many, np.ones((20, 1), np.float32)), KeyValues(one, np.full((1, 1), 2, np.float32))]
-    changes, arrays = packed(
-        [(m.Change(seq + 1, "push", stream=-ANN, number=seq), rows) for seq, rows in enumerate(given)]
-    )
-    outcome = follow.append("server-0", m.Append(1, 1, 1, 1, [0], 0, 0, changes), tuple(arrays))
-    for work in outcome.works:
-        work.function()
-        work.then(0)
-    assert follow.part is not None and follow.part.table.pull(one).item() == 2
+    given = [KeyValues(MANY, np.ones((20, 1), np.float32)), KeyValues(ONE, np.full((1, 1), 2, np.float32))]
+    return follow, [(m.Change(seq + 1, "push", stream=-ANN, number=seq), rows) for seq, rows in enumerate(given)]
+
+
+def append(follow: Follow, changes: list[tuple[m.Change, KeyValues]]) -> Outcome:
+    sent, arrays = packed(changes)
+    return follow.append("server-0", m.Append(1, 1, 1, 1, [0], 0, 0, sent), tuple(arrays))
+
+
+def done(follow: Follow, outcome: Outcome) -> None:
+    """Both changes, in their order, and by one computation: whatever else waits for it waits once."""
+    (work,) = outcome.works
+    work.function()
+    assert work.then(0) == Outcome()
+    assert follow.part is not None and follow.part.table.pull(ONE).item() == 2
     assert follow.part.version.tolist() == [2]
+
+
+def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_first_takes_long() -> None:
+    """What takes long is done elsewhere: what follows must not be made before it."""
+    follow, changes = copy_and_changes()
+    done(follow, append(follow, changes))
+
+
+def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_second_came_first() -> None:
+    follow, changes = copy_and_changes()
+    assert not append(follow, changes[1:]).works
+    done(follow, append(follow, changes[:1]))

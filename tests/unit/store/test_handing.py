@@ -169,6 +169,24 @@ def test_a_segment_changes_hands_with_all_that_was_counted(spec: Table, others: 
     assert len(town.digests(0)) == len(town.digests(1)) == 1
 
 
+def test_a_segment_that_stays_remembers_which_keys_came_how_often_and_one_that_moved_does_not() -> None:
+    spec = Sparse(keys=ROWS, update=Sum(), admit=3)
+    town = Town(placed(spec, "a", "a"))
+    town.push(0)
+    town.become(moving(spec, "a", "a"))
+    town.deliver()
+    town.push(1)
+    town.deliver()
+    town.become(handed(spec, "a", "b", 3))
+    town.settle()
+    town.push(2, "a", [0])
+    town.push(2, "b", [1])
+    assert town.values(0) == {"a": 1.0} and town.values(1) == {"b": 0.0}
+    for number in (3, 4):
+        town.push(number, "b", [1])
+    assert town.values(1) == {"b": 1.0}
+
+
 def test_what_comes_again_is_not_counted_again_by_the_next_owner() -> None:
     """The ledger moves with the rows: a push whose answer was lost is sent to whoever has the segment now."""
     town = Town(placed(DENSE, "a", "a"))

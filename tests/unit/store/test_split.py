@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -153,3 +156,21 @@ def test_a_layout_knows_the_placement_it_was_made_of() -> None:
     made = layout("ab")
     assert made.same(Placed(7, "w", Dense(rows=20), [0, 10], [Place(1, ["a", "backup"]), Place(1, ["b", "backup"])]))
     assert not made.same(Placed(7, "w", Dense(rows=20), [0, 10], [Place(1, ["a", "backup"]), Place(2, ["a"])]))
+
+
+def test_who_holds_the_same_has_stayed_and_nobody_else() -> None:
+    before, after = layout("abca"), layout("abba")
+    assert after.since_then(before).stayed == ("a",)
+    assert layout("abcab").since_then(before).stayed == ()  # other segments
+
+
+def test_layouts_that_nobody_has_any_more_are_not_kept_by_those_that_came_after_them() -> None:
+    newest = layout("abca")
+    former = []
+    for owners in ("abba", "abca", "aaca", "abca"):
+        former.append(weakref.ref(newest))
+        before, newest = newest, layout(owners)
+        newest.since_then(before)
+    del before
+    gc.collect()
+    assert sum(one() is not None for one in former) <= 1

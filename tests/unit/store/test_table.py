@@ -14,7 +14,7 @@ import pytest
 from shoal import tables
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, Values
-from shoal.store import slab as module
+from shoal.store import room
 from shoal.store.table import Table
 from shoal.store.update import SGD, AdaGrad, Assign, Sum
 
@@ -175,7 +175,7 @@ def test_a_push_of_known_keys_does_not_grow_a_full_table() -> None:
     assert table.layout == 1
 
 
-@pytest.mark.parametrize("which", ["_slab", "_index"])
+@pytest.mark.parametrize("which", ["new_slab", "new_index"])
 def test_a_table_that_cannot_grow_stays_as_it_was(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = sparse()
     before = np.arange(1_500, dtype=np.uint64)
@@ -186,7 +186,7 @@ def test_a_table_that_cannot_grow_stays_as_it_was(which: str, monkeypatch: pytes
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, which, fail)
+        patched.setattr(room, which, fail)
         with pytest.raises(MemoryError):
             table.push(np.arange(100_000, dtype=np.uint64), np.ones(100_000, np.float32))
     assert (table.rows, table.layout, table.memory) == (1_500, layout, memory)

@@ -57,6 +57,8 @@ def test_everything_that_is_told_has_its_section(story: Any) -> None:
         "Bytes",
         "Members",
         "Faults and recoveries",
+        "Comings and goings",
+        "Checkpoints",
         "Delay",
         "What was trained",
         "The machine",
@@ -85,10 +87,10 @@ def test_of_many_evaluations_some_are_shown_with_the_best_and_the_last(story: An
 
 def test_faults_are_told_in_order_with_when_they_were_over(story: Any) -> None:
     (table,) = by_title(sections([tell("one", list(story.run()))]))["Faults and recoveries"].tables
-    assert [row[1] for row in table.rows] == ["gone", "joined", "void"]
+    assert [row[1] for row in table.rows] == ["lost", "void"]
     assert table.rows[0] == [
         "20.00",
-        "gone",
+        "lost",
         "worker-3 gone: its process ended with signal 9; 12 slots dealt again",
         "not felt",
     ]

@@ -102,7 +102,7 @@ def test_updates_that_hogwild_lost_are_told_with_their_share(story: Any) -> None
 
     assert "Of 1,000 updates of one cell that everybody writes to, 12 (1.20%) were lost" in said(counted=1000, lost=12)
     assert "Of 1,000 updates of one cell that everybody writes to, none was lost" in said(counted=1000, lost=0)
-    assert "lost" not in said(counted=0, lost=0).replace("left or lost", "")
+    assert "lost" not in said(counted=0, lost=0).replace("worker-3 was lost", "")
 
 
 def test_a_delay_that_was_chosen_is_told_with_where_it_came_to() -> None:
@@ -198,7 +198,8 @@ def test_faults_are_counted_and_it_is_told_when_they_were_over(story: Any) -> No
         Saved(seconds=40.0, number=3, steps=60, bytes=1, took=0.1),
     ]
     said = words_of([*events[:-1], *happened, events[-1]])
-    assert "2 nodes left or lost: worker-3, server-0. Slots of theirs that were dealt again: 12." in said
+    assert "2 nodes (worker-3, server-0) were lost. Slots of theirs that were dealt again: 12." in said
+    assert "worker-4 joined while it ran." in said
     assert "back to a checkpoint once, 50 steps in all. It was taken up again once." in said
     assert "Rows/s were at 90% or more" in said and "1 checkpoint went to disk." in said
 

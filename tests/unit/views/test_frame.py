@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shoal.events import Stopped, Voided, Warned
+from shoal.events import Handed, Stopped, Voided, Warned
 from shoal.views.braille import Stroke, chart
 from shoal.views.frame import frame
 from shoal.views.sofar import SoFar
@@ -149,3 +149,21 @@ def test_one_point_is_no_curve() -> None:
     assert chart([Stroke([(0.0, 1.0)], "")], 20, 4, 1.0) is None
     assert chart([], 20, 4, 1.0) is None
     assert chart([Stroke([(0.0, 1.0), (1.0, 1.0)], "")], 2, 4, 1.0) is None
+
+
+def test_many_moves_are_one_of_the_last_happenings(story: Any) -> None:
+    so_far = SoFar()
+    so_far.take(story.started())
+    so_far.take(story.joined(1.0, "server-2", "server"))
+    for part in range(8):
+        so_far.take(
+            Handed(
+                seconds=2.0 + part / 10, table="weights", segments=[part], source="server-0", target="server-2", why="count", took=0.1,
+                stall=0.01,
+            )
+        )  # fmt: skip
+    told = [line.plain for line in frame(so_far, 100, 30) if " s  " in line.plain]
+    assert [line[:89] for line in told] == [
+        "   1.0 s  server-2 joined",
+        "   2.0 s  8 parts of weights moved (to even out their number): from server-0 to server-2;",
+    ]

@@ -194,7 +194,9 @@ def test_parts_that_change_hands_are_told_however_many_and_never_as_an_empty_lin
     ]
     events += [Leaving(seconds=1.4, name="server-0", role="server", why="it asked to go"), handed(4.0, 4)]
     first, *later = told(events)
-    assert "1 part of weights went from server-0 to server-1 (count)" in first
+    assert (
+        "1 part of weights went from server-0 to server-1 (to even out their number), 250 ms without an answer" in first
+    )
     assert all(line.partition(" s  ")[2].strip() for line in later) and later
     assert "3 parts went from server-0 to server-1" in " ".join(later)
     assert "1 part is two now" in " ".join(later) and "server-0 is leaving" in " ".join(later)

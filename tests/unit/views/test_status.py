@@ -44,10 +44,10 @@ def shown(one: Status, width: int = 100, **settings: bool) -> str:
 
 def test_a_page_says_who_is_here_and_how_they_are() -> None:
     text = shown(status())
-    assert "runs/x  term 2 · view 9 · generation 0 · 2 copies · checkpoint 00000003" in text
+    assert "runs/x  2 copies of each part · checkpoint 00000003 · coordinator started 2 times" in text
     assert "pass 5 of 10   50 steps   12 s" in text
     (line,) = [line for line in text.splitlines() if "3.0 s ago" in line]
-    assert line.split()[:5] == ["C", "server-2", "server", "3", "3.0"] and "suspected" in line
+    assert line.split()[:5] == ["C", "server-2", "server", "3.0", "s"] and "suspected" in line
     (line,) = [line for line in text.splitlines() if "worker-0" in line]
     assert line.split()[-1] == "17"  # its clock
     assert "server-2 does not answer" in text
@@ -56,14 +56,59 @@ def test_a_page_says_who_is_here_and_how_they_are() -> None:
 def test_a_page_says_who_holds_what_and_how_new_it_is() -> None:
     lines = shown(status()).splitlines()
     (table,) = [line for line in lines if line.startswith("table weights")]
-    assert "6 segments, version 40, 5 of 6 with all their copies" in table
+    assert "6 parts, version 40, 5 of 6 with all their copies" in table
     (first,) = [line for line in lines if line.split()[:2] == ["0", "0"]]
-    assert "7  B server-1" in first and "C server-2 (filling)" in first
+    assert "B server-1" in first and "C server-2 (filling)" in first
     (second,) = [line for line in lines if line.split()[:2] == ["1", "10"]]
     assert "B server-1       40  A server-0 -2" in second  # two versions behind
     primary, copy = (next(line for line in lines if line.strip().startswith(one)) for one in ("primary", "copy"))
     assert primary.split() == ["primary", "B", "B", "A", "B", "A", "B"]
     assert copy.split() == ["copy", "c", "A", "B", "A", "B", "A"]  # small: not whole yet
+
+
+def test_numbers_of_the_protocol_are_for_those_who_ask_for_them() -> None:
+    plain, told = shown(status()), shown(status(), 120, numbers=True)
+    for one in ("incarnation", "view", "generation", "term", "epoch"):
+        assert one not in plain and one in told
+    assert "term 2 · view 9 · generation 0" in told
+    back = shown(status(generation=2, term=1))
+    assert "went back to a checkpoint 2 times" in back and "coordinator started" not in back
+
+
+def test_a_column_that_nobody_has_anything_in_is_not_shown() -> None:
+    def heads(one: Status) -> list[str]:
+        return next(line for line in shown(one).splitlines() if "member" in line).split()
+
+    one = status()
+    assert heads(one) == ["member", "role", "heard", "steps", "parts"]
+    members = [msgspec.structs.replace(seen, address="tcp://10.0.0.1:7000") for seen in one.standing.members]
+    far = Status(msgspec.structs.replace(one.standing, members=members), one.view, one.told)
+    assert heads(far) == [*heads(one), "at"] and "10.0.0.1:7000" in shown(far)
+
+
+def test_names_are_whole_where_there_is_little_room_and_nothing_is_wrapped() -> None:
+    """Names are typed in again: rather than these, addresses and what was heard are cut."""
+    one = status()
+    long = "server-of-a-host-with-a-long-name-84e9"
+    address = "tcp://a-host-with-a-long-name.example:7000"
+    members = [msgspec.structs.replace(seen, address=address, load=1234.0) for seen in one.standing.members]
+    members[1] = msgspec.structs.replace(members[1], name=long)
+    far = Status(
+        msgspec.structs.replace(one.standing, members=members, lost={"server-7": f"it left: {'others have it ' * 9}"}),
+        one.view,
+        one.told,
+    )
+    lines = shown(far, 80, brief=True).splitlines()
+    assert max(map(len, lines)) <= 80
+    (line,) = [line for line in lines if long in line]
+    assert "1,234" in line
+    (line,) = [line for line in lines if line.startswith("left: server-7: others have it")]
+    assert line.endswith("…")
+
+
+def test_who_left_in_order_and_who_was_lost_are_told_apart() -> None:
+    text = shown(status(lost={"server-8": "it left: others have what it had", "server-9": "silent for 5 s"}))
+    assert "left: server-8: others have what it had" in text and "lost: server-9: silent for 5 s" in text
 
 
 def test_what_nobody_holds_any_more_is_said() -> None:

@@ -1,11 +1,17 @@
-"""What is said about those who are refused: once each, then ever more seldom, with how often it was left out."""
+"""Who may call, until when, and what is said about those who are refused: once each, then ever more seldom, with how often it was left out."""
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
+import zmq
 
 from shoal import limits
-from shoal.wire.door import Log
+from shoal.wire import keyring
+from shoal.wire.door import Door, Guests, Log
+from shoal.wire.keyring import Key
 
 
 class Clock:
@@ -41,3 +47,82 @@ def test_others_are_told_meanwhile_so_many_a_second_at_most(clock: Clock, capsys
     clock.now += 1
     log("another")
     assert capsys.readouterr().err.endswith(f"another (and {9 * limits.LOG_LINES} such lines before)\n")
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Key:
+    return keyring.make(tmp_path, "coordinator", "coordinator")
+
+
+def test_a_key_is_refused_from_the_moment_that_it_expires_and_that_is_news_once(
+    clock: Clock, coordinator: Key, tmp_path: Path
+) -> None:
+    made = keyring.make(tmp_path / "there", "hostb", "worker")
+    keyring.allow(tmp_path, made, until=200)
+    guests = Guests(tmp_path, coordinator, lambda: int(clock.now))
+    assert guests.refusal(made.public) is None and not guests.look()
+    clock.now, version = 200.0, guests.version
+    refusal = guests.refusal(made.public)
+    assert refusal is not None and refusal.counter == "expired key"
+    assert "was good until 1970-01-01T00:03:20Z" in refusal.why and "--until LATER" in refusal.why
+    assert guests.look() and guests.version > version  # those who listen are told the list again
+    assert not guests.look()
+    keyring.allow(tmp_path, made, until=300)
+    assert guests.look() and guests.refusal(made.public) is None
+
+
+def test_a_clock_that_is_set_back_lets_a_key_in_again_and_a_revoked_one_never(
+    clock: Clock, coordinator: Key, tmp_path: Path
+) -> None:
+    made = keyring.make(tmp_path / "there", "hostb", "worker")
+    keyring.allow(tmp_path, made, until=50)
+    guests = Guests(tmp_path, coordinator, lambda: int(clock.now))
+    assert guests.refusal(made.public) is not None
+    clock.now = 10.0
+    assert guests.look() and guests.refusal(made.public) is None
+    keyring.revoke(tmp_path, "hostb")
+    assert guests.look()
+    refusal = guests.refusal(made.public)
+    assert refusal is not None and refusal.counter == "revoked key"
+
+
+def test_how_a_key_is_bound_is_the_coordinators_word_and_either_side_revokes(coordinator: Key, tmp_path: Path) -> None:
+    made = keyring.make(tmp_path / "there", "hostb", "worker")
+    keyring.allow(tmp_path, made)  # free, by the list of this host
+    guests = Guests(tmp_path, coordinator)
+    guests.tell([Key("worker", "hostb", made.public, "b", 7)])
+    found = guests.find(made.public)
+    assert found is not None and (found.group, found.until) == ("b", 7)
+    keyring.revoke(tmp_path, "hostb")
+    guests.look()
+    refusal = guests.refusal(made.public)
+    assert refusal is not None and refusal.counter == "revoked key"
+
+
+class Frame:
+    """Of a message that came by this key."""
+
+    def __init__(self, public: str) -> None:
+        self._public = public
+
+    def get(self, name: str) -> str:
+        assert name == "User-Id"
+        return self._public
+
+
+def test_who_makes_names_up_makes_nobody_elses_forgotten(coordinator: Key, tmp_path: Path) -> None:
+    honest, other = (keyring.make(tmp_path / name, name, "worker") for name in ("honest", "other"))
+    for key in (honest, other):
+        keyring.allow(tmp_path, key)
+    with zmq.Context() as context:
+        door = Door(context, "coordinator", Guests(tmp_path, coordinator), Counter(), Log("coordinator"))
+        try:
+            for name in ("honest.1", "honest.2"):
+                assert door.sender(name, b"here", Frame(honest.public)) == (Key("worker", "honest", honest.public), "")  # type: ignore[arg-type]
+            for number in range(3 * limits.MEMBERS):
+                door.sender(f"other.{number}", b"there", Frame(other.public))  # type: ignore[arg-type]
+            assert len(door.names) == 2 * limits.MEMBERS
+            assert door.may_hear("honest.1") and door.may_hear("honest.2")
+            assert not door.may_hear("other.0") and door.may_hear(f"other.{3 * limits.MEMBERS - 1}")
+        finally:
+            door.socket.close(0)

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.errors import Invalid
 from shoal.wire import keyring
+from shoal.wire.expiry import moment
 from shoal.wire.keyring import Key
 
 
@@ -107,8 +108,10 @@ def test_a_line_that_is_no_key_is_refused(line: str) -> None:
 
 def test_a_key_is_for_its_name_and_what_stands_under_it_and_nobody_else(folder: Path) -> None:
     key = keyring.make(folder, "hostb", "worker")
-    assert all(key.is_of(name) for name in ("hostb", "hostb.worker-1", "hostb/worker-1"))
-    assert not any(key.is_of(name) for name in ("hostbc", "hostb-1", "host", "coordinator", ""))
+    assert all(key.is_of(name) for name in ("hostb", "hostb.worker-1", "hostb/worker-1", "b/hostb.worker-1"))
+    assert not any(
+        key.is_of(name) for name in ("hostbc", "hostb-1", "host", "coordinator", "", "b/hostb", "b/x.hostb.x")
+    )
 
 
 def test_who_is_revoked_stays_so_until_it_has_a_new_key(folder: Path, tmp_path: Path) -> None:
@@ -195,3 +198,58 @@ def test_a_file_that_a_reader_would_wait_for_is_refused(folder: Path) -> None:
     os.mkfifo(folder / "hostb.secret", 0o600)
     with pytest.raises(Invalid, match="no plain file"):
         keyring.own_keys(folder)
+
+
+def test_a_key_is_bound_by_its_line_on_the_list(folder: Path, tmp_path: Path) -> None:
+    made = keyring.make(tmp_path / "b", "hostb", "worker")
+    keyring.allow(folder, made, "b", moment("2026-12-31T18:00"))
+    assert f"{made.line} group=b until=2026-12-31T18:00:00Z\n" == (folder / "allowed").read_text()
+    assert keyring.read_list(folder) == ([Key("worker", "hostb", made.public, "b", moment("2026-12-31T18:00"))], [])
+
+
+def test_nobody_is_set_free_by_being_added_again(folder: Path, tmp_path: Path) -> None:
+    def now() -> tuple[str, int]:
+        return next((key.group, key.until) for key in keyring.read_list(folder)[0] if key.role != "revoked")
+
+    made, other = (keyring.make(tmp_path / place, "hostb", "worker") for place in ("one", "two"))
+    keyring.allow(folder, made, "b", 7)
+    keyring.allow(folder, made)
+    assert now() == ("b", 7)
+    keyring.allow(folder, made, until=9)
+    assert now() == ("b", 9)
+    keyring.allow(folder, other)
+    assert now() == ("b", 0)  # a new key has a new time, and is of the same group
+    keyring.allow(folder, other, "", 0)
+    assert now() == ("", 0)
+
+
+@pytest.mark.parametrize("role", ["server", "coordinator"])
+def test_who_is_the_whole_clusters_is_confined_to_no_group(folder: Path, tmp_path: Path, role: str) -> None:
+    made = keyring.make(tmp_path / "one", "coordinator" if role == "coordinator" else "rack", role)
+    with pytest.raises(Invalid, match="the whole cluster's"):
+        keyring.allow(folder, made, "b")
+    with pytest.raises(Invalid, match="the whole cluster's"):
+        keyring.parse(f"{made.line} group=b")
+    keyring.allow(folder, made, until=9)
+
+
+@pytest.mark.parametrize("words", ["group=a/b", "group=cluster", "until=soon", "until=30d", "until=", "b", "more=1"])
+def test_a_line_whose_bounds_are_not_understood_lets_nobody_in(folder: Path, tmp_path: Path, words: str) -> None:
+    made = keyring.make(folder, "hostb", "worker")
+    (folder / "allowed").write_text(f"{made.line} {words}\n")
+    keys, wrong = keyring.read_list(folder)
+    assert keys == [] and len(wrong) == 1
+
+
+def test_a_key_that_is_confined_has_names_within_its_group() -> None:
+    own, guest = Key("client", "b", "a" * 52, "b"), Key("worker", "hostc", "a" * 52, "b")
+    assert all(own.is_of(name) for name in ("b/scheduler", "b/worker-0", "b/hostc.x"))
+    assert guest.is_of("b/hostc.worker-1")
+    assert not any(guest.is_of(name) for name in ("b/scheduler", "b/hostc", "b/hostcc.x", "c/hostc.x", "hostc/x", "b/"))
+    assert guest.is_of("hostc.look-1")  # what it may say by that name is said in roles
+
+
+@pytest.mark.parametrize("name", ["scheduler", "worker-0", "evaluator"])
+def test_no_key_has_a_name_that_a_groups_own_nodes_have(name: str) -> None:
+    assert not Key("client", name, "a" * 52).is_of(f"b/{name}")
+    assert Key("client", name, "a" * 52).is_of(f"b/{name}.x")

@@ -118,7 +118,7 @@ EXAMPLES: list[m.Message] = [
     m.Feed(3, 17),
     m.Fed(3, 18, [Joined(seconds=1.5, name="worker-hal-3f", role="worker")]),
     m.Dismissed("it is over"),
-    m.Allowed([("worker", "hostb", "a" * 52), ("revoked", "old", "b" * 52)]),
+    m.Allowed([("worker", "hostb", "a" * 52, "b", 7), ("revoked", "old", "b" * 52, "", 0)]),
     m.Want(1, 5, 8),
     m.Want(1, 5, 0, [(0, 4), (6, 7)], [(9, 12)], {8: "not finite"}, 1_024, 3.5, 1 << 40, 7, True),
     m.Deal(1, [(0, 4)]),

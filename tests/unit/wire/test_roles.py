@@ -84,3 +84,13 @@ def test_servers_write_for_nobody_but_the_scheduler_of_a_group() -> None:
         assert "only the scheduler of a group" in objection(key("client"), message, "hostb/ann")
         assert objection(key("client"), message, "hostb/scheduler") == ""
         assert objection(key("worker"), message, "hostb/scheduler")
+
+
+def test_a_key_that_is_confined_says_nothing_but_as_a_member_of_its_group() -> None:
+    confined = Key("client", "hostb", "a" * 52, "b")
+    for message in (m.Hello("hostb.x", "client", "t"), m.Drop(1, "w"), m.Call(1, 1, 1, 0, "top", {}, 0, 8), m.Save(1)):
+        for sender in ("hostb", "hostb.x", "c/hostb", "hostb/x"):
+            assert "is confined to group 'b'" in objection(confined, message, sender)
+        assert objection(confined, message, "b/hostb.x") == ""
+    for look in (m.Look(1), m.Describe(1), m.Feed(1, 0), m.Refresh(1), m.Ask(1, 1, 0)):
+        assert objection(confined, look, "hostb.look") == ""

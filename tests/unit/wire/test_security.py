@@ -159,3 +159,15 @@ def test_on_the_coordinators_own_host_its_key_is_known(tmp_path: Path) -> None:
     made = keyring.make(tmp_path / "home", "coordinator", "coordinator")
     safety = Safety.with_keys(tmp_path / "home")
     assert safety.key_at("coordinator", parsed(FAR)) == made.public
+
+
+def test_a_node_of_a_group_is_called_as_a_key_that_is_confined_to_it(worker: Safety, tmp_path: Path) -> None:
+    assert worker.named("client-1", group="b") == "b/hostb.client-1"
+    assert worker.named("client-1", group="hostb") == "hostb/client-1"
+    assert worker.own("b/hostb.client-1").name == "hostb"
+    with pytest.raises(Invalid, match="call it hostb"):
+        worker.own("b/scheduler")
+    keyring.make(tmp_path / "worker", "b", "client")
+    both = Safety.with_keys(tmp_path / "worker")
+    assert both.named("client-1", group="b") == "b/client-1"
+    assert both.own("b/scheduler").name == "b"

@@ -1,0 +1,136 @@
+"""Parts settle: told by servers at their own times, evened out and noisy as in ``store.load``, moved by the real rules, minute after minute.
+
+The cluster is a list of owners and a seeded random number; a move is done at once. What is counted is how much moves, and when.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.cluster.loads import Loads
+from shoal.cluster.rebalance import plan
+from shoal.cluster.shares import Wanted
+from shoal.limits import LOAD_ABOVE, LOAD_EVERY, LOAD_KEPT, LOAD_LEAST, SECOND
+from shoal.tables import Dense
+from shoal.wire.messages import Heartbeat, Place, Placed
+
+PARTS = 16
+MINUTE = 60 * SECOND
+
+
+class Town:
+    """Servers that tell, and a coordinator that moves."""
+
+    def __init__(self, servers: int, rates: Sequence[float], noise: float, seed: int) -> None:
+        self.names = [f"server-{i}" for i in range(servers)]
+        self.rates, self.noise, self.random = rates, noise, random.Random(seed)
+        starts = [10 * i for i in range(len(rates))]
+        places = [Place(1, [self.names[i % servers]], since=1) for i in range(len(rates))]
+        self.table = Placed(1, "w", Dense(rows=10 * len(rates)), starts, places)
+        self.loads, self.view, self.now = Loads(), 1, 0
+        self.known: dict[str, dict[int, float]] = {name: {} for name in self.names}
+        self.fresh: dict[int, int] = {}  # tellings until a segment's owner has watched it all the time
+        self.moved: list[tuple[int, Wanted]] = []
+
+    def join(self, name: str) -> None:
+        self.names.append(name)
+        self.known[name] = {}
+
+    def live(self, length: int) -> None:
+        for now in range(self.now, self.now + length, SECOND // 2):
+            self.now = now
+            for at, name in enumerate(self.names):
+                if self.now % LOAD_EVERY == at * SECOND // 2 % LOAD_EVERY:
+                    self._tell(name)
+            self._look()
+        self.now += SECOND // 2
+
+    def _tell(self, name: str) -> None:
+        """The whole cluster is faster or slower from time to time, and a server was not asked for its share all the time."""
+        known, luck = self.known[name], self.random.lognormvariate(0, self.noise)
+        for segment, place in enumerate(self.table.places):
+            if place.servers != [name]:
+                known.pop(segment, None)
+            elif self.fresh.get(segment, 0):
+                self.fresh[segment] -= 1
+            else:
+                rate = self.rates[segment] * luck * self.random.lognormvariate(0, self.noise)
+                known[segment] = LOAD_KEPT * known[segment] + (1 - LOAD_KEPT) * rate if segment in known else rate
+        self.loads.heard(name, Heartbeat(1, self.view, {}, {1: dict(known)}), {"w": self.table})
+
+    def _look(self) -> None:
+        rule = "load" if self.loads.is_time(self.now, self.names, {"w": self.table}) else "count"
+        wanted = plan([self.table], self.names, loads=self.loads.rates, balance=rule)
+        if not wanted:
+            return
+        self.view += 1
+        places = list(self.table.places)
+        for one in wanted:
+            places[one.segment] = Place(self.view, [one.target], since=self.view)
+            self.fresh[one.segment] = 2
+            self.moved.append((self.now, one))
+        self.table = replace(self.table, places=places)
+        if any(one.why == "load" for one in wanted):
+            self.loads.traded()
+
+    @property
+    def rounds(self) -> list[int]:
+        """When something was moved by load."""
+        return list(dict.fromkeys(when for when, one in self.moved if one.why == "load"))
+
+    def worst(self) -> float:
+        """What the busiest is asked for, to the mean, by the true rates."""
+        owned = dict.fromkeys(self.names, 0.0)
+        for rate, place in zip(self.rates, self.table.places, strict=True):
+            owned[place.servers[0]] += rate
+        return max(owned.values()) / (sum(owned.values()) / len(owned))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_even_load_moves_nothing(seed: int) -> None:
+    town = Town(3, [1_000.0] * 3 * PARTS, 0.3, seed)
+    town.live(10 * MINUTE)
+    assert town.moved == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_nothing_but_chance_is_moved_a_few_times_and_then_no_more(seed: int) -> None:
+    town = Town(3, [1_000.0] * 3 * PARTS, 0.6, seed)  # a server that tells twice what it should is no rare thing
+    town.live(10 * MINUTE)
+    assert len(town.rounds) <= 3
+    assert all(later - one >= LOAD_EVERY for one, later in pairwise(town.rounds))
+
+
+def test_where_little_is_asked_nothing_is_moved_for_it() -> None:
+    town = Town(2, [LOAD_LEAST / 2, *[1.0] * PARTS], 0.3, seed=1)
+    town.live(5 * MINUTE)
+    assert town.moved == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_a_server_that_joins_gets_its_share_and_then_all_stay_where_they_are(noise: float, seed: int) -> None:
+    town = Town(2, [20_000.0 / (1 + i) for i in range(2 * PARTS)], noise, seed)  # the first keys are asked for most
+    town.live(MINUTE)
+    town.join("server-2")
+    town.live(5 * MINUTE)
+    assert town.worst() <= 1 + LOAD_ABOVE
+    assert len([when for when in town.rounds if when >= MINUTE]) <= 2
+    assert all(one.gain for _, one in town.moved)
+    for when in town.rounds:
+        assert {one.why for at, one in town.moved if at == when} == {"load"}  # never by both rules at once
+
+
+def test_a_load_that_is_another_one_later_is_followed() -> None:
+    town = Town(2, [20_000.0 / (1 + i) for i in range(2 * PARTS)], 0.1, seed=2)
+    town.live(5 * MINUTE)
+    before = len(town.moved)
+    town.rates = [20_000.0 if place.servers == ["server-1"] else 100.0 for place in town.table.places]
+    assert town.worst() > 1 + LOAD_ABOVE
+    town.live(5 * MINUTE)
+    assert len(town.moved) > before and town.worst() <= 1 + LOAD_ABOVE

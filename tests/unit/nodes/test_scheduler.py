@@ -1,0 +1,77 @@
+"""A group's scheduler, driven by hand: whom it heeds, and what it says of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.events import Stopped
+from shoal.files import Disk
+from shoal.limits import COORDINATOR, SECOND
+from shoal.nodes.checkpointing import Checkpointing
+from shoal.nodes.scheduler import Scheduler
+from shoal.tables import Dense
+from shoal.testing.desk import dealing
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Received, Send, Tell
+
+NOW = 100 * SECOND
+
+
+def view(number: int, generation: int = 0) -> m.View:
+    members = [
+        m.Member("server-0", 1, "server", "memory:server-0"),
+        m.Member("server-1", 2, "server", "memory:server-1"),
+        m.Member("b/scheduler", 3, "scheduler", "memory:x", group="b"),
+        m.Member("b/launcher", 4, "client", "", group="b"),
+        m.Member("c/launcher", 5, "client", "", group="c"),
+    ]
+    places = [m.Place(1, ["server-0", "server-1"]), m.Place(1, ["server-1"])]
+    return m.View(1, number, generation, members, [m.Placed(1, "b/weights", Dense(rows=8), [0, 4], places)])
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Scheduler:
+    made = Scheduler("b", "t", "memory:x", dealing(), Checkpointing(Disk(), tmp_path))
+    made.handle(NOW, Received(COORDINATOR, m.Welcome("t.0", 3, view(1))))
+    return made
+
+
+def said(effects: list[Effect], to: str) -> list[m.Message]:
+    return [one.message for one in effects if isinstance(one, Send) and one.to == to]
+
+
+@pytest.mark.parametrize("stranger", ["c/launcher", "visit-1234"])
+def test_only_who_is_of_its_group_has_a_checkpoint_made(scheduler: Scheduler, stranger: str) -> None:
+    assert said(scheduler.handle(NOW, Received(stranger, m.Save(7))), stranger) == []
+    assert scheduler.counts["unexpected"] == 1 and scheduler.points is not None and not scheduler.points.busy
+    scheduler.handle(NOW, Received("b/launcher", m.Save(7)))
+    assert scheduler.points.busy
+    assert [type(one) for one in said(scheduler.handle(NOW, Received("b/launcher", m.Save(7))), "b/launcher")] == [
+        m.Held
+    ]
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_a_scheduler_that_is_not_wanted_any_more_ends_its_run_with_the_reason(tmp_path: Path, generation: int) -> None:
+    scheduler = Scheduler("b", "t", "memory:x", dealing(), Checkpointing(Disk(), tmp_path))
+    scheduler.handle(NOW, Received(COORDINATOR, m.Welcome("t.0", 3, view(1, generation))))
+    effects = scheduler.handle(NOW, Received(COORDINATOR, m.No(0, "key", "the key was revoked")))
+    (stopped,) = [one.event for one in effects if isinstance(one, Tell)]
+    assert isinstance(stopped, Stopped) and stopped.why == "group 'b' cannot take part: the key was revoked"
+
+
+def test_how_many_copies_there_are_is_told_as_the_view_has_them(scheduler: Scheduler) -> None:
+    (standing,) = said(scheduler.handle(NOW, Received("look-1", m.Look(2))), "look-1")
+    assert isinstance(standing, m.Standing)
+    assert standing.copies == 2
+    assert {one.name for one in standing.members} == {"server-0", "server-1", "b/launcher"}
+
+
+def test_when_the_cluster_ends_the_run_of_a_group_says_so_and_not_that_a_server_was_lost(scheduler: Scheduler) -> None:
+    effects = scheduler.handle(NOW, Received(COORDINATOR, m.Dismissed("the run is over: 2 epochs done")))
+    (stopped,) = [one.event for one in effects if isinstance(one, Tell)]
+    assert isinstance(stopped, Stopped) and "the cluster has ended (the run is over: 2 epochs done)" in stopped.why
+    assert "resume this run" in stopped.why
+    assert not [one for one in scheduler.handle(NOW, Received("c/x", m.Dismissed("no"))) if isinstance(one, Tell)]

@@ -1,0 +1,56 @@
+"""What is seen by who looks on: on one page, no line of it wrapped."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from shoal.events import Handed, Leaving
+from shoal.launch.looking import Status
+from shoal.limits import SECOND
+from shoal.views.watching import Watching
+from shoal.wire import messages as m
+
+
+def status(moves: int = 0) -> Status:
+    members = [m.Seen(f"server-vm-84e{n}", "server", n + 1, 9, SECOND // 5, False, load=1e6) for n in range(3)]
+    course = m.Course(50, 100, 10, 50, False, 500, 12.5, 12.5, 1, 1, "", "", False, {}, {})
+    checkpoint = "/home/somebody/runs/with-a-long-name-of-a-folder/checkpoints/00000003"
+    standing = m.Standing(1, 1, 9, 0, 2, members, {"server-9": "silent for 5 s " * 9}, course, checkpoint, {})
+    on_the_way = [
+        m.Move("weights", n, "server-vm-84e0", f"server-vm-84e{1 + n % 2}", 3 * SECOND, "leaving") for n in range(moves)
+    ]
+    view = m.View(1, 9, 0, [m.Member(one.name, one.incarnation, one.role, "") for one in members], [])
+    return Status(msgspec.structs.replace(standing, moves=on_the_way), view)
+
+
+def handed(at: float, target: str) -> Handed:
+    return Handed(
+        seconds=at, table="weights", segments=[1, 2], source="server-vm-84e0", target=target, why="leaving", took=1.0, stall=0.02
+    )  # fmt: skip
+
+
+def shown(watching: Watching, width: int) -> list[str]:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(watching.page(width))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_many_moves_are_a_line_and_no_line_is_wrapped(width: int) -> None:
+    watching = Watching("/home/somebody/runs/with-a-long-name-of-a-folder")
+    leaving = Leaving(seconds=12.0, name="server-vm-84e0", role="server", why="operator-1 asked for it")
+    events = [leaving, *(handed(12.1 + n / 100, f"server-vm-84e{1 + n % 2}") for n in range(8))]
+    news = watching.take(0.0, status(moves=12), events)
+    assert len(news) == 3  # that it leaves, what went, and how it goes
+    assert "16 parts of weights moved (it leaves): 8 from server-vm-84e0 to server-vm-84e1, 8 from" in news[1]
+    lines = shown(watching, width)
+    assert max(map(len, lines)) <= width
+    assert sum("16 parts of weights" in line for line in lines) == 1
+    assert not any(line.startswith(("without", "s without", "an answer")) for line in lines)
+    assert [line[:60] for line in lines if "on the way:" in line] == [
+        f"  6 parts of weights on the way: server-vm-84e0 -> server-vm-84e{n}"[:60] for n in (1, 2)
+    ]
+    assert any("checkpoint 00000003" in line for line in lines)  # its name, not where it lies

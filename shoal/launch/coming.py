@@ -5,8 +5,8 @@
     preempt         one at a time is taken away for a while: it stands still, or it is killed and another is started in its place
     task            a worker leaves after so many slots, by its own: another is started in its place
 
-All of it happens on one thread of its own, which waits for the time or for a word that a worker has ended. Nothing is started any more
-when the run is over.
+All of it happens on one thread of its own, which waits for the time or for a word that a worker has ended. One that does not start is told
+of, and another is started a little later. Nothing is started any more when the run is over.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import contextlib
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, StartFailed
 from shoal.job import Job
+
+_AGAIN = 5.0  # seconds: what kept one worker from starting may pass
 
 
 class Hands(Protocol):
@@ -35,14 +38,17 @@ class Hands(Protocol):
 class Coming:
     """The comings and goings of one run's workers."""
 
-    def __init__(self, hands: Hands, job: Job, over: threading.Event) -> None:
+    def __init__(
+        self, hands: Hands, job: Job, over: threading.Event, say: Callable[[str], None], again: float = _AGAIN
+    ) -> None:
+        """``say`` is told what did not go as it should, from the thread of these comings."""
+        self._say, self._again, self._failing = say, again, False
         self._hands, self._emulate, self._wanted, self._over = hands, job.emulate, 0, over
         self._news = threading.Condition()
         self._closed = self._looked = False
         self._started = 0  # of those that are to be there at the same time
-        self._away: list[
-            tuple[float, str]
-        ] = []  # when it is to come back; who stands still, or nobody: another is started
+        # When it is to come back; who stands still, or nobody: another is started.
+        self._away: list[tuple[float, str]] = []
         self._turn = 0  # whose turn it is to be taken away
         self._thread: threading.Thread | None = None
 
@@ -83,7 +89,7 @@ class Coming:
             while self._wait(min(arrive, preempt, *(at for at, _ in self._away), float("inf"))):
                 now = time.monotonic()
                 if now >= arrive:
-                    self._hands.add_worker()
+                    self._start_one()
                     self._started += 1
                     arrive = arrive + emulate.arrive if self._started < self._wanted else float("inf")
                 if now >= preempt:
@@ -118,10 +124,23 @@ class Coming:
             if name:
                 self._hands.signal(name, signal.SIGCONT)
             else:
-                self._hands.add_worker()
+                self._start_one()
 
     def _replace(self) -> None:
         """Who has done its task has left: as many are to be here as were started, but for those that are away."""
         killed = sum(not name for _, name in self._away)
         for _ in range(self._started - killed - len(self._hands.workers)):
+            self._start_one()
+
+    def _start_one(self) -> None:
+        """One more; or another one later, if it does not start, which is said once until one does."""
+        try:
             self._hands.add_worker()
+            self._failing = False
+        except StartFailed as error:
+            self._away.append((time.monotonic() + self._again, ""))
+            if not self._failing:
+                self._say(
+                    f"{error}; training goes on with those that are there, and another is tried every {self._again:g} s"
+                )
+            self._failing = True

@@ -27,7 +27,7 @@ import msgspec
 from shoal import limits
 from shoal.data.datasets import Dataset
 from shoal.errors import ClusterError, Invalid, ShoalError, StoreError
-from shoal.events import Evaluated, RunEvent, Stopped
+from shoal.events import Evaluated, RunEvent, Stopped, Warned
 from shoal.job import Job
 from shoal.launch import coordination, work
 from shoal.launch.beginning import check, table_of
@@ -91,7 +91,7 @@ class Training:
         if isinstance(self._cluster, ProcessCluster):
             self._cluster.on_ended = self._worker_gone
         self._evaluator: Evaluator | None = None
-        self._coming = Coming(self, job, self._over)
+        self._coming = Coming(self, job, self._over, self._warn)
 
     def __enter__(self) -> Training:
         try:
@@ -356,6 +356,11 @@ class Training:
         if isinstance(event, Stopped):
             self._why = event.why
             self._over.set()
+
+    def _warn(self, what: str) -> None:
+        """Of something that the coordinator does not see."""
+        with self._telling:
+            self._listener(Warned(seconds=self._course.seconds, what=what))
 
     def _staleness(self) -> list[int]:
         try:

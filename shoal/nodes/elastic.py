@@ -62,9 +62,7 @@ class Elastic:
         self._planned: tuple[int, ...] = ()  # what the last plan followed from
         self._waits = False  # some of it could not be begun yet
         self._again = 0  # when to look again, whatever happened
-        self._asked: list[
-            tuple[str, int, int]
-        ] = []  # who wants a node to go, by which request, and the view that says so
+        self._asked: dict[tuple[str, int], int] = {}  # who wants a node to go, by which request: the view that says so
         self._going: dict[str, int] = {}  # incarnations that are let go by the next view
         self._holders = Holders()
 
@@ -108,13 +106,15 @@ class Elastic:
         why, effects = self.leave(now, drain.name, f"{sender} asked for it", of)
         if why:
             return [*effects, Send(sender, m.No(drain.request, "setting", why))]
-        self._asked.append((sender, drain.request, of.roster.number))
+        if len(self._asked) < limits.MEMBERS:  # otherwise it is asked again
+            self._asked.setdefault((sender, drain.request), of.roster.number)
         return [*effects, *self._answer(of.view.number)]
 
     def _answer(self, view: int) -> list[Effect]:
-        done = [one for one in self._asked if one[2] <= view]
-        self._asked = [one for one in self._asked if one[2] > view]
-        return [Send(asker, m.Done(request)) for asker, request, _ in done]
+        done = [one for one, since in self._asked.items() if since <= view]
+        for one in done:
+            del self._asked[one]
+        return [Send(asker, m.Done(request)) for asker, request in done]
 
     # ------------------------------------------------------------ what is heard
 

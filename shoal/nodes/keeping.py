@@ -42,7 +42,14 @@ class Keeping:
     def forget(self) -> None:
         """What is held here is worth nothing any more."""
         self.later.clear()
+        self._copying.clear()
         self._snapping = Snappings(self._disk)
+
+    def live(self, view: m.View) -> None:
+        """Who is gone asks for nothing any more, and a table that is gone is written nowhere."""
+        self._snapping.live({self._member.coordinator, *(one.name for one in view.members)})
+        tables = {one.number for one in view.tables}
+        self._copying = {key for key in self._copying if key[1] in tables}
 
     def may_ask(self, sender: str, snap: m.Snap, holding: Holding | None) -> bool:
         """The coordinator may; and a scheduler, for what is its group's, into a folder that can only be a checkpoint."""
@@ -75,7 +82,7 @@ class Keeping:
         """Write the segments that are ours, as they are at the step named, while everything goes on."""
         if holding is None or holding.own is None or holding.opening or snap.view > self._member.shown:
             return Outcome()  # it is asked again
-        own, incarnation, snapping = holding.own, self._member.incarnation, self._snapping.of(sender)
+        own, incarnation, snapping = holding.own, self._member.incarnation, self._snapping.of(sender, snap)
         cut, effects = snapping.ask(sender, incarnation, snap, own.segments)
         self._copying = {key for key in self._copying if key[0] == snap.number or key[1] != snap.table}
         cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
@@ -89,7 +96,7 @@ class Keeping:
 
     def _write(self, sender: str, snap: m.Snap, holding: Holding, own: Segments, cut: list[int]) -> Outcome:
         """Copy them, one after another, and hand each to the disk."""
-        snapping = self._snapping.of(sender)
+        snapping = self._snapping.of(sender, snap)
 
         def copy(segment: int) -> Work:
             images: list[Image] = []

@@ -196,6 +196,7 @@ class Server:
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
         self.handles.live(everyone)
+        self._keeping.live(view)
         servers = _servers(view)
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
         self._ours = {one.number: ours(self.name, one, self._ours.get(one.number)) for one in view.tables}

@@ -30,7 +30,8 @@ class Reserve:
     """Room for so many rows of so many words, all of them zero."""
 
     def __init__(self, rows: int, words: int) -> None:
-        self._claims: list[list[KeyRange]] = []  # by holder
+        self._entered = 0
+        self._claims: dict[int, list[KeyRange]] = {}  # by holder; whoever has nothing is not in it
         size = rows * words * 4
         if size > ADDRESS_BYTES:
             raise MemoryError(f"{rows} rows of {words} words: more than a process can address; narrow the table")
@@ -47,23 +48,29 @@ class Reserve:
 
     def enter(self) -> int:
         """One more holder: its number."""
-        self._claims.append([])
-        return len(self._claims) - 1
+        self._entered += 1
+        return self._entered
 
     def claim(self, holder: int, ranges: Sequence[KeyRange]) -> None:
         """These are this one's from now on, whoever had them."""
-        for other, claimed in enumerate(self._claims):
-            if claimed:
-                self._claims[other] = without(claimed, ranges)
-        mine = sorted([*self._claims[holder], *ranges], key=lambda keys: keys.start)
-        self._claims[holder] = joined(mine)
+        for other, claimed in list(self._claims.items()):
+            self._note(other, without(claimed, ranges))
+        mine = [*self._claims.get(holder, ()), *ranges]
+        self._note(holder, joined(sorted(mine, key=lambda keys: keys.start)))
 
     def let_go(self, holder: int, keys: KeyRange) -> None:
         """Of these rows, those that are still this one's are here no more."""
-        claimed = self._claims[holder]
-        self._claims[holder] = left = without(claimed, [keys])
+        claimed = self._claims.get(holder, [])
+        left = without(claimed, [keys])
+        self._note(holder, left)
         for gone in without(claimed, left):
             self.give_back(gone.start, gone.stop)
+
+    def _note(self, holder: int, ranges: list[KeyRange]) -> None:
+        if ranges:
+            self._claims[holder] = ranges
+        else:
+            self._claims.pop(holder, None)
 
     def settle(self, low: int, high: int) -> None:
         """These rows will be here: in large pages, as far as they fill some."""

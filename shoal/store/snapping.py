@@ -7,7 +7,7 @@ last: nobody waits for it any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +89,10 @@ class Snapping:
             self._taken[written.table, written.segment] = written
         return self._say(writing.asker, incarnation, writing.number, event.result)
 
+    def give_up(self) -> None:
+        """Nobody waits for any of it: what is on its way to the disk goes no further."""
+        self._number = 0
+
     def cannot(self, asker: str, incarnation: int, number: int, why: str) -> Send:
         """This checkpoint gets nothing from here."""
         return Send(asker, m.Snapped(number, incarnation, [], why))
@@ -116,14 +120,29 @@ class Snapping:
 
 
 class Snappings:
-    """One for each that asks: the coordinator, and the schedulers of groups, who number theirs as they like."""
+    """One for each that asks: the coordinator, and the schedulers of groups, who number theirs as they like.
+
+    A number counts in the folder where its checkpoints lie, so whoever asks for another folder begins anew: a group's next run is a
+    scheduler of the same name that begins at one. What schedulers asked for that are gone is given up and forgotten (``live``).
+    """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._by: dict[str, Snapping] = {}
+        self._by: dict[str, tuple[Path, Snapping]] = {}  # by who asks: where to, and what became of it
 
-    def of(self, asker: str) -> Snapping:
-        return self._by.setdefault(asker, Snapping(self._disk))
+    def of(self, asker: str, snap: m.Snap) -> Snapping:
+        root = Path(snap.folder).parent
+        if asker in self._by and self._by[asker][0] != root:
+            self._forget(asker)
+        return self._by.setdefault(asker, (root, Snapping(self._disk)))[1]
+
+    def live(self, here: Container[str]) -> None:
+        """Of all who ever asked, these are still here."""
+        for gone in [asker for asker in self._by if asker not in here]:
+            self._forget(gone)
 
     def stored(self, incarnation: int, event: Stored) -> list[Effect]:
-        return [effect for one in self._by.values() for effect in one.stored(incarnation, event)]
+        return [effect for _, one in self._by.values() for effect in one.stored(incarnation, event)]
+
+    def _forget(self, asker: str) -> None:
+        self._by.pop(asker)[1].give_up()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import Invalid
+from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed
 from shoal.job import Job
 from shoal.launch.coming import Coming
 from shoal.settings import changed
@@ -22,12 +22,16 @@ class Counting:
         self.here: list[str] = []
         self.started = 0
         self.signals: list[tuple[str, int]] = []
+        self.fails: list[ShoalError] = []  # what becomes of the next ones
+        self.said: list[str] = []
 
     @property
     def workers(self) -> list[str]:
         return list(self.here)
 
     def add_worker(self) -> str:
+        if self.fails:
+            raise self.fails.pop(0)
         name, self.started = f"worker-{self.started}", self.started + 1
         self.here.append(name)
         return name
@@ -40,7 +44,9 @@ class Counting:
 
 def coming(hands: Counting, over: threading.Event, **emulate: Any) -> Coming:
     changes = {f"emulate.{name}": value for name, value in emulate.items()}
-    return Coming(hands, Job.of(changed({"data": "clicks"}, {"workers": 3, **changes})), over)
+    return Coming(
+        hands, Job.of(changed({"data": "clicks"}, {"workers": 3, **changes})), over, hands.said.append, again=0.01
+    )
 
 
 def test_a_gang_is_started_at_once_and_nobody_is_added() -> None:
@@ -94,6 +100,35 @@ def test_who_has_done_its_task_is_replaced_until_the_run_is_over() -> None:
     one.look()
     one.close()
     assert hands.started == 6
+
+
+def test_a_worker_that_does_not_start_is_told_of_and_another_is_started() -> None:
+    hands, over = Counting(), threading.Event()
+    one = coming(hands, over, task=1)
+    one.start(3)
+    hands.fails = [StartFailed("worker-3 did not start: it was killed"), StartFailed("worker-4 did not start")]
+    hands.here.clear()
+    one.look()
+    assert soon(lambda: hands.started == 6)
+    hands.here.clear()  # and those that come after are replaced as before
+    one.look()
+    assert soon(lambda: hands.started == 9)
+    one.close()
+    (said,) = hands.said  # once, as long as it fails
+    assert said.startswith("worker-3 did not start: it was killed; training goes on") and "another is tried" in said
+
+
+def test_where_the_cluster_is_gone_nobody_is_started_and_nothing_is_said() -> None:
+    hands, over = Counting(), threading.Event()
+    one = coming(hands, over, task=1)
+    one.start(3)
+    hands.fails = [ClusterError("the cluster is gone: start another one")] * 2
+    hands.here.clear()
+    one.look()
+    assert one._thread is not None
+    one._thread.join(60)
+    assert not one._thread.is_alive() and hands.started == 3 and not hands.said
+    one.close()
 
 
 @pytest.mark.parametrize(

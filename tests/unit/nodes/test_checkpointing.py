@@ -20,7 +20,7 @@ from shoal.nodes.checkpointing import Checkpointing
 from shoal.simulation.disk import Crashed, SimulatedDisk
 from shoal.store.checkpoint import Best, Manifest, images, newest, read_best
 from shoal.store.image import Image
-from shoal.store.snapping import LATE, Snapping
+from shoal.store.snapping import LATE, Snapping, Snappings
 from shoal.tables import Dense, Sparse, Step
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -286,6 +286,30 @@ def test_an_answer_that_was_lost_is_given_again_without_writing_again() -> None:
     assert snapping.ask("c", 1, m.Snap(4, 9, 5, "/g", 5), [0, 1]) == ([0, 1], [])  # and now this one is
     assert later.function() == [] and snapping.stored(1, Stored(9, [])) == []
     assert disk.names(Path("/f")) == ["w-0.safetensors"]
+
+
+def test_a_groups_next_run_numbers_its_checkpoints_from_one() -> None:
+    disk = SimulatedDisk()
+    disk.make_folder(Path("/first/00000050"))
+    disk.make_folder(Path("/second/00000001"))
+    snappings, table = Snappings(disk), m.Placed(9, "w", Dense(rows=40), [0, 20], [])
+    last, first = m.Snap(50, 9, 5, "/first/00000050"), m.Snap(1, 10, 6, "/second/00000001")
+    old = snappings.of("a/scheduler", last)
+    assert old.ask("a/scheduler", 1, last, [0, 1]) == ([0, 1], [])
+    store = old.write(7, "a/scheduler", last, "w", [image_of(table, 0, 4)])
+    assert snappings.of("a/scheduler", first).ask("a/scheduler", 1, first, [0]) == ([0], [])
+    assert store.function() == [] and snappings.stored(1, Stored(7, [])) == []  # nobody waits for the last one
+
+
+def test_what_a_scheduler_asked_for_that_is_gone_is_forgotten() -> None:
+    snappings, snap = Snappings(SimulatedDisk()), m.Snap(2, 9, 5, "/f/00000002")
+    for asker in ("coordinator", *(f"g{i}/scheduler" for i in range(20))):
+        snappings.of(asker, snap).ask(asker, 1, snap, [0])
+    snappings.live({"coordinator", "g3/scheduler"})
+    assert list(snappings._by) == ["coordinator", "g3/scheduler"]
+    before = m.Snap(1, 9, 5, "/f/00000001")
+    assert snappings.of("g3/scheduler", before).ask("g3/scheduler", 1, before, [0]) == ([], [])  # it was given up
+    assert snappings.of("g4/scheduler", before).ask("g4/scheduler", 1, before, [0]) == ([0], [])  # another of that name
 
 
 def test_books_too_long_for_one_message_come_in_several_and_far_too_long_ones_are_told() -> None:

@@ -17,7 +17,7 @@ from shoal.nodes.keeping import Keeping
 from shoal.tables import Dense, Given, Table
 from shoal.wire import coding
 from shoal.wire import messages as m
-from shoal.wire.effects import Durable, Persist, Received, Send
+from shoal.wire.effects import Durable, Effect, Persist, Received, Send
 from shoal.wire.groups import CLUSTER, Allow, Dissolve, Group, namespace
 
 
@@ -223,3 +223,19 @@ def test_a_view_never_gets_too_long_to_be_told(office: Office) -> None:
             break
     assert "full" in why(last)
     assert len(coding.encode(office.roster.view())) < limits.HEADER_BYTES
+
+
+def test_who_asks_again_and_again_while_the_disk_is_slow_is_answered_once(office: Office) -> None:
+    coordinator, asked = office.coordinator, range(2 * limits.MEMBERS)
+    first = coordinator.handle(office.now, Received("operator", m.Drain(7, "server-1")))
+    (slow,) = (one for one in first if isinstance(one, Persist))
+    for request in (7, 7, *asked):
+        assert not answers(coordinator.handle(office.now, Received("operator", m.Drain(request, "server-1"))))
+    done = answers(coordinator.handle(office.now, Durable(slow.token)))
+    assert done.count(m.Done(7)) == 1 and len(done) <= limits.MEMBERS
+    assert office.say("operator", m.Drain(asked[-1], "server-1")) == [m.Done(asked[-1])]  # asked again
+
+
+def answers(effects: list[Effect]) -> list[m.Message]:
+    """What the operator is told, but for views."""
+    return [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, m.Done | m.No)]

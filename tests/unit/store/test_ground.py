@@ -13,6 +13,7 @@ from shoal.limits import MB
 from shoal.store.part import Part
 from shoal.store.ranges import joined, without
 from shoal.store.reserve import Reserve
+from shoal.store.slab import DenseRows
 from shoal.store.table import Table, ground_of
 from shoal.wire import messages as m
 
@@ -181,6 +182,18 @@ def test_only_who_claimed_rows_last_gives_them_back() -> None:
     assert reserve.slab[[0, page, 2 * page, 3 * page], 0].tolist() == [0, 1, 0, 1]
     reserve.let_go(other, KeyRange(0, 4 * page))
     assert reserve.slab[[0, page, 2 * page, 3 * page], 0].tolist() == [0, 0, 0, 1]
+
+
+def test_of_holders_that_are_over_nothing_is_kept() -> None:
+    spec = tables.Dense(rows=100)
+    own = ground_of(spec, ranges((0, 20)))
+    assert isinstance(own, DenseRows)
+    for _ in range(50):  # servers that come, hand over a segment, and are gone
+        copies = ground_of(spec, ranges((40, 60)), own)
+        ground_of(spec, (), copies).place(KeyRange(40, 60), 0, copies.image(KeyRange(40, 60), copy=False)[0], None)
+        own.hold(tuple(ranges((0, 20), (40, 60))))
+        own.hold(tuple(ranges((0, 20))))
+    assert list(own._reserve._claims.values()) == [ranges((0, 20))]
 
 
 def test_an_old_table_never_shows_the_rows_of_another_segment() -> None:

@@ -146,6 +146,7 @@ LOAD_TRADES = 8  # and so often at one time
 # Nodes of other hosts.
 HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
 HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
+ALONE_WITHIN = 10 * SECOND  # for another command to be done with a folder of keys
 COUNT = 64  # nodes that one command starts on a host
 LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same
 FEED = 64  # events that a coordinator remembers for who looks on

@@ -128,7 +128,7 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
             f"    shoal train DATA --servers-at ADDRESS --group {added.group} needs the client's key called {added.group}"
         )
     else:
-        click.echo(f"next, there: shoal {_doing(given)} --at ADDRESS, with the address that the coordinator prints")
+        click.echo(f"next, there: shoal {_doing(given)}, with the address that the coordinator prints")
 
 
 def _bounds(one: Key) -> str:
@@ -139,7 +139,8 @@ def _bounds(one: Key) -> str:
 
 
 def _doing(given: Key) -> str:
-    return {"server": "launch server", "worker": "launch worker"}.get(given.role, "status")
+    launched = {"server": "launch server --at ADDRESS", "worker": "launch worker --at ADDRESS"}
+    return launched.get(given.role, "status ADDRESS")
 
 
 @key.command("revoke")
@@ -224,7 +225,7 @@ def _line_of(given: str) -> str:
     if given.count(":") >= 2 and given.split(":")[0] in (*keyring.ROLES, keyring.REVOKED):
         return given
     try:
-        with open(given, encoding="utf-8") as file:
+        with open(given, encoding="utf-8", opener=keyring.plain_file) as file:
             return file.read(4_096)
     except (OSError, UnicodeDecodeError):
         raise Invalid(f"{given[:120]!r} is neither a line ROLE:NAME:KEY nor a file that has one") from None

@@ -85,6 +85,7 @@ class Checkpointing:
         keep: int = limits.CHECKPOINTS_KEPT,
     ) -> None:
         self.disk, self.root, self.job, self.every, self.keep = disk, root, job, every, keep
+        self.group = ""  # of workers, whose they are; empty: the cluster's
         self.saved = 0  # the number of the last one that is on disk, of this life
         self.failures = 0  # in a row
         self._try: _Try | None = None
@@ -190,7 +191,7 @@ class Checkpointing:
             self._due = now + self.every if self.every is not None else None  # nothing is new
             return []
         above = self._number
-        store = self._store(lambda: checkpoint.prepare(self.disk, self.root, above))
+        store = self._store(lambda: checkpoint.prepare(self.disk, self.root, above, self.group))
         self._try = _Try(now, store.token, self._wanted)
         self._wanted = False
         return [store]

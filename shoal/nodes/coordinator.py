@@ -189,7 +189,7 @@ class Coordinator:
             case m.Refresh(request):
                 return [Send(sender, self.view), Send(sender, m.Done(request))]
             case m.Look(request):
-                return [Send(sender, standing(self, now, request))]
+                return [Send(sender, standing(self, now, request, sender))]
             case m.Describe() | m.Feed() | m.Unfit():
                 return self.doorway.take(sender, message, self.dealing)
             case m.Create() | m.Drop() | m.Delay() | Allow() | Dissolve():

@@ -26,7 +26,7 @@ from shoal.store.snapping import Snappings
 from shoal.tables import Given
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Stored
-from shoal.wire.groups import dealer, namespace, seen
+from shoal.wire.groups import SCHEDULER, dealer, namespace, seen
 
 
 class Keeping:
@@ -52,11 +52,12 @@ class Keeping:
         self._copying = {key for key in self._copying if key[1] in tables}
 
     def may_ask(self, sender: str, snap: m.Snap, holding: Holding | None) -> bool:
-        """The coordinator may; and a scheduler, for what is its group's, into a folder that can only be a checkpoint."""
+        """The coordinator may; and a scheduler that is here, for what is its group's, into a folder that can only be a checkpoint."""
         if sender == self._member.coordinator:
             return True
         group = "" if holding is None else namespace(holding.placed.name)
-        return group != "" and sender == dealer(group) and PLACE.search(snap.folder) is not None
+        here = any(one.name == sender and one.role == SCHEDULER for one in self._member.view.members)
+        return group != "" and sender == dealer(group) and here and PLACE.search(snap.folder) is not None
 
     def stored(self, event: Stored) -> list[Effect]:
         return self._snapping.stored(self._member.incarnation, event)
@@ -135,7 +136,7 @@ def _without_reasons(load: Loader, place: str) -> Loader:
         except (ShoalError, OSError):
             raise Invalid(
                 f"table {table.name!r} cannot be taken from {place}: look whether it is there on every server's host, whether servers may "
-                f"read it, and whether it is of such a table"
+                f"read it, and whether it is this group's and of such a table"
             ) from None
 
     return loaded

@@ -55,6 +55,8 @@ class Scheduler:
     ) -> None:
         self.group, self.name = group, dealer(group)
         self.dealing, self.points = dealing, points
+        if points is not None:
+            points.group = group
         self.member = Membership(self.name, SCHEDULER, token, address)
         self.member.group, self.member.reaches = group, {"server"}
         self.counts: Counter[str] = Counter()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.nodes.dealing import Dealing
 from shoal.wire import messages as m
+from shoal.wire.groups import namespace
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 _VOIDS = 100  # that are told: one answer has an end
 
 
-def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
+def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.Standing:
+    """``to`` a group's member: where the cluster's own checkpoints lie is not for it."""
     roster, view, dealing = coordinator.roster, coordinator.view, coordinator.dealing
     known = {member.incarnation for member in view.members}  # who joins just now is told when that is on disk
     loads = roster.loads.by_server(roster.tables)
@@ -44,7 +46,7 @@ def standing(coordinator: Coordinator, now: int, request: int) -> m.Standing:
         members,
         dict(roster.lost),
         None if dealing is None else course(dealing),
-        coordinator.saving.newest,
+        "" if namespace(to) else coordinator.saving.newest,
         counts,
         coordinator.elastic.standing(now, coordinator),
     )

@@ -2,6 +2,7 @@
 
     checkpoints/00000012/w-0.safetensors     rows (and keys, if sparse) of segment 0 of table "w"
     checkpoints/00000012/manifest.json       every file with its length and hash, every segment's books, the run's state
+    checkpoints/00000012/group               of which group of workers it is; not there: the cluster's own
     checkpoints/best.json                    which one was judged best
 
 A folder is a checkpoint if its manifest is there and all that it says is true; anything else is refused, by file and reason,
@@ -33,7 +34,7 @@ from shoal.wire import messages as m
 from shoal.wire.groups import namespace, seen
 
 FORMAT = 1
-MANIFEST, BEST = "manifest.json", "best.json"
+MANIFEST, BEST, OWNER = "manifest.json", "best.json", "group"
 
 
 class Tabled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,11 +84,23 @@ class Best(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------- writing
 
 
-def prepare(disk: Disk, root: Path, above: int = 0) -> int:
-    """Make a folder for the next checkpoint; its number is above all that are there, finished or not."""
+def prepare(disk: Disk, root: Path, above: int = 0, group: str = "") -> int:
+    """Make a folder for the next checkpoint, of this group's; its number is above all that are there, finished or not."""
     number = max(*_numbers(disk, root), above, 0) + 1
-    disk.make_folder(folder_of(root, number))
+    folder = folder_of(root, number)
+    disk.make_folder(folder)
+    if group:
+        disk.write(folder / OWNER, [group.encode()])
     return number
+
+
+def is_of(disk: Disk, folder: Path, group: str) -> bool:
+    """Was it made for this group? Servers write and read for a group nowhere else: they have rights that it may not have."""
+    try:
+        with opened(disk, folder / OWNER) as (file, size):
+            return size < limits.HEADER_BYTES and file.read() == group.encode()
+    except BadCheckpoint:
+        return False
 
 
 def finish(disk: Disk, folder: Path, manifest: Manifest) -> None:
@@ -223,10 +236,13 @@ def newest(disk: Disk, root: Path, job: str | None = None) -> tuple[tuple[Path, 
 
 def images(disk: Disk, folder: Path, table: m.Placed, segments: Sequence[int]) -> Iterator[Image]:
     """These segments of a table that is to be as it was, one at a time."""
+    group = namespace(table.name)
+    if group and not is_of(disk, folder, group):
+        raise BadCheckpoint(str(folder), f"is no checkpoint of group {group!r}")
     if not disk.names(folder):
         raise BadCheckpoint(str(folder), "is not there: servers of other hosts need the run's folder, too (share it)")
     manifest = read_manifest(disk, folder)
-    names = (table.name, seen(table.name, namespace(table.name)))  # a group's names are those within it
+    names = (table.name, seen(table.name, group))  # a group's names are those within it
     was = next((one for one in manifest.tables if one.name in names), None)
     if was is None or was.starts != table.starts or _kind(was.spec) != _kind(table.spec):
         raise BadCheckpoint(str(folder / MANIFEST), f"its table {table.name!r} is another one than {table.spec}")

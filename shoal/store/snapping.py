@@ -7,6 +7,7 @@ last: nobody waits for it any more.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ import msgspec
 
 from shoal import limits
 from shoal.files import Disk
-from shoal.store import segment_file
+from shoal.store import checkpoint, segment_file
 from shoal.store.image import Image
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Store, Stored
+from shoal.wire.groups import namespace
 
 LATE = "too late"  # how an error begins that is nobody's fault: the step was over when the question came
 _ROOM = limits.HEADER_BYTES // 2  # for the books in one message
@@ -63,9 +65,12 @@ class Snapping:
 
         def work() -> list[m.Written]:
             written = []
+            group = namespace(asker)
             for image in images:
                 if snap.number != self._number:
                     break  # nobody waits for it any more
+                if group and not checkpoint.is_of(self.disk, Path(snap.folder), group):
+                    raise FileNotFoundError(errno.ENOENT, f"no checkpoint of group {group!r} is being made there")
                 written.append(segment_file.write_segment(self.disk, Path(snap.folder), name, snap.table, image))
             return written
 

@@ -15,13 +15,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import errno
-import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +29,7 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.files import replace_file
 from shoal.wire import expiry
+from shoal.wire.alone import alone
 from shoal.wire.groups import is_group
 
 ROLES = ("coordinator", "server", "worker", "client")
@@ -125,19 +123,19 @@ def parse(line: str) -> Key:
 
 def _bounds(role: str, words: list[str]) -> tuple[str, int]:
     """The group and the time that a line says."""
-    group, until = "", 0
+    found: dict[str, str] = {}
     for word in words:
         kind, _, value = word.partition("=")
-        if kind == "group":
-            group = value
-        elif kind == "until":
-            until = expiry.moment(value)
-        else:
+        if (
+            kind not in ("group", "until") or not value or kind in found
+        ):  # nobody is set free by a word that a script left empty
             raise Invalid(
-                f"{word[:80]!r} is not understood: after ROLE:NAME:KEY there may be group=GROUP and until=TIME"
+                f"{word[:80]!r} is not understood: after ROLE:NAME:KEY there may be group=GROUP and until=TIME, each once"
             )
+        found[kind] = value
+    group = found.get("group", "")
     check_group(role, group)
-    return group, until
+    return group, expiry.moment(found["until"]) if "until" in found else 0
 
 
 def check_group(role: str, group: str) -> None:
@@ -146,7 +144,7 @@ def check_group(role: str, group: str) -> None:
         raise Invalid(f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
     if group and role not in CONFINED:
         raise Invalid(
-            f"group {group!r}: the key of a {role} is the whole cluster's; only those of {' and '.join(CONFINED)}s are confined"
+            f"group {group!r}: the key of a {role} is the whole cluster's; only those of {' and '.join(f'{one}s' for one in CONFINED)} are confined"
         )
 
 
@@ -198,7 +196,7 @@ def _open_to_others(folder: Path) -> str:
     return f"{folder} can be written to by others (mode {mode:04o}): chmod 700 {folder}" if mode & 0o022 else ""
 
 
-def _plain_file(path: str, flags: int) -> int:
+def plain_file(path: str, flags: int) -> int:
     """Opens it, unless it is something that a reader could wait for."""
     handle = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -209,7 +207,7 @@ def _plain_file(path: str, flags: int) -> int:
 
 def _read_own(file: Path) -> Own:
     try:
-        with open(file, encoding="ascii", opener=_plain_file) as opened:
+        with open(file, encoding="ascii", opener=plain_file) as opened:
             if (mode := stat.S_IMODE(os.fstat(opened.fileno()).st_mode)) & 0o077:
                 raise Invalid(f"{file} can be read by others (mode {mode:04o}): chmod 600 {file}")
             role, name, text = opened.read(4_096).strip().split(":")
@@ -234,7 +232,7 @@ def read_list(folder: Path) -> tuple[list[Key], list[str]]:
     try:
         if open_to_others := _open_to_others(folder):
             return [], [f"{open_to_others}: until then nobody is let in"]
-        with open(path, encoding="utf-8", errors="replace", opener=_plain_file) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=plain_file) as file:
             text = file.read(_LIST_BYTES)
     except FileNotFoundError:
         return [], []
@@ -260,7 +258,7 @@ def allow(folder: Path, key: Key, group: str | None = None, until: int | None = 
         raise Invalid(f"the key of {key.name} was revoked: make a new one (shoal key new {key.name})")
     check_group(key.role, group or "")
     _private_folder(folder)
-    with _alone(folder):
+    with alone(folder):
         return _allow(folder, key, group, until)
 
 
@@ -272,18 +270,20 @@ def _allow(folder: Path, key: Key, group: str | None, until: int | None) -> Key 
         raise Invalid(
             f"this key is {other.name}'s already: a key has one name; revoke that first (shoal key revoke {other.name})"
         )
-    before = next((one for one in keys if one.name == key.name and one.role != REVOKED), None)
-    key = _bound(key, before, group, until)
-    if before is not None and before.public != key.public:
-        keys = [_revoked(one) if one == before else one for one in keys]
-    else:
-        keys = [one for one in keys if one != before]
-    _write(folder, [*keys, key])
-    return None if before is None or before.public == key.public else before
+    had = [
+        one for one in keys if one.name == key.name and one.role != REVOKED
+    ]  # more than one if it was written by hand
+    others = [one for one in had if one.public != key.public]
+    same = [one for one in had if one.public == key.public]
+    key = _bound(key, [*others, *same][-1] if had else None, group, until)
+    _write(folder, [*(_revoked(one) if one in others else one for one in keys if one not in same), key])
+    return others[0] if others else None
 
 
 def _bound(key: Key, before: Key | None, group: str | None, until: int | None) -> Key:
     """With what was said of it now, else what its line says, else what was said of the name before; a new key has a new time."""
+    if before is not None:
+        _check_same(key, before, group, until)
     if group is None:
         group = key.group or (before.group if before is not None and key.role in CONFINED else "")
     if until is None:
@@ -291,9 +291,21 @@ def _bound(key: Key, before: Key | None, group: str | None, until: int | None) -
     return Key(key.role, key.name, key.public, group, until)
 
 
+def _check_same(key: Key, before: Key, group: str | None, until: int | None) -> None:
+    """The line comes from the host whose key it is: that does not say how a name is bound that is bound here."""
+    wrong = [f"group={key.group}"] * (group is None and key.group not in ("", before.group))
+    if until is None and before.public == key.public and key.until not in (0, before.until):
+        wrong.append(f"until={expiry.written(key.until)}")
+    if wrong:
+        raise Invalid(
+            f"the line says {' and '.join(wrong)}, which is not how {key.name} is bound here ({before.line}): if it is to be, say so yourself "
+            f"(--group, --until)"
+        )
+
+
 def revoke(folder: Path, name: str) -> list[Key]:
     """The keys of that name may call no more."""
-    with _alone(folder):
+    with alone(folder):
         return _revoke(folder, name)
 
 
@@ -305,20 +317,6 @@ def _revoke(folder: Path, name: str) -> list[Key]:
         raise Invalid(f"no key of {name[:80]!r} is on the list in {folder} (there is: {known})")
     _write(folder, [_revoked(one) if one in gone else one for one in keys])
     return gone
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else changes the list meanwhile: two at once would each write without the other's line."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise Invalid(f"cannot read {folder}: {error.strerror}: shoal key new makes it") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # held for one small file: whoever waits does not wait long
-        yield
-    finally:
-        os.close(handle)
 
 
 def _revoked(key: Key) -> Key:

@@ -551,10 +551,14 @@ def test_a_key_is_bound_where_it_is_let_in_and_the_list_says_so(tmp_path: Path) 
     ):
         assert run("add", made.line, *words).startswith("exit 2") and why in run("add", made.line, *words)
     assert run("add", keyring.make(tmp_path / "rack", "rack", "server").line, "--group", "b").startswith("exit 2")
+    os.mkfifo(tmp_path / "pipe")
+    assert run("add", str(tmp_path / "pipe")).startswith("exit 2")  # and waits for nobody
     assert json.loads(run("list", "--json"))["allowed"] == [fact]
     keyring.allow(here, made, until=1)
     assert "(expired: it is refused)" in run("list")
     assert "may come in as a worker (" in run("add", made.line, "--group", "cluster", "--until", "never")
+    ann = keyring.make(tmp_path / "ann", "ann", "client")
+    assert "next, there: shoal status ADDRESS," in run("add", ann.line)
 
 
 def test_an_address_of_another_machine_is_refused_without_keys_and_both_next_moves_are_named() -> None:

@@ -18,7 +18,7 @@ from shoal.events import RunEvent, Saved, Warned
 from shoal.keys import KeyRange
 from shoal.nodes.checkpointing import Checkpointing
 from shoal.simulation.disk import Crashed, SimulatedDisk
-from shoal.store.checkpoint import Best, Manifest, images, newest, read_best
+from shoal.store.checkpoint import Best, Manifest, folder_of, images, newest, prepare, read_best
 from shoal.store.image import Image
 from shoal.store.snapping import LATE, Snapping, Snappings
 from shoal.tables import Dense, Sparse, Step
@@ -310,6 +310,26 @@ def test_what_a_scheduler_asked_for_that_is_gone_is_forgotten() -> None:
     before = m.Snap(1, 9, 5, "/f/00000001")
     assert snappings.of("g3/scheduler", before).ask("g3/scheduler", 1, before, [0]) == ([], [])  # it was given up
     assert snappings.of("g4/scheduler", before).ask("g4/scheduler", 1, before, [0]) == ([0], [])  # another of that name
+
+
+@pytest.mark.parametrize("owner", ["", "a", "bb"])
+def test_servers_write_for_a_group_into_no_checkpoint_but_its_own(owner: str) -> None:
+    disk, root = SimulatedDisk(), Path("/run/checkpoints")
+    table = m.Placed(9, "b/w", Dense(rows=40), [0, 20], [])
+
+    def write(number: int) -> list[m.Written]:
+        snap = m.Snap(number, 9, 5, str(folder_of(root, number)))
+        snapping = Snappings(disk).of("b/scheduler", snap)
+        snapping.ask("b/scheduler", 1, snap, [0])
+        written: list[m.Written] = snapping.write(7, "b/scheduler", snap, "w", [image_of(table, 0, 4)]).function()
+        return written
+
+    theirs, ours = (prepare(disk, root, group=group) for group in (owner, "b"))
+    for number in (theirs, 7):  # another's, and one that is not there: told the same
+        with pytest.raises(FileNotFoundError, match="no checkpoint of group 'b'"):
+            write(number)
+    assert "w-0.safetensors" not in disk.names(folder_of(root, theirs))
+    assert [one.file for one in write(ours)] == ["w-0.safetensors"]
 
 
 def test_books_too_long_for_one_message_come_in_several_and_far_too_long_ones_are_told() -> None:

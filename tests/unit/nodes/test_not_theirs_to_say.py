@@ -14,6 +14,8 @@ from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.keeping import Keeping
+from shoal.nodes.saving import Saving
+from shoal.store.holding import Holding
 from shoal.tables import Dense, Given, Table
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -152,6 +154,26 @@ def test_a_group_is_told_the_same_whatever_is_wrong_with_what_it_names(tmp_path:
 def test_a_group_has_no_checkpoints_made_but_its_own(office: Office) -> None:
     assert "asked for of b/scheduler" in why(office.say("b/ann", m.Save(7)))
     assert office.say("operator", m.Save(7)) == [m.Done(7)]
+
+
+def test_only_a_scheduler_that_is_here_has_servers_write() -> None:
+    member = Membership("server-0", "server", "token")
+    placed = m.Placed(1, "b/w", Dense(rows=8), [0], [m.Place(1, ["server-0"])])
+    keeping, holding = Keeping(Disk(), member), Holding("server-0", 1, placed, 0)
+    snap = m.Snap(1, 1, 1, "/runs/b/checkpoints/00000001")
+    for role, may in (("client", False), ("scheduler", True)):
+        member.view = m.View(1, 1, 0, [m.Member("b/scheduler", 3, role, "memory:x", group="b")], [placed])
+        assert keeping.may_ask("b/scheduler", snap, holding) is may
+        assert not keeping.may_ask("b/ann", snap, holding) and not keeping.may_ask("a/scheduler", snap, holding)
+
+
+def test_a_group_is_not_told_where_the_clusters_checkpoints_lie(office: Office) -> None:
+    saving = office.coordinator.saving = Saving(Path("/run/checkpoints"))
+    assert saving.points is not None
+    saving.points.saved = 3
+    for who, told in (("operator", "/run/checkpoints/00000003"), ("b/ann", "")):
+        (standing,) = office.say(who, m.Look(5))
+        assert isinstance(standing, m.Standing) and standing.checkpoint == told
 
 
 # ---------------------------------------------------------------- who lets whom go

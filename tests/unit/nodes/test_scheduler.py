@@ -53,6 +53,10 @@ def test_only_who_is_of_its_group_has_a_checkpoint_made(scheduler: Scheduler, st
     ]
 
 
+def test_the_checkpoints_of_a_groups_run_are_its_groups(scheduler: Scheduler) -> None:
+    assert scheduler.points is not None and scheduler.points.group == "b"
+
+
 @pytest.mark.parametrize("generation", [0, 1])
 def test_a_scheduler_that_is_not_wanted_any_more_ends_its_run_with_the_reason(tmp_path: Path, generation: int) -> None:
     scheduler = Scheduler("b", "t", "memory:x", dealing(), Checkpointing(Disk(), tmp_path))

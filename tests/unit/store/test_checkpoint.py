@@ -63,9 +63,9 @@ def image_of(table: Tabled, segment: int, number: int = 1) -> Image:
     return Image(segment, keys, books, random.normal(size=(40, 2)).astype(np.float32), names)
 
 
-def save(root: Path, disk: Disk = DISK) -> Path:
+def save(root: Path, disk: Disk = DISK, group: str = "") -> Path:
     """Both tables, as the next checkpoint."""
-    number = prepare(disk, root)
+    number = prepare(disk, root, group=group)
     folder = folder_of(root, number)
     written = [
         write_segment(disk, folder, table.name, table.number, image_of(table, segment, number))
@@ -81,6 +81,21 @@ def save(root: Path, disk: Disk = DISK) -> Path:
         ),
     )
     return folder
+
+
+def test_a_group_begins_with_no_checkpoint_but_its_own(tmp_path: Path) -> None:
+    """Servers read with their own rights: else it would have the model of a run that it may not read."""
+    root = tmp_path / "run" / "checkpoints"
+    table = Placed(9, f"b/{W.name}", W.spec, W.starts, [])
+    for owner in ("", "a", "b"):
+        folder = save(root, group=owner)
+        if owner != "b":
+            with pytest.raises(BadCheckpoint, match="is no checkpoint of group 'b'"):
+                list(images(DISK, folder, table, [0]))
+    assert len(list(images(DISK, folder, table, [0, 1]))) == 2
+    assert (
+        len(list(images(DISK, folder, Placed(9, W.name, W.spec, W.starts, []), [0, 1]))) == 2
+    )  # the operator takes any
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal import limits
 from shoal.errors import Invalid
 from shoal.wire import keyring
+from shoal.wire.alone import alone
 from shoal.wire.expiry import moment
 from shoal.wire.keyring import Key
 
@@ -223,6 +225,53 @@ def test_nobody_is_set_free_by_being_added_again(folder: Path, tmp_path: Path) -
     assert now() == ("", 0)
 
 
+def test_the_line_of_another_host_does_not_say_how_its_name_is_bound_here(folder: Path, tmp_path: Path) -> None:
+    made, other = (keyring.make(tmp_path / place, "hostb", "worker") for place in ("one", "two"))
+    keyring.allow(folder, made, "b", moment("2026-12-31"))
+    before = (folder / "allowed").read_text()
+    for line in (f"{made.line} group=c", f"{other.line} group=c", f"{made.line} until=2999-01-01"):
+        with pytest.raises(Invalid, match=r"not how hostb is bound here .* say so yourself"):
+            keyring.allow(folder, keyring.parse(line))
+    assert (folder / "allowed").read_text() == before
+    keyring.allow(folder, keyring.parse(f"{made.line} group=b"))
+    assert (folder / "allowed").read_text() == before
+    keyring.allow(folder, keyring.parse(f"{other.line} group=c"), "d")  # who says so here has the last word
+    assert keyring.read_list(folder)[0][-1].group == "d"
+
+
+def test_of_two_keys_of_a_name_that_were_written_by_hand_one_is_left(folder: Path, tmp_path: Path) -> None:
+    one, two, new = (keyring.make(tmp_path / place, "hostb", "worker") for place in ("one", "two", "new"))
+    keyring.make(folder, "coordinator", "coordinator")
+    (folder / "allowed").write_text(f"{one.line}\n{two.line}\n{two.line} until=2030-01-01\n")
+    keyring.allow(folder, two, "b")
+    assert [key.line for key in keyring.read_list(folder)[0]] == [
+        f"revoked:hostb:{one.public}",
+        f"{two.line} group=b until=2030-01-02T00:00:00Z",
+    ]
+    keyring.allow(folder, new)
+    assert [(key.role, key.group) for key in keyring.read_list(folder)[0]] == [
+        ("revoked", ""),
+        ("revoked", ""),
+        ("worker", "b"),
+    ]
+
+
+def test_who_waits_for_the_list_is_told_for_whom_and_changes_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ALONE_WITHIN", 0)
+    made = keyring.make(tmp_path / "b", "hostb", "worker")
+    keyring.make(folder, "coordinator", "coordinator")
+    with alone(folder):  # a command that was stopped half way
+        with pytest.raises(Invalid, match="nothing was changed") as caught:
+            keyring.allow(folder, made)
+        assert not (folder / "allowed").exists()
+    # Not every system says which process it is.
+    assert str(caught.value).startswith((f"process {os.getpid()} has held", "another process has held"))
+    assert "let it go on (fg) or end it" in str(caught.value)
+    keyring.allow(folder, made)
+
+
 @pytest.mark.parametrize("role", ["server", "coordinator"])
 def test_who_is_the_whole_clusters_is_confined_to_no_group(folder: Path, tmp_path: Path, role: str) -> None:
     made = keyring.make(tmp_path / "one", "coordinator" if role == "coordinator" else "rack", role)
@@ -233,7 +282,13 @@ def test_who_is_the_whole_clusters_is_confined_to_no_group(folder: Path, tmp_pat
     keyring.allow(folder, made, until=9)
 
 
-@pytest.mark.parametrize("words", ["group=a/b", "group=cluster", "until=soon", "until=30d", "until=", "b", "more=1"])
+EMPTY = ["group=", "group", "until"]  # what a script writes that has not set what it names
+TWICE = ["group=b group=", "group=b group=c", "until=2020-01-01 until=never"]
+
+
+@pytest.mark.parametrize(
+    "words", ["group=a/b", "group=cluster", "until=soon", "until=30d", "until=", "b", "more=1", *EMPTY, *TWICE]
+)
 def test_a_line_whose_bounds_are_not_understood_lets_nobody_in(folder: Path, tmp_path: Path, words: str) -> None:
     made = keyring.make(folder, "hostb", "worker")
     (folder / "allowed").write_text(f"{made.line} {words}\n")

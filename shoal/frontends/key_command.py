@@ -113,6 +113,10 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
             raise Wrong(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
         if group == "":  # of a script that has not set it: nobody is set free by that
             raise Wrong(f"--group is empty: name a group, or {CLUSTER} for none")
+        if end and any(one.public == given.public for one in keyring.own_keys(place)):
+            raise Wrong(
+                f"--until {until}: {given.name} is this machine's own key, which is always let in here and does not expire"
+            )
         before = keyring.allow(place, given, "" if group == CLUSTER else group, end)
         added = next(one for one in keyring.read_list(place)[0] if one.public == given.public)
     click.echo(f"{given.name} may come in as a {given.role}{_bounds(added)} (the list is {place / keyring.ALLOWED})")

@@ -144,7 +144,7 @@ def check_group(role: str, group: str) -> None:
         raise Invalid(f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
     if group and role not in CONFINED:
         raise Invalid(
-            f"group {group!r}: the key of a {role} is the whole cluster's; only those of {' and '.join(f'{one}s' for one in CONFINED)} are confined"
+            f"group {group!r}: the key of a {role} is the whole cluster's; only those of {' and '.join(f'{one}s' for one in CONFINED)} can be confined"
         )
 
 
@@ -240,13 +240,17 @@ def read_list(folder: Path) -> tuple[list[Key], list[str]]:
         return [], [f"cannot read {path}: {error.strerror}: nobody is let in"]
     keys, wrong = list[Key](), list[str]()
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
+        if _is_remark(line):
             continue
         try:
             keys.append(parse(line))
         except Invalid as error:
             wrong.append(f"{path}, line {number}: {error}")
     return keys, wrong
+
+
+def _is_remark(line: str) -> bool:
+    return not line.strip() or line.lstrip().startswith("#")
 
 
 def allow(folder: Path, key: Key, group: str | None = None, until: int | None = None) -> Key | None:
@@ -332,8 +336,16 @@ def _readable(folder: Path) -> list[Key]:
 
 
 def _write(folder: Path, keys: list[Key]) -> None:
+    """Each where it was, and the new ones at the end; what was written beside them for people stays."""
+    path, left, lines = folder / ALLOWED, {key.public: key for key in keys}, list[str]()
     try:
-        replace_file(folder / ALLOWED, "".join(f"{key.line}\n" for key in keys).encode())
+        for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
+            if _is_remark(line):
+                lines.append(line)
+            elif (key := left.pop(parse(line).public, None)) is not None:
+                lines.append(key.line)
+        lines += [key.line for key in left.values()]
+        replace_file(path, "".join(f"{line}\n" for line in lines).encode())
     except OSError as error:
         raise Invalid(f"cannot write {folder / ALLOWED}: {error.strerror}") from None
 

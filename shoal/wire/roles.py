@@ -61,8 +61,8 @@ def objection(key: Key, message: m.Message, sender: str) -> str:
         return why
     if key.group and namespace(sender) != key.group and not isinstance(message, LOOKS):
         return (
-            f"the key of {key.name} is confined to group {key.group!r}, and {sender} is none of its members: join as one "
-            f"(--group {key.group}, or group={key.group!r})"
+            f"the key of {key.name} is confined to group {key.group!r}, and {sender} is none of its members: use it with shoal train "
+            f"--servers-at ADDRESS --group {key.group}, or shoal.connect(ADDRESS, group={key.group!r})"
         )
     if isinstance(message, m.Snap | Lost) and sender != dealer(namespace(sender)):
         return f"only the scheduler of a group says this ({type(message).__name__.lower()}), and {sender} is none"

@@ -308,3 +308,14 @@ def test_a_key_that_is_confined_has_names_within_its_group() -> None:
 def test_no_key_has_a_name_that_a_groups_own_nodes_have(name: str) -> None:
     assert not Key("client", name, "a" * 52).is_of(f"b/{name}")
     assert Key("client", name, "a" * 52).is_of(f"b/{name}.x")
+
+
+def test_what_is_written_between_keys_for_people_stays(folder: Path, tmp_path: Path) -> None:
+    one, two, new = (keyring.make(tmp_path / name, name, "worker") for name in ("one", "two", "new"))
+    keyring.allow(folder, one)
+    (folder / "allowed").write_text(f"# of the lab\n{one.line}\n\n  # from next door\n{two.line}\n")
+    keyring.allow(folder, new)
+    keyring.revoke(folder, "one")
+    lines = (folder / "allowed").read_text().splitlines()
+    assert lines[0] == "# of the lab" and lines[1].startswith("revoked:one:")
+    assert lines[2:] == ["", "  # from next door", two.line, new.line]

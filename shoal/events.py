@@ -162,7 +162,7 @@ class Handed(Happening, frozen=True, kw_only=True):
     segments: list[int]
     source: str
     target: str
-    why: str  # count, leaving, load
+    why: str  # count, leaving, load; lost: its server was, before the other one had taken over
     took: float  # seconds since the move was begun
     stall: float  # of these, seconds from the view that hands them over until they were served again
     gain: str = ""  # what is better for it: who had how much before

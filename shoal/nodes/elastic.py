@@ -23,7 +23,7 @@ from shoal.cluster.groups import may_send_away
 from shoal.cluster.handing import Taken
 from shoal.cluster.moves import Moves
 from shoal.cluster.shares import Wanted
-from shoal.events import Handed, Leaving, Split
+from shoal.events import LEFT, Handed, Leaving, Split
 from shoal.nodes.holders import Holders
 from shoal.wire import coding
 from shoal.wire import messages as m
@@ -179,14 +179,16 @@ class Elastic:
         if of.dealing is None:
             return []
         took = (now - one.began) / limits.SECOND
+        # On the way: what it was begun for is not why it lasted so long.
+        lost = not of.roster.lost.get(one.source, LEFT).startswith(LEFT)
         handed = Handed(
             seconds=of.dealing.seconds,
             table=one.table,
             segments=one.segments,
             source=one.source,
             target=one.target,
-            why=one.why,
-            gain=one.gain,
+            why="lost" if lost else one.why,
+            gain="" if lost else one.gain,
             took=took,
             stall=stall,
         )

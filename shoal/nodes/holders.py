@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shoal.events import Shared
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Tell
+from shoal.wire.groups import namespace
 
 if TYPE_CHECKING:
     from shoal.nodes.dealing import Dealing
@@ -34,8 +35,11 @@ class Holders:
 
 
 def held(view: m.View) -> tuple[dict[str, int], dict[str, int]]:
-    """Parts of all tables that each server serves, and those of which it keeps a copy; who holds none is there, too."""
-    places = [place for table in view.tables for place in table.places]
+    """Parts of the run's tables that each server serves, and those of which it keeps a copy; who holds none is there, too.
+
+    Not of the tables of groups, which come and go as these like.
+    """
+    places = [place for table in view.tables if not namespace(table.name) for place in table.places]
     first = Counter(place.servers[0] for place in places if place.servers)
     more = Counter(name for place in places for name in place.servers[1:])
     servers = [member.name for member in view.members if member.role == "server"]

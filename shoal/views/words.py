@@ -35,6 +35,7 @@ _REASONS = {
     "load": "to even out the load",
     "leaving": "it leaves",
     "joined": "to a newcomer",
+    "lost": "it was lost on the way",
 }
 
 

@@ -17,12 +17,14 @@ from shoal.data.datasets import Dataset, load
 from shoal.events import Gone, Handed, Joined, Leaving, Warned
 from shoal.job import Job
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.elastic import Opening
 from shoal.nodes.server import Server
 from shoal.store.holding import Holding
 from shoal.strategies import TABLE
+from shoal.testing.desk import dealing
 from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
-from shoal.wire.effects import Received
+from shoal.wire.effects import Received, Tell
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
 COPIES = pytest.mark.parametrize("copies", [1, 2])
@@ -355,3 +357,19 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
                     for segment, digest in holding.told(m.Ask(1, 1, 1, digests=True)).digests.items():
                         found.setdefault(segment, set()).add(digest)
         assert found and all(len(digests) == 1 for digests in found.values())
+
+
+def test_a_move_whose_server_was_lost_on_the_way_is_told_so() -> None:
+    """And not as one that evens out the load, which took long."""
+    coordinator = Coordinator()
+    coordinator.dealing = dealing()
+    coordinator.roster.lost |= {"killed": "silent for 5 s", "gone": "it left: others have what it had"}
+
+    def told(source: str) -> tuple[str, str]:
+        opening = Opening("weights", 1, [3], source, "server-9", 9, "load", "it had 90%", 0, 5)
+        (tell,) = coordinator.elastic._tell(limits.SECOND, opening, coordinator)
+        assert isinstance(tell, Tell) and isinstance(tell.event, Handed)
+        return tell.event.why, tell.event.gain
+
+    assert told("killed") == ("lost", "")
+    assert told("gone") == told("server-1") == ("load", "it had 90%")

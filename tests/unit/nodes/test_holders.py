@@ -35,3 +35,10 @@ def test_of_a_store_and_of_a_run_that_is_over_nothing_is_told() -> None:
     assert Holders().told(view(["a"], ["b"]), None) == []
     run.failed = "somebody ended it"
     assert Holders().told(view(["a"], ["b"]), run) == []
+
+
+def test_parts_of_a_groups_tables_are_not_the_runs() -> None:
+    ours, run = view(["a"], ["b"]), dealing()
+    theirs = msgspec.structs.replace(ours.tables[0], number=2, name="b/weights")
+    (told,) = Holders().told(msgspec.structs.replace(ours, tables=[*ours.tables, theirs]), run)
+    assert told == Tell(Shared(seconds=0.0, serves={"a": 1, "b": 1}, copies={"a": 0, "b": 0}))

@@ -60,4 +60,4 @@ def _shown(watching: Watching) -> Iterator[Callable[[list[str]], None]]:
 
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="crop") as live:
-        yield lambda lines: live.update(watching.page(console.width), refresh=True)
+        yield lambda lines: live.update(watching.page(console.width, console.height), refresh=True)

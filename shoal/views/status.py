@@ -199,19 +199,17 @@ def _members(status: Status, letters: dict[str, str], numbers: bool) -> Table:
             "steps": "" if clock is None else "parked" if clock < 0 else f"{clock:,}",
             "parts": f"{parts_of(status, one.name):,}" if one.role == "server" else "",
             "keys/s": f"{one.load:,.0f}" if one.load else "",
-            "at": fitted(_styled(_place(one.address), "")),
+            "at": _styled(_place(one.address), ""),
         })  # fmt: skip
     heads = [head for head in (rows[0] if rows else {}) if head == "" or any(row[head] for row in rows)]
     table = _plain_table(*heads)
     for row in rows:
         table.add_row(*(row[head] for head in heads))
     for head, column in zip(heads, table.columns, strict=True):
-        column.no_wrap = head not in (
-            "heard",
-            "at",
-        )  # where there is little room, these are cut: names are typed in again
-        if head == "member":
-            column.min_width = max(len(one.name) for one in members)
+        # Where there is little room these take two lines: names and ports are typed in again, so nothing of them is cut.
+        column.no_wrap, column.overflow = head not in ("heard", "at"), "fold"
+        if column.no_wrap:
+            column.min_width = max(len(head), *(len(str(row[head])) for row in rows))
     return table
 
 
@@ -220,7 +218,7 @@ def _heard(one: Seen, newest: int) -> Text:
     more = [", suspected"] * one.suspected + [", leaving"] * one.leaving
     if one.view < newest and not one.suspected:
         more.append(", not told the newest yet")
-    return fitted(_styled(silence + "".join(more), "red" if one.suspected else "yellow" if more else ""))
+    return _styled(silence + "".join(more), "red" if one.suspected else "yellow" if more else "")
 
 
 def _gone(status: Status) -> list[RenderableType]:
@@ -275,6 +273,9 @@ def _segments(mine: list[Segment], letters: dict[str, str], numbers: bool) -> Ta
             version,
             *([_others(one, letters)] if kept else []),
         )
+    for column in table.columns:  # numbers are not cut, where there is little room for the rest
+        if column.justify == "right":
+            column.min_width = max(len(str(cell)) for cell in [column.header, *column.cells])
     return table
 
 

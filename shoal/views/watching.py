@@ -20,11 +20,12 @@ from shoal.views.status import fitted, page
 from shoal.wire.messages import Move
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 EVERY = 5.0  # seconds between two lines about how it goes
 SHOWN = 8  # things that happened, on a page
 MOVES = 6  # ways that parts go, on a page
+HEAD = 6  # lines of who is here, before news take their place
 _TOLD = 2  # verbosity: who comes and goes, what is saved
 
 
@@ -74,23 +75,22 @@ class Watching:
             said.append(f"{words.many(len(standing.moves), 'part')} on the way")
         return ", ".join(said)
 
-    def page(self, width: int) -> RenderableType:
-        """The same on a terminal."""
+    def page(self, width: int, height: int = 0) -> RenderableType:
+        """The same on a terminal, so many lines high (0: of any height): what is new is at the bottom, and never cut off."""
         from rich.console import Group
         from rich.text import Text
 
         assert self._status is not None
-        parts: list[RenderableType] = [
-            page(self._status, self._where, width, brief=True, numbers=self._numbers),
-            Text(""),
-            fitted(Text(self.summary(), "bold")),
-        ]
+        below = [Text(""), fitted(Text(self.summary(), "bold"))]
         ways = _ways(self._status.standing.moves)
-        parts += [fitted(Text(f"  {line}", "yellow")) for line in ways[:MOVES]]
+        below += [fitted(Text(f"  {line}", "yellow")) for line in ways[:MOVES]]
         if len(ways) > MOVES:
-            parts.append(Text(f"  and {len(ways) - MOVES:,} more ways", "yellow"))
-        parts += [fitted(Text(line, "dim")) for line in self._last]
-        return Group(*parts)
+            below.append(Text(f"  and {len(ways) - MOVES:,} more ways", "yellow"))
+        room = height - 1 - len(below) if height else 0
+        news = list(self._last)[-max(1, room - HEAD) :] if height else list(self._last)
+        below += [fitted(Text(line, "dim")) for line in news]
+        top = page(self._status, self._where, width, brief=True, numbers=self._numbers)
+        return Group(Upto(top, max(1, room - len(news))) if height else top, *below)
 
     def _said(self, group: RunEvent | Moved) -> list[str]:
         """Many moves are one line."""
@@ -123,6 +123,21 @@ class Watching:
             if one.leaving and life in was and not was[life].leaving
         ]
         return news
+
+
+class Upto:
+    """The first lines of something."""
+
+    def __init__(self, what: RenderableType, lines: int) -> None:
+        self._what, self._lines = what, lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        found = console.render_lines(self._what, options.update(height=None), pad=False)
+        for line in found[: self._lines]:
+            yield from line
+            yield Segment.line()
 
 
 def _ways(moves: Sequence[Move]) -> list[str]:

@@ -86,8 +86,12 @@ def test_a_column_that_nobody_has_anything_in_is_not_shown() -> None:
     assert heads(far) == [*heads(one), "at"] and "10.0.0.1:7000" in shown(far)
 
 
-def test_names_are_whole_where_there_is_little_room_and_nothing_is_wrapped() -> None:
-    """Names are typed in again: rather than these, addresses and what was heard are cut."""
+def _on_this_host(seen: m.Seen) -> m.Seen:
+    return msgspec.structs.replace(seen, name=seen.name[:12], address="tcp://127.0.0.2:40017", suspected=True)
+
+
+def test_names_are_whole_where_there_is_little_room_and_addresses_take_two_lines() -> None:
+    """Names and ports are typed in again: nothing of them is cut."""
     one = status()
     long = "server-of-a-host-with-a-long-name-84e9"
     address = "tcp://a-host-with-a-long-name.example:7000"
@@ -102,6 +106,10 @@ def test_names_are_whole_where_there_is_little_room_and_nothing_is_wrapped() -> 
     assert max(map(len, lines)) <= 80
     (line,) = [line for line in lines if long in line]
     assert "1,234" in line
+    here = [_on_this_host(seen) for seen in members]
+    near = Status(msgspec.structs.replace(one.standing, members=here, lost={}), one.view, one.told)
+    text = shown(near, 80)
+    assert "127.0.0.2:40017" in text and "suspected" in text and "…" not in text
     (line,) = [line for line in lines if line.startswith("left: server-7: others have it")]
     assert line.endswith("…")
 

@@ -54,3 +54,16 @@ def test_many_moves_are_a_line_and_no_line_is_wrapped(width: int) -> None:
         f"  6 parts of weights on the way: server-vm-84e0 -> server-vm-84e{n}"[:60] for n in (1, 2)
     ]
     assert any("checkpoint 00000003" in line for line in lines)  # its name, not where it lies
+
+
+@pytest.mark.parametrize("height", [12, 24, 60])
+def test_on_a_low_terminal_the_newest_is_seen_and_the_rest_is_cut(height: int) -> None:
+    watching = Watching("runs/one")
+    for n in range(20):
+        watching.take(float(n), status(), [Leaving(seconds=float(n), name=f"node-{n}", role="server", why="")])
+    console = Console(width=100, height=height, force_terminal=False)
+    with console.capture() as capture:
+        console.print(watching.page(100, height))
+    lines = capture.get().splitlines()
+    assert len(lines) < height and "node-19" in lines[-1]
+    assert "runs/one" in lines[0] and any(line.startswith("pass ") for line in lines)

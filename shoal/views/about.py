@@ -328,7 +328,7 @@ def _cost(runs: Sequence[Told]) -> Section | None:
         rows.append([one.name, seconds(one.run.seconds), explain.cpu(cpu), busy, per])
     first = 0 if len(runs) > 1 else 1
     heads = ["run", "seconds", "CPU seconds", "CPU seconds a second", "for a million rows"]
-    caption = "CPU seconds are of all processes of a run, starting and judging included; where the clock stands still meanwhile, no share is told."
+    caption = "CPU seconds are of all processes of a run, starting and judging included, that were started on its own machine, since it was last taken up; where the clock stands still meanwhile, no share is told."
     table = Table(heads[first:], [row[first:] for row in rows], caption)
     drawn = pictures("cost", lambda: charts.costs([one for one, _ in told]), "Seconds of the clock, and CPU seconds.")
     return Section("What it cost", [], drawn if len(told) > 1 else [], [table])

@@ -35,7 +35,7 @@ from shoal.events import (
     Warned,
 )
 from shoal.nodes.spent import KINDS
-from shoal.views.attendance import Attendance
+from shoal.views.attendance import Attendance, is_over
 
 OF_WORKERS = KINDS[:4]
 JITTER = 0.004  # seconds between two spans that are only the time a message took
@@ -165,6 +165,7 @@ def account(events: Iterable[RunEvent]) -> Account:
                 one.started, one.stopped = event, None
             case Stopped():
                 one.stopped = event
+                one.happened = [other for other in one.happened if not is_over(other, event)]
             case Progress():
                 one.progress.append(event)
                 _add(one.spent, event.spent)

@@ -1,7 +1,8 @@
 """Who took part when: a fold over who joined, who left and who was lost.
 
 Of a strategy that does not tell who joins, as many were there from the start as the run says. A run that was taken up again starts with
-others: whoever was there before is not, and nothing is counted until it goes on. Nothing here is drawn or said.
+others: whoever was there before is not, and nothing is counted until it goes on. Whoever goes because the run is over was there to the
+end. Nothing here is drawn or said.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoal.events import Gone, Joined, Progress, Resumed, RunEvent, Started
+from shoal.events import Gone, Joined, Progress, Resumed, RunEvent, Started, Stopped
 from shoal.views import words
 
 ROLES = ("server", "worker")
@@ -38,6 +39,7 @@ class Attendance:
     _least: dict[str, int] = field(default_factory=dict)
     _most: dict[str, int] = field(default_factory=dict)
     _counts: bool = False
+    _left: list[Gone] = field(default_factory=list)  # of late, in order: perhaps because the run is over
 
     def take(self, event: RunEvent) -> None:
         match event:
@@ -52,17 +54,36 @@ class Attendance:
                 self.stays.append(self._here[event.name])
             case Gone():
                 self._end(event)
+                if words.left_in_order(event):
+                    self._left.append(event)
+                    return
+            case Stopped():
+                self._stop(event)
+                return
             case Resumed():
                 for stay in self._here.values():
                     stay.until = event.seconds
                 self._here, self._unnamed, self._counts = {}, {}, False
             case _:
                 return
-        if self._counts:
-            for role in ROLES:
-                number = self._number(role)
-                self._least[role] = min(self._least.get(role, number), number)
-                self._most[role] = max(self._most.get(role, number), number)
+        self._left.clear()
+        self._count()
+
+    def _count(self, also: Sequence[Gone] = ()) -> None:
+        """As many as there are now, and these."""
+        for role in ROLES if self._counts else ():
+            number = self._number(role) + sum(role_of(event) == role for event in also)
+            self._least[role] = min(self._least.get(role, number), number)
+            self._most[role] = max(self._most.get(role, number), number)
+
+    def _stop(self, event: Stopped) -> None:
+        at_the_end = [one for one in self._left if is_over(one, event)]
+        for stay in self.stays:
+            if stay.how == "left" and any((one.name, one.seconds) == (stay.name, stay.until) for one in at_the_end):
+                stay.until, stay.how = math.inf, ""
+        if len(at_the_end) < len(self._left):
+            self._count(at_the_end)
+        self._left.clear()
 
     def _end(self, event: Gone) -> None:
         stay = self._here.pop(event.name, None)
@@ -79,6 +100,8 @@ class Attendance:
 
     def between(self, role: str) -> tuple[int, int]:
         """How many there were, at the fewest and at the most."""
+        if self._left:
+            self._count()
         return self._least.get(role, 0), self._most.get(role, 0)
 
     def crew(self) -> str:
@@ -96,6 +119,11 @@ def kind(event: Move) -> str:
     if isinstance(event, Joined):
         return "joined"
     return "left" if words.left_in_order(event) else "lost"
+
+
+def is_over(event: object, stopped: Stopped) -> bool:
+    """One that left in order, and the run had ended."""
+    return isinstance(event, Gone) and event.seconds >= stopped.seconds and words.left_in_order(event)
 
 
 def moves_of(events: Sequence[object]) -> list[Move]:

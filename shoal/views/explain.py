@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import re
 
 from shoal import limits
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved
@@ -20,6 +21,7 @@ MUCH = 0.05  # of the time: worth a reason
 SLOW = 1.25  # times as long as others: worth a name
 NEAR = 0.1  # seconds that an evaluation may be away from what is due to it
 STILL = 0.002  # of the loss, from one evaluation to the next: it still falls
+OURS = re.compile(r"(server|worker|evaluator)-\d+")  # how the nodes are called that a run starts by itself
 VERBS = {"compute": "computed", "communicate": "communicated", "wait": "waited", "idle": "had nothing to do"}
 
 
@@ -77,8 +79,16 @@ def _work(told: Told) -> str:
     crew = run.attendance.crew().replace(" x ", " and ")
     lasted = words.duration(run.seconds) if run.seconds >= 1 else clock(run.seconds)
     rate = f", {told.speed:,.0f} a second" if told.speed else ""
-    cost = f", with {cpu(told.cpu)} CPU seconds in all" if told.cpu else ""
+    cost = f", with {cpu(told.cpu)} CPU seconds {_whose(told)}" if told.cpu else ""
     return f"{crew}{words.on_cores(run.started)} computed {run.examples:,} rows in {lasted}{rate}{cost}."
+
+
+def _whose(told: Told) -> str:
+    """Of nodes on other hosts, and of a coordinator that is gone, nobody has measured it."""
+    again = any(isinstance(event, Resumed) for event in told.run.happened)
+    since = " since it was last taken up" if again else ""
+    elsewhere = any(not OURS.fullmatch(stay.name) for stay in told.run.attendance.stays)
+    return f"on the coordinator's machine{since}" if elsewhere else f"in all{since}"
 
 
 def emulated(runs: list[Told]) -> str:
@@ -245,6 +255,8 @@ def _loss(told: Told) -> str:
 def _end(told: Told) -> str:
     if told.run.stopped is None:
         return "No end is recorded: the run goes on, or was cut short."
+    if told.run.stopped.why == "interrupted":
+        return "It was interrupted."  # by whoever ran it: nothing failed
     failed = "It failed" if told.summary.get("failed") else "It stopped"
     return f"{failed}: {words.clean(told.run.stopped.why)}."
 

@@ -34,7 +34,7 @@ def members(run: Account) -> Figure:
     most = max([1, *(event.workers for event in told)])
     axes.set(ylim=(0, most * 1.15), ylabel="workers", xlabel="seconds since training began")
     axes.yaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.legend(loc="outside upper right", frameon=False, fontsize=8.5)  # above: anywhere inside the line may be
     tidy(axes)
     return figure
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.events import Gone, Joined, Resumed, RunEvent
+from shoal.events import Gone, Joined, Resumed, RunEvent, Stopped
 from shoal.views.attendance import Attendance
 
 
@@ -67,3 +67,12 @@ def test_a_stay_says_how_it_ended_and_one_may_come_back() -> None:
     ]
     stays = taken([*events, gone(4.0, "server-2", "silent for 5 s")]).stays
     assert [(stay.since, stay.until, stay.how) for stay in stays] == [(1.0, 2.0, "left"), (3.0, 4.0, "lost")]
+
+
+def test_who_goes_because_the_run_is_over_was_there_to_the_end(story: Any) -> None:
+    first = [joined(0.0, "server-0"), joined(0.0, "server-1"), joined(0.0, "worker-0"), story.started(1, 2)]
+    last = [gone(9.0, "server-1", "it left"), gone(20.1, "server-0", "it left"), gone(20.2, "worker-0", "it left")]
+    over = taken([*first, *last, Stopped(seconds=20.0, why="interrupted")])
+    assert over.crew() == "1 worker x 1 to 2 servers"
+    assert [(stay.name, stay.how) for stay in over.stays] == [("server-0", ""), ("server-1", "left"), ("worker-0", "")]
+    assert taken([*first, *last]).crew() == "0 to 1 worker x 0 to 2 servers"  # nothing says that it is over

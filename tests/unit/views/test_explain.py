@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shoal.events import Delayed, Gone, Resumed, RolledBack, RunEvent, Saved, Stopped
+from shoal.events import Delayed, Gone, Joined, Resumed, RolledBack, RunEvent, Saved, Stopped
 from shoal.limits import STALENESS_BUCKETS
 from shoal.views.explain import of_one, percent, times
 from shoal.views.told import tell
@@ -167,6 +167,21 @@ def test_a_run_without_an_end_says_so(story: Any) -> None:
     assert "No end is recorded" in words_of([story.started()])
     stopped = Stopped(seconds=1.0, why="the disk\nis full")
     assert "It failed: the disk is full." in words_of([stopped], {"failed": True})
+
+
+def test_a_run_that_somebody_ended_did_not_fail_and_who_left_then_did_not_leave_it(story: Any) -> None:
+    left = Gone(seconds=9.1, name="worker-1", role="worker", why="it left", slots=3)
+    said = words_of([*story.run(), left, Stopped(seconds=9.0, why="interrupted")], {"failed": True})
+    assert "It was interrupted." in said and "failed" not in said and "left in order" not in said
+
+
+def test_cpu_seconds_of_other_hosts_and_former_lives_are_not_claimed(story: Any) -> None:
+    there = Joined(seconds=1.0, name="worker-vm-2e5f", role="worker")
+    again = Resumed(seconds=2.0, checkpoint=1, steps=5)
+    summary = {"cpu_seconds": 6.3}
+    assert "6.3 CPU seconds in all." in words_of(list(story.run()), summary)
+    assert "6.3 CPU seconds on the coordinator's machine." in words_of([*story.run(), there], summary)
+    assert "6.3 CPU seconds in all since it was last taken up." in words_of([*story.run(), again], summary)
 
 
 def test_what_is_emulated_is_said_before_any_share(story: Any) -> None:

@@ -146,12 +146,11 @@ class Children:
             if not child.running:
                 raise StartFailed(f"{name} did not start: {child.error or child.ended}; what it printed is above")
 
-    def wait_until_ended(self, name: str, deadline: float) -> None:
-        """Until its process is no more; one that does not end by itself is killed."""
+    def has_ended(self, name: str, deadline: float) -> bool:
+        """Whether its process is no more by then; waits for it."""
         with self._news:
-            if self._news.wait_for(lambda: self.known[name].ended or self.gone, max(0.0, deadline - time.monotonic())):
-                return
-        self.signal(name, signal.SIGKILL)
+            left = max(0.0, deadline - time.monotonic())
+            return bool(self._news.wait_for(lambda: self.known[name].ended or self.gone, left))
 
     def signal(self, name: str, number: int) -> None:
         self._order(Signal(name, number))

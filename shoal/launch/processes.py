@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from signal import valid_signals
+from signal import SIGKILL, valid_signals
 from typing import Any
 
 import msgspec
@@ -82,6 +82,9 @@ class ProcessCluster(Cluster):
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of whoever has the name now
         self._servers: set[str] = set()
+        self._going: dict[
+            str, str
+        ] = {}  # servers that are being let go: why one was to be started again meanwhile, and was not
         self._saw: deque[Saw] = deque(maxlen=limits.MEMBERS)
         self._telling_ends = threading.Lock()  # a coordinator is forked with all that was told before, or told after
         # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
@@ -179,11 +182,26 @@ class ProcessCluster(Cluster):
         self._check_usable()
         self._fork(name, "server", {})
 
+    def remove_server(self, name: str) -> None:
+        """Others take over what it has, and it goes for good: also one that was about to leave and be started again."""
+        self._going[name] = ""
+        try:
+            super().remove_server(name)
+        except BaseException:
+            if (why := self._going.pop(name, "")) and self.restarts(name):
+                self.supervisor.ended(name, why)  # so it stays
+            raise
+        self._going.pop(name, "")
+
     def _forget_server(self, name: str) -> None:
         children = self._of(name)
-        if name in children.known:
-            children.wait_until_ended(name, time.monotonic() + limits.DRAIN / limits.SECOND)
-            self._servers.discard(name)
+        if name not in children.known:
+            return
+        if not children.has_ended(name, time.monotonic() + limits.DRAIN / limits.SECOND):
+            if any(one.name == name for one in self._looking.view().members):  # another life, and it has parts by now
+                raise ClusterError(f"{name} left, and was started again meanwhile: let it go once more")
+            children.signal(name, SIGKILL)
+        self._servers.discard(name)
 
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
@@ -230,7 +248,9 @@ class ProcessCluster(Cluster):
             if self.on_ended is not None:
                 self.on_ended(name, why)
         finally:
-            if self.restarts(name):
+            if name in self._going:
+                self._going[name] = why
+            elif self.restarts(name):
                 self.supervisor.ended(name, why)
 
     def restarts(self, name: str) -> bool:
@@ -242,6 +262,9 @@ class ProcessCluster(Cluster):
     def _again(self, name: str) -> None:
         if name == "coordinator":
             self._fork_coordinator(time.monotonic() + _START_WITHIN)
+        elif name in self._going or name not in self._servers:  # it is being let go, or was
+            self._going.update({name: "it was to be started again"} if name in self._going else {})
+            return
         else:
             self._fork(name, "server", {})
         if self.on_back is not None:

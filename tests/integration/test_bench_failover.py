@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import psutil  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner
 
@@ -13,16 +12,17 @@ from shoal.benchmarks import failover
 from shoal.benchmarks.failover import Results, Settings, measure
 from shoal.cli import main
 from shoal.errors import Invalid
+from shoal.testing.warm import offspring
 
 
 def test_killed_and_stopped_servers_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = set(offspring())
     monkeypatch.setattr(failover, "QUICK", Settings(megabytes=1, faults=2))
     command = ["bench", "failover", "--quick", "--kills", "2", "--stops", "1", "--json", str(tmp_path / "all.json")]
     told = CliRunner().invoke(main, command)
     assert told.exit_code == 0, told.output
     assert "killed" in told.output and "stopped" in told.output and "full copies s" in told.output
-    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+    assert set(offspring()) == before
     found = msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results)
     assert [fault.kind for fault in found.faults] == ["killed", "killed", "stopped"]
     assert found.segments == 24 and found.pushes > 20

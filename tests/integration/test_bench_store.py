@@ -15,6 +15,7 @@ from rich.console import Console
 
 from shoal.benchmarks.store import Case, Results, Settings, measure, table
 from shoal.errors import Invalid
+from shoal.testing.warm import offspring
 
 TINY = Settings(
     keys=2_000,
@@ -38,7 +39,7 @@ def results() -> Results:
 
 
 def running() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    return set(offspring())
 
 
 def test_every_case_is_there_with_its_rivals(results: Results) -> None:

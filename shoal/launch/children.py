@@ -52,7 +52,7 @@ def start_nursery(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE) -
         stdin=stdin,
         stdout=stdout,
         start_new_session=True,  # Ctrl-C is ours to answer
-        env=_environment(),
+        env=environment(),
     )
 
 
@@ -296,7 +296,7 @@ def _lines(nursery: Hatchery, hang_up: Callable[[], None]) -> Iterator[bytes]:
             pass
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The very shoal that runs here comes first; and numpy's library would start threads when it is imported."""
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}

@@ -176,7 +176,9 @@ class Log:
             return
         self._lines += 1
         more, self._left = f" (and {self._left:,} such lines before)" if self._left else "", 0
-        print(f"shoal: {self._name}: {line}{more}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write, too
+        print(
+            f"shoal: {self._name}: {line}{more}\n", end="", file=sys.stderr, flush=True
+        )  # in one piece: others write, too
 
 
 class Door:

@@ -93,8 +93,11 @@ class Filling:
         moving.sent.pop(message.piece, None)
         if len(moving.there) == moving.pieces:
             self._moving = None
-            if self.is_full:
-                self.link.required = True  # before anybody may promote it
+            self.require()
+
+    def require(self) -> None:
+        """Whom the coordinator may be told of as full, or was, is required: before anybody may promote it, and until that is known here."""
+        self.link.required = self.link.required or self.is_full or bool(self.promised)
 
     def _send(self, now: int, moving: Moving, image: Image) -> list[Effect]:
         late = [piece for piece, when in moving.sent.items() if now - when >= 3 * limits.COPY_RESEND]
@@ -135,6 +138,7 @@ class Filling:
         return Send(self.link.name, fill, arrays)
 
     def _tell(self, now: int, coordinator: str) -> list[Effect]:
+        self.require()  # full also by a view, in which it gets no more than it has
         if now - self._told < limits.SECOND or self.link.acked < self.log.applied:
             return []  # what was counted before it was required must be there, too
         self._told = now

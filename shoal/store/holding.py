@@ -176,10 +176,9 @@ class Holding(Levelling):
                 self.log.narrow(now, link, segments, self.range)
         self._fillings, self._linked = self._filled(now), True
         for name, link in self.log.links.items():
-            filling = self._fillings.get(name)
-            is_member = bool(self._of_mine(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
-            # Who was told of as full may be a member already, though our view does not say so yet.
-            link.required = is_member or (filling is not None and bool(filling.promised))
+            link.required = bool(self._of_mine(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
+            if (filling := self._fillings.get(name)) is not None:
+                filling.require()  # it may be a member already, or primary, though our view does not say so yet
         return self._advance(now)
 
     def _filled(self, now: int) -> dict[str, Filling]:

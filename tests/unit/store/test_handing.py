@@ -464,3 +464,50 @@ def test_an_owner_that_has_its_place_again_in_the_next_view_lacks_nothing_and_do
     town.push(1)
     town.settle()
     assert set(town.values(1).values()) == {2.0} and len(town.digests(1)) == 1
+
+
+def on_its_way(segment_0: str = "x", segment_1: str = "") -> m.Placed:
+    """Both segments are a's; each is on its way to who is named, or stays."""
+    to = [m.Place(1, ["a"], filling=one, since=1, instead="a" if one else "") for one in (segment_0, segment_1)]
+    return placed(DENSE, *to)
+
+
+def deposed(town: Town) -> None:
+    """X is primary of the first segment and knows it; a does not yet, and is pushed to."""
+    before = town.view
+    town.next_view(placed(DENSE, m.Place(2, ["x"], since=town.view + 1), "a"))
+    town.takes("x")
+    after, town.view = town.view, before
+    town.push(1, segments=(0,))
+    town.view = after
+
+
+def test_a_view_that_comes_before_the_coordinator_is_told_lets_nothing_be_counted_without_whom_it_is_told_of() -> None:
+    town = Town(placed(DENSE, "a", "a"))
+    town.become(on_its_way())
+    town.deliver("x")
+    town.push(0)  # x is not required yet
+    town.deliver("a")  # x is full, and has not acknowledged this push: the coordinator is not told yet
+    assert town.counted() == [1] and not town.told
+    town.become(on_its_way(segment_1="y"))
+    town.deliver("x", "a")
+    assert [type(one) for one in town.told] == [m.Full]
+    deposed(town)
+    assert town.counted() == [1]  # push 1 is not: what a alone has, x will never have
+    town.takes("a", "b", "y")
+    town.settle()
+    assert town.values(0)["x"] == 1
+    town.push(1, "x", segments=(0,))  # ann asks again
+    assert town.counted() == [1, 2] and town.values(0)["x"] == 2
+
+
+def test_who_is_full_because_it_gets_no_more_is_required_before_the_coordinator_is_told() -> None:
+    town = Town(placed(DENSE, "a", "a"))
+    town.become(on_its_way(segment_1="x"))
+    town.deliver("x")
+    town.deliver("a")  # the first is there, the second on its way
+    town.become(on_its_way())  # which is called off
+    town.tick("a")
+    assert [one.segments for one in town.told if isinstance(one, m.Full)] == [[0]]
+    deposed(town)
+    assert town.counted() == []

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from shoal.cluster.membership import Roster
 
 WEIGHTS = ".f32"  # how the name of a file ends that servers read for a group
-PLACE = re.compile(r"/checkpoints/\d{8}\Z")  # and that of a folder that they write to and read from for one
+PLACE = re.compile(
+    r"\A(?:/[^\0\n]{0,4000})?/checkpoints/[0-9]{8}\Z"
+)  # and that of a folder that they write to and read from for one
 _ROLES = ("worker", "client", "evaluator", SCHEDULER)  # that a group's members have
 
 

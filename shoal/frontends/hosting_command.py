@@ -154,9 +154,9 @@ def store(options: Mapping[str, Any]) -> None:
                 write_address(folder, cluster.address)
             say(f"servers: shoal launch server --at {cluster.address}; programs: shoal.connect({cluster.address!r})")
             pause = threading.Event()
-            while not cluster._ended:
+            while not cluster.ended:
                 pause.wait(_LOOK)
-            raise ClusterError(cluster._ended)
+            raise ClusterError(cluster.ended)
 
 
 @contextlib.contextmanager

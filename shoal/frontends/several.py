@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.launch.children import _environment
+from shoal.launch.children import environment
 from shoal.launch.serving import heard
 
 _SAME = ("listen", "advertise", "data", "patience", "within", "keys")  # options that are handed on as they are
@@ -33,7 +33,7 @@ def several(where: str, role: str, options: Mapping[str, Any], say: Callable[[st
         for _ in range(options["count"]):
             if told:
                 break
-            processes.append(subprocess.Popen(hosted, env=_environment(), start_new_session=True))
+            processes.append(subprocess.Popen(hosted, env=environment(), start_new_session=True))
             if told and heard_by[0] < len(processes):  # it came while this one was being started
                 processes[-1].send_signal(told[-1])
         codes = [process.wait() for process in processes]

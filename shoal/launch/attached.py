@@ -21,9 +21,9 @@ from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswe
 from shoal.events import counted
 from shoal.job import Job
 from shoal.launch.coordination import Saw
-from shoal.launch.local import _START_WITHIN, Cluster
+from shoal.launch.local import START_WITHIN, Cluster
 from shoal.launch.looking import PATIENCE, Looking, address_of, look_at, transport_to
-from shoal.launch.processes import _REASON, ProcessCluster
+from shoal.launch.processes import REASON, ProcessCluster
 from shoal.launch.scheduling import Scheduling
 from shoal.launch.training import Launcher
 from shoal.nodes.storage import Journal
@@ -127,7 +127,7 @@ class AttachedCluster(ProcessCluster):
         return self._children.known[SCHEDULER].address if SCHEDULER in self._children.known else ""
 
     def start(self) -> None:
-        deadline = time.monotonic() + _START_WITHIN
+        deadline = time.monotonic() + START_WITHIN
         self._start_nurseries(deadline)
         self._fork_scheduler(deadline)
         self._wait_until_joined(deadline)
@@ -167,8 +167,8 @@ class AttachedCluster(ProcessCluster):
 
     def _wait_until_joined(self, deadline: float) -> None:
         while True:
-            if self._ended or time.monotonic() > deadline:
-                raise StartFailed(self._ended or f"{dealer(self.group)} did not join the cluster at {self._manager}")
+            if self.ended or time.monotonic() > deadline:
+                raise StartFailed(self.ended or f"{dealer(self.group)} did not join the cluster at {self._manager}")
             try:
                 standing = self.look()
             except Unanswered:
@@ -181,14 +181,14 @@ class AttachedCluster(ProcessCluster):
             threading.Event().wait(_LOOK)
 
     def _again(self, name: str) -> None:
-        self._fork_scheduler(time.monotonic() + _START_WITHIN)
+        self._fork_scheduler(time.monotonic() + START_WITHIN)
         if self.on_back is not None:
             self.on_back(name)
 
     def _lost(self, name: str, reason: str) -> None:
         if name == SCHEDULER:
             return
-        saw = Saw(name, reason[:_REASON], self._tokens.get(name, ""))
+        saw = Saw(name, reason[:REASON], self._tokens.get(name, ""))
         with self._telling_ends:
             self._saw.append(saw)
             self._children.hand_on(SCHEDULER, saw)

@@ -52,7 +52,7 @@ def start_nursery(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE) -
         stdin=stdin,
         stdout=stdout,
         start_new_session=True,  # Ctrl-C is ours to answer
-        env=_environment(),
+        env=environment(),
     )
 
 
@@ -146,12 +146,11 @@ class Children:
             if not child.running:
                 raise StartFailed(f"{name} did not start: {child.error or child.ended}; what it printed is above")
 
-    def wait_until_ended(self, name: str, deadline: float) -> None:
-        """Until its process is no more; one that does not end by itself is killed."""
+    def has_ended(self, name: str, deadline: float) -> bool:
+        """Whether its process is no more by then; waits for it."""
         with self._news:
-            if self._news.wait_for(lambda: self.known[name].ended or self.gone, max(0.0, deadline - time.monotonic())):
-                return
-        self.signal(name, signal.SIGKILL)
+            left = max(0.0, deadline - time.monotonic())
+            return bool(self._news.wait_for(lambda: self.known[name].ended or self.gone, left))
 
     def signal(self, name: str, number: int) -> None:
         self._order(Signal(name, number))
@@ -297,7 +296,7 @@ def _lines(nursery: Hatchery, hang_up: Callable[[], None]) -> Iterator[bytes]:
             pass
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The very shoal that runs here comes first; and numpy's library would start threads when it is imported."""
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}

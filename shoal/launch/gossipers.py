@@ -26,9 +26,9 @@ from shoal.job import Job
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import DONE, Children
 from shoal.launch.gossip_core import core_of
-from shoal.launch.local import _START_WITHIN
+from shoal.launch.local import START_WITHIN
 from shoal.launch.nursery import Setup
-from shoal.launch.processes import _short_folder
+from shoal.launch.processes import short_folder
 from shoal.launch.work import number_of
 from shoal.nodes.gossiper import Gossiper
 from shoal.nodes.loop import Loop
@@ -72,9 +72,9 @@ class Gossipers:
             for name in self.names:
                 self._start_thread(name)
             return
-        deadline = time.monotonic() + _START_WITHIN
+        deadline = time.monotonic() + START_WITHIN
         over_tcp = self._job.launch.transport == "tcp"
-        self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+        self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
         self._children = Children(lambda name, why: None, self._child_ended)
         modules = list(self._job.launch.modules)
         self._children.start(Setup(os.getpid(), self._folder, modules, sys.path), "gossip")

@@ -27,10 +27,10 @@ from shoal.job import Job
 from shoal.launch.child import Orders, state_of, sweep
 from shoal.launch.children import Children
 from shoal.launch.group import Group, name_of
-from shoal.launch.local import _START_WITHIN
+from shoal.launch.local import START_WITHIN
 from shoal.launch.nursery import Setup
 from shoal.launch.others import Started, Warn
-from shoal.launch.processes import _short_folder
+from shoal.launch.processes import short_folder
 from shoal.models import needs_torch
 from shoal.models.linear import Floats
 from shoal.strategies.averaging import Averaging
@@ -61,7 +61,7 @@ class GlooGroup:
         def meet() -> None:
             try:
                 store = distributed.FileStore(str(folder / "meeting"), size)
-                store.set_timeout(timedelta(seconds=_START_WITHIN))
+                store.set_timeout(timedelta(seconds=START_WITHIN))
                 found.append(distributed.ProcessGroupGloo(store, rank, size, options))
             except Exception as error:
                 found.append(error)
@@ -166,7 +166,7 @@ class OverGloo(Started):
         if find_spec("torch") is None:
             needs_torch("strategy.over='gloo'")
         super().__init__(job, dataset, kept, warn)
-        self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+        self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
         self._children = Children(lambda name, why: None, self._on_ended)
         self._stopped: dict[str, float] = {}  # since when it was seen so
         self._group: GlooGroup | None = None
@@ -176,7 +176,7 @@ class OverGloo(Started):
         return self._children.pids
 
     def start(self) -> Group:
-        deadline = time.monotonic() + _START_WITHIN
+        deadline = time.monotonic() + START_WITHIN
         # PyTorch once, and not once in every rank: that takes seconds, and starts no threads until it is used.
         modules = [*self._job.launch.modules, "torch.distributed"]
         setup = Setup(os.getpid(), self._folder, modules, sys.path)

@@ -29,7 +29,7 @@ from shoal.launch.addresses import advertised, beside, new_name
 from shoal.launch.child import prepare
 from shoal.launch.code import allowed
 from shoal.launch.looking import Looking, address_of, look_at, safety_for
-from shoal.launch.processes import _short_folder
+from shoal.launch.processes import short_folder
 from shoal.launch.serving import Serving
 from shoal.nodes.guest import Guest
 from shoal.nodes.loop import Loop
@@ -266,7 +266,7 @@ def _sockets(coordinator: str) -> Iterator[str]:
     if not coordinator.startswith("ipc:"):
         yield ""
         return
-    folder = Path(_short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}"))
+    folder = Path(short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}"))
     folder.mkdir(mode=0o700)
     try:
         yield str(folder)

@@ -22,7 +22,7 @@ from shoal.events import counted
 from shoal.job import Job
 from shoal.launch.beginning import crew
 from shoal.launch.coordination import Facts
-from shoal.launch.local import _START_WITHIN
+from shoal.launch.local import START_WITHIN
 from shoal.launch.processes import ProcessCluster, safety_of
 from shoal.launch.telling import Listener
 from shoal.nodes.records import Kept, members_and_tables
@@ -65,7 +65,7 @@ class HostCluster(ProcessCluster):
         return 0
 
     def start(self) -> None:
-        deadline = time.monotonic() + _START_WITHIN
+        deadline = time.monotonic() + START_WITHIN
         self._start_nurseries(deadline)
         self._fork_coordinator(deadline)
         self._say(f"the coordinator listens at {self.address}")
@@ -76,8 +76,8 @@ class HostCluster(ProcessCluster):
         began = now = time.monotonic()
         told, known = -1.0, -1
         while (missing := self._wanted - len(self.servers())) > 0:
-            if self._ended:
-                raise StartFailed(self._ended)
+            if self.ended:
+                raise StartFailed(self.ended)
             if now - began > self._within:
                 raise ClusterError(
                     f"{counted(missing, 'server')} did not come in {self._within:g} s: start them (shoal launch server --at "

@@ -29,7 +29,7 @@ from shoal.launch.looking import address_of, is_of_peers, look_at
 from shoal.launch.peer_process import Life, Made, PeerWork, live, sockets
 from shoal.launch.peer_story import Story
 from shoal.launch.peer_watch import Watching
-from shoal.launch.processes import _short_folder
+from shoal.launch.processes import short_folder
 from shoal.nodes.peer import PeerNode
 from shoal.wire.address import check_address
 from shoal.wire.peers import Account, Here, Peer, Watch
@@ -218,7 +218,7 @@ def _folder(address: str) -> Iterator[str]:
     if not address.startswith("ipc:"):
         yield ""
         return
-    folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+    folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
     os.mkdir(folder, 0o700)
     try:
         yield folder

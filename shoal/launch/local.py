@@ -41,7 +41,7 @@ from shoal.wire.groups import member_name
 if TYPE_CHECKING:
     from shoal.launch.coordination import Facts
 
-_START_WITHIN = 120.0  # seconds: the first start on a machine compiles the kernels
+START_WITHIN = 120.0  # seconds: the first start on a machine compiles the kernels
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
 _numbers = itertools.count(1)
 
@@ -108,7 +108,8 @@ class Cluster:
         self._loops: list[Loop] = []
         self._pid = os.getpid()
         self._taken = {"coordinator"}  # names of our own nodes
-        self._ended = ""  # why the cluster is no more
+        self.ended = ""
+        """Why the cluster is no more; empty: it goes on."""
         self._closing, self._closed = threading.Lock(), False
         self._run_facts: Facts | None = None
         self._telling: Telling | None = None
@@ -202,7 +203,7 @@ class Cluster:
                     client.close()
                 except Exception as error:  # one that was interrupted half way: the rest must end all the same
                     print(f"shoal: {type(error).__name__}: {error} while closing {client.name}", file=sys.stderr)
-            self._ended = self._ended or "the cluster was closed"
+            self.ended = self.ended or "the cluster was closed"
             self._looking.close()
             self._stop_others()
             for loop in self._loops:
@@ -226,8 +227,8 @@ class Cluster:
         raise AssertionError
 
     def _join(self, role: str, name: str | None) -> KV:
-        if self._ended:
-            raise ClusterError(f"{self._ended}: start another one")
+        if self.ended:
+            raise ClusterError(f"{self.ended}: start another one")
         name = name or f"{role}-{secrets.token_hex(4)}"
         if not isinstance(name, str):
             raise Invalid(f"name={name!r}: needs a string")
@@ -235,7 +236,7 @@ class Cluster:
         if name in self._taken or any(one.name == full and not one.closed for one in self._clients):
             raise Invalid(f"the name {name!r} is taken: choose another, or leave it out")
         alive = weakref.ref(self)
-        ended = lambda: one._ended if (one := alive()) is not None else ""  # noqa: E731
+        ended = lambda: one.ended if (one := alive()) is not None else ""  # noqa: E731
         client = client_of(full, role, self._transport(full), ended, self.group)
         self._clients.add(client)
         return client
@@ -265,11 +266,11 @@ class Cluster:
 
     def _wait_for_servers(self, names: Sequence[str]) -> None:
         """Until all are in the view."""
-        deadline = time.monotonic() + _START_WITHIN
+        deadline = time.monotonic() + START_WITHIN
         missing, lost = list(names), dict[str, str]()
         while missing:
-            if self._ended:
-                raise StartFailed(self._ended)
+            if self.ended:
+                raise StartFailed(self.ended)
             gone = [f"{name} ({lost[name]})" for name in missing if name in lost]
             if gone or time.monotonic() > deadline:
                 who = ", ".join(gone or missing)
@@ -347,7 +348,7 @@ class ThreadCluster(Cluster):
 
     def _lost(self, name: str, reason: str) -> None:
         if name == "coordinator":
-            self._ended = f"the coordinator broke: {reason}"
+            self.ended = f"the coordinator broke: {reason}"
         elif self._coordinator is not None:
             self._coordinator.tell(Ended(name, reason))
 

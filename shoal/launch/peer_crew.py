@@ -25,10 +25,10 @@ from shoal.events import counted
 from shoal.job import Job
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import DONE, Children
-from shoal.launch.local import _START_WITHIN
+from shoal.launch.local import START_WITHIN
 from shoal.launch.nursery import Setup
 from shoal.launch.peer_process import Founders, Life, Made, PeerWork, life_of, live, work_of
-from shoal.launch.processes import _short_folder
+from shoal.launch.processes import short_folder
 from shoal.wire import Transport
 from shoal.wire.memory import Hub
 from shoal.wire.peers import Peer
@@ -80,7 +80,7 @@ class ProcessCrew:
         self.failed: dict[str, str] = {}
         self._lives: dict[str, str] = {}  # by name
         # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
-        self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+        self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
         self._children = Children(lambda name, why: None, self._on_ended)
 
     @property
@@ -93,7 +93,7 @@ class ProcessCrew:
 
     def start(self, count: int) -> list[Peer]:
         """So many, who know of each other and begin; one that dies before that is left out."""
-        deadline = time.monotonic() + _START_WITHIN
+        deadline = time.monotonic() + START_WITHIN
         setup = Setup(os.getpid(), self._folder, list(self._job.launch.modules), sys.path)
         self._children.start(setup, "peers")
         self._children.wait_until_settled(deadline)
@@ -117,7 +117,7 @@ class ProcessCrew:
     def add(self, number: int, through: list[Peer]) -> Peer:
         """One more, which asks these who is here."""
         self._order(number, through)
-        self._children.wait_until_running([name_of(number)], time.monotonic() + _START_WITHIN)
+        self._children.wait_until_running([name_of(number)], time.monotonic() + START_WITHIN)
         return self._note(number)
 
     def signal(self, name: str, number: int) -> None:

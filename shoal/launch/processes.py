@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from signal import valid_signals
+from signal import SIGKILL, valid_signals
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ from shoal.launch.addresses import bind_of, check_callable, check_free, host_of
 from shoal.launch.child import Orders, sweep
 from shoal.launch.children import Children
 from shoal.launch.coordination import Coordination, Ends, Saw
-from shoal.launch.local import _START_WITHIN, Cluster
+from shoal.launch.local import START_WITHIN, Cluster
 from shoal.launch.nursery import Setup
 from shoal.launch.supervising import Supervisor
 from shoal.nodes.storage import Journal
@@ -41,7 +41,7 @@ from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 _SEEN_OFF = 2.0  # seconds for nodes of others to hear that it is over
-_REASON = 500  # characters: the line is shorter than PIPE_BUF, even if every one of them is escaped
+REASON = 500  # characters: the line is shorter than PIPE_BUF, even if every one of them is escaped
 
 
 class ProcessCluster(Cluster):
@@ -82,10 +82,13 @@ class ProcessCluster(Cluster):
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of whoever has the name now
         self._servers: set[str] = set()
+        self._going: dict[
+            str, str
+        ] = {}  # servers that are being let go: why one was to be started again meanwhile, and was not
         self._saw: deque[Saw] = deque(maxlen=limits.MEMBERS)
         self._telling_ends = threading.Lock()  # a coordinator is forked with all that was told before, or told after
         # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
-        self._folder = _short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+        self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
 
     def begin_with(self, record: bytes) -> None:
         super().begin_with(record)
@@ -105,7 +108,7 @@ class ProcessCluster(Cluster):
         return self._children.pids
 
     def start(self) -> None:
-        deadline = time.monotonic() + _START_WITHIN
+        deadline = time.monotonic() + START_WITHIN
         self._start_nurseries(deadline)
         self._fork_coordinator(deadline)
         for name in self._names:
@@ -149,7 +152,7 @@ class ProcessCluster(Cluster):
         """Nodes that others started hear that it is over, and have a moment to go; our own end with us."""
         deadline = time.monotonic() + _SEEN_OFF
         with contextlib.suppress(Unanswered, Invalid):
-            while time.monotonic() < deadline and not self._ended:
+            while time.monotonic() < deadline and not self.ended:
                 ours = self._taken.union(client.name for client in self._clients)
                 members = [one for one in self.look(_SEEN_OFF / 4).members if one.name not in ours]
                 if not any(one.role in ("server", "worker") for one in members):
@@ -171,7 +174,7 @@ class ProcessCluster(Cluster):
         children = self._of(name)
         children.order(self._orders(name, kind, work))
         self._taken.add(name)
-        children.wait_until_running([name], time.monotonic() + _START_WITHIN)
+        children.wait_until_running([name], time.monotonic() + START_WITHIN)
         self._check_usable()  # still: somebody may have closed the cluster meanwhile
         return children.known[name].pid
 
@@ -179,11 +182,26 @@ class ProcessCluster(Cluster):
         self._check_usable()
         self._fork(name, "server", {})
 
+    def remove_server(self, name: str) -> None:
+        """Others take over what it has, and it goes for good: also one that was about to leave and be started again."""
+        self._going[name] = ""
+        try:
+            super().remove_server(name)
+        except BaseException:
+            if (why := self._going.pop(name, "")) and self.restarts(name):
+                self.supervisor.ended(name, why)  # so it stays
+            raise
+        self._going.pop(name, "")
+
     def _forget_server(self, name: str) -> None:
         children = self._of(name)
-        if name in children.known:
-            children.wait_until_ended(name, time.monotonic() + limits.DRAIN / limits.SECOND)
-            self._servers.discard(name)
+        if name not in children.known:
+            return
+        if not children.has_ended(name, time.monotonic() + limits.DRAIN / limits.SECOND):
+            if any(one.name == name for one in self._looking.view().members):  # another life, and it has parts by now
+                raise ClusterError(f"{name} left, and was started again meanwhile: let it go once more")
+            children.signal(name, SIGKILL)
+        self._servers.discard(name)
 
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
@@ -210,8 +228,8 @@ class ProcessCluster(Cluster):
     def _check_usable(self) -> None:
         if self._children.gone and not self._closed:
             raise StartFailed(f"{self._children.gone}: start another cluster")
-        if self._ended:
-            raise ClusterError(f"{self._ended}: start another one")
+        if self.ended:
+            raise ClusterError(f"{self.ended}: start another one")
         if os.getpid() != self._pid:
             raise ClusterError(f"this cluster belongs to process {self._pid}: start one here")
 
@@ -220,7 +238,7 @@ class ProcessCluster(Cluster):
     def _lost(self, name: str, reason: str) -> None:
         if name == "coordinator":
             return
-        saw = Saw(name, reason[:_REASON], self._tokens.get(name, ""))
+        saw = Saw(name, reason[:REASON], self._tokens.get(name, ""))
         with self._telling_ends:
             self._saw.append(saw)
             self._children.hand_on("coordinator", saw)
@@ -230,7 +248,9 @@ class ProcessCluster(Cluster):
             if self.on_ended is not None:
                 self.on_ended(name, why)
         finally:
-            if self.restarts(name):
+            if name in self._going:
+                self._going[name] = why
+            elif self.restarts(name):
                 self.supervisor.ended(name, why)
 
     def restarts(self, name: str) -> bool:
@@ -241,19 +261,22 @@ class ProcessCluster(Cluster):
 
     def _again(self, name: str) -> None:
         if name == "coordinator":
-            self._fork_coordinator(time.monotonic() + _START_WITHIN)
+            self._fork_coordinator(time.monotonic() + START_WITHIN)
+        elif name in self._going or name not in self._servers:  # it is being let go, or was
+            self._going.update({name: "it was to be started again"} if name in self._going else {})
+            return
         else:
             self._fork(name, "server", {})
         if self.on_back is not None:
             self.on_back(name)
 
     def _give_up(self, why: str) -> None:
-        self._ended = self._ended or why
+        self.ended = self.ended or why
 
     def _gone(self, why: str) -> None:
         """There is no nursery any more, so nobody can be started again."""
         self.supervisor.close()
-        self._ended = self._ended or why
+        self.ended = self.ended or why
 
     def _happened(self, event: RunEvent) -> None:
         if isinstance(event, Stopped) and self.parting:
@@ -285,7 +308,7 @@ def check_listening(job: Job) -> None:
         check_free(bind)
 
 
-def _short_folder(name: str) -> str:
+def short_folder(name: str) -> str:
     """A place for sockets whose path is short enough: where temporary files go, or else where they usually do."""
     for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
         _sweep_stale(parent)

@@ -25,7 +25,7 @@ from shoal.job import Job
 from shoal.launch.child import Orders
 from shoal.launch.children import DONE as AS_IT_SHOULD
 from shoal.launch.children import Children
-from shoal.launch.local import _START_WITHIN
+from shoal.launch.local import START_WITHIN
 from shoal.launch.nursery import Setup
 from shoal.launch.racer import ENDED, LEAVE, LEAVING, NEWS, Lane, Racer, Racing
 from shoal.launch.segment import Segment
@@ -70,7 +70,7 @@ class Racers:
         if self._lane is None:
             self._children = Children(lambda name, why: None, self._ended)
             self._children.start(Setup(os.getpid(), "", list(self._job.launch.modules), sys.path), "hogwild")
-            self._children.wait_until_settled(time.monotonic() + _START_WITHIN)
+            self._children.wait_until_settled(time.monotonic() + START_WITHIN)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -106,7 +106,7 @@ class Racers:
         facts = Racing(self._job.toml(), self._rows, self._about, self._segment.place, seat, bell, self._news)
         try:
             self._children.order(Orders(name, "racer", "", "", "", "", msgspec.to_builtins(facts)))
-            self._children.wait_until_running([name], time.monotonic() + _START_WITHIN)
+            self._children.wait_until_running([name], time.monotonic() + START_WITHIN)
         except BaseException as error:
             self._ended(name, str(error))
             raise

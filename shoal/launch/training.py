@@ -140,7 +140,7 @@ class Training:
     @property
     def course(self) -> m.Course:
         """How far it is: now, or when the coordinator was last heard."""
-        if not self._cluster._ended and not self._unheard and not self._closed.is_set():
+        if not self._cluster.ended and not self._unheard and not self._closed.is_set():
             with contextlib.suppress(ShoalError):
                 self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)  # the last figures are worth a wait
         return self._course
@@ -206,8 +206,8 @@ class Training:
         """Until the run is over; None if ``seconds`` have passed first."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._over.wait(0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))):
-            if self._cluster._ended or self._broken:
-                self._why = self._why or self._cluster._ended or self._broken
+            if self._cluster.ended or self._broken:
+                self._why = self._why or self._cluster.ended or self._broken
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 return None
@@ -328,13 +328,13 @@ class Training:
     def _see_off(self) -> None:
         """The workers have heard that it is over, and go: their last words are part of the figures."""
         with self._gone:
-            self._gone.wait_for(lambda: not self.workers or self._cluster._ended, limits.DRAIN / limits.SECOND)
+            self._gone.wait_for(lambda: not self.workers or self._cluster.ended, limits.DRAIN / limits.SECOND)
 
     def _in_thread(self, name: str, trainer: Trainer, transport: Any) -> None:
         try:
             work.run(trainer, transport, self._closed)
         except BaseException as error:
-            if not self._over.is_set() and not self._cluster._ended:
+            if not self._over.is_set() and not self._cluster.ended:
                 self._cluster._lost(name, f"{type(error).__name__}: {error}")
         finally:
             del self._threads[name]

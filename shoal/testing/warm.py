@@ -83,7 +83,7 @@ class Warm:
             [sys.executable, "-P", "-m", "shoal.testing.warm", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env=children._environment(),
+            env=children.environment(),
         )
         theirs.close()
         _waiting.add(self._process.pid)
@@ -100,7 +100,7 @@ class Warm:
         reports, theirs = os.pipe()
         here = os.open(".", os.O_PATH)  # it may have been removed
         try:
-            asked = msgspec.json.encode(Asked(children._environment()))
+            asked = msgspec.json.encode(Asked(children.environment()))
             with self._asking:
                 socket.send_fds(self._link, [asked], [orders, theirs, 2, here])
                 pid = int(self._link.recv(64) or b"0")

@@ -18,6 +18,7 @@ from shoal.launch.looking import Copy, Segment, Status
 from shoal.views import words
 from shoal.views.ring import band, ring, style_of
 from shoal.wire.address import parsed
+from shoal.wire.groups import SCHEDULER
 from shoal.wire.messages import Seen
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_ROLES = ("server", "worker", "evaluator", "client")
+_ROLES = ("server", "worker", "evaluator", SCHEDULER, "client")
 REFUSED = (
     "strange key",
     "revoked key",
@@ -183,9 +184,14 @@ def _course(status: Status, width: int) -> Text:
     return Text.assemble(("━" * done, "green"), ("╌" * (cells - done), "dim"), "  ", said)
 
 
+def _place(role: str) -> int:
+    """Where it stands; one that is not known here, at the end."""
+    return _ROLES.index(role) if role in _ROLES else len(_ROLES)
+
+
 def _members(status: Status, letters: dict[str, str], numbers: bool) -> Table:
     clocks, newest = status.clocks(), status.standing.view
-    members = sorted(status.standing.members, key=lambda one: (_ROLES.index(one.role), _by_number(one.name)))
+    members = sorted(status.standing.members, key=lambda one: (_place(one.role), _by_number(one.name)))
     rows: list[dict[str, Text | str]] = []
     for one in members:
         clock = clocks.get(one.name)

@@ -119,14 +119,18 @@ class Guests:
     def is_past(self, key: Key) -> bool:
         return 0 < key.until <= self._clock()
 
-    def refusal(self, public: str) -> Refusal | None:
-        """Why whoever has been let in by this key is not heard any more, if so."""
+    def refusal(self, public: str, name: str = "") -> Refusal | None:
+        """Why whoever has been let in by this key is not heard (any more), if so; or not by this name."""
         key = self.find(public)
         if key is None or key.role == REVOKED:
             why = f"the key {public} was revoked: shoal key new makes another, which the coordinator's host must add (shoal key add)"
             return Refusal("revoked key", why, "its key was revoked")
         if self.is_past(key):
             return Refusal("expired key", f"the key {public} {expired(key)}", "its key has expired")
+        if name and not key.is_of(name):
+            bound = f", and confined to group {key.group!r}" if key.group else ""
+            why = f"the key is {key.name}'s{bound}: a node that has it is called {key.called}"
+            return Refusal("impostor", why, f"its key is for {key.called} now")
         return None
 
     def all(self) -> list[Key]:
@@ -172,7 +176,9 @@ class Log:
             return
         self._lines += 1
         more, self._left = f" (and {self._left:,} such lines before)" if self._left else "", 0
-        print(f"shoal: {self._name}: {line}{more}", file=sys.stderr, flush=True)
+        print(
+            f"shoal: {self._name}: {line}{more}\n", end="", file=sys.stderr, flush=True
+        )  # in one piece: others write, too
 
 
 class Door:
@@ -188,7 +194,7 @@ class Door:
         self._waiting: list[
             tuple[float, list[bytes], str, str]
         ] = []  # since when, whom to answer, its key, its address
-        self._told: set[str] = set()  # who heard why it is not taken
+        self._told: set[tuple[str, str]] = set()  # who heard why it is not taken
         self._has_list: dict[str, int] = {}  # who has heard which list
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -282,17 +288,13 @@ class Door:
     # ------------------------------------------------------------ who is heard
 
     def sender(self, name: str, route: bytes, frame: zmq.Frame) -> tuple[Key | None, str]:
-        """The key that this message came by; or none, and why it is not taken: said once for each name, else empty."""
+        """The key that this message came by; or none, and why it is not taken: said once for each name and key, else empty."""
         public = str(frame.get("User-Id"))
-        if (refusal := self.guests.refusal(public)) is not None:
+        if (refusal := self.guests.refusal(public, name)) is not None:
             self._counts[refusal.counter] += 1
-            return None, self._once(name, refusal.why)
+            return None, self._once(name, public, refusal.why)
         key = self.guests.find(public)
         assert key is not None
-        if not key.is_of(name):
-            self._counts["impostor"] += 1
-            bound = f", and confined to group {key.group!r}" if key.group else ""
-            return None, self._once(name, f"the key is {key.name}'s{bound}: a node that has it is called {key.called}")
         if self.names.get(name) != (caller := Caller(public, route)):
             self.forget(name)
             self.names[name] = caller
@@ -315,15 +317,15 @@ class Door:
         self.forget(next(name for name, caller in self.names.items() if caller.public == public))
 
     def may_hear(self, name: str) -> bool:
-        """May anything be sent to it? Who was answered before its key was revoked is not any more."""
+        """May anything be sent to it? Who was answered before its key was revoked, or bound to other names, is not any more."""
         caller = self.names.get(name)
-        return caller is not None and self.guests.refusal(caller.public) is None
+        return caller is not None and self.guests.refusal(caller.public, name) is None
 
-    def _once(self, name: str, why: str) -> str:
-        if name in self._told:
+    def _once(self, name: str, public: str, why: str) -> str:
+        if (name, public) in self._told:
             return ""
         if len(self._told) < limits.MEMBERS:
-            self._told.add(name)
+            self._told.add((name, public))
         self.log(f"what {name[: limits.NAME_CHARS]!r} says is not taken: {why}")
         return why
 

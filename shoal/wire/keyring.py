@@ -66,14 +66,14 @@ class Key:
             return self._is_over(node)
         if self.group and self.group != group:
             return False
-        return self._is_over(group) or rest.startswith(f"{self.name}.")
+        return group == self.name or rest.startswith(f"{self.name}.")
 
     @property
     def called(self) -> str:
         """How a node is called that has it."""
         if not self.group:
             return f"{self.name} or {self.name}.SOMETHING, and in a group GROUP/{self.name}.SOMETHING"
-        return f"{self.group}/SOMETHING" if self._is_over(self.group) else f"{self.group}/{self.name}.SOMETHING"
+        return f"{self.group}/SOMETHING" if self.group == self.name else f"{self.group}/{self.name}.SOMETHING"
 
     def _is_over(self, name: str) -> bool:
         return name == self.name or name.startswith(f"{self.name}.")

@@ -351,7 +351,7 @@ class ZmqTransport:
         """Who may call has changed: those who listen hear it, and those who may no more hear that; so does the coordinator itself."""
         assert self._door is not None
         for name, (public, route) in list(self._door.names.items()):
-            if (refusal := self._door.guests.refusal(public)) is not None:
+            if (refusal := self._door.guests.refusal(public, name)) is not None:
                 self._door.forget(name)
                 self._say_no(route, refusal.why)
                 if self._door.is_authority:

@@ -363,6 +363,22 @@ def test_a_key_that_expires_while_it_is_at_work_is_cut_off_by_everybody_and_told
     assert not [one for one in hosts.for_a_while() if isinstance(one[2], m.Ask)]
 
 
+def test_a_key_that_is_bound_to_another_group_is_cut_off_and_hears_nothing_more(hosts: Hosts) -> None:
+    made = hosts.key("hostb", "worker")
+    keyring.allow(hosts.folder("coordinator"), made, "b")
+    home, worker = hosts.node("coordinator", bind=HERE), hosts.node("b/hostb.x", "hostb")
+    worker.connect("coordinator", home.address)
+    worker.send("coordinator", m.Look(1), ())
+    hosts.until(lambda heard: len(heard) == 1)
+    keyring.allow(hosts.folder("coordinator"), made, "z")
+    heard = hosts.until(lambda heard: len(heard) == 2)
+    (said,) = [said for to, _, said in heard if to == "b/hostb.x"]
+    assert isinstance(said, m.No) and "confined to group 'z'" in said.reason
+    assert ("coordinator", "b/hostb.x", m.No(0, "key", "its key is for z/hostb.SOMETHING now")) in heard
+    home.send("b/hostb.x", m.Done(7), ())
+    assert hosts.for_a_while() == []
+
+
 def test_a_server_holds_a_key_to_the_group_that_the_coordinator_says(hosts: Hosts) -> None:
     hosts.key("rack", "server", known=True)
     keyring.allow(hosts.folder("coordinator"), hosts.key("hostb", "worker"), "b")

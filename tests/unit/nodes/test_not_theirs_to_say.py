@@ -115,7 +115,17 @@ def test_servers_open_no_file_that_a_group_names_but_weights(path: str) -> None:
     groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=8, initial=Given("/runs/b/start.f32", 1))))
 
 
-@pytest.mark.parametrize("folder", ["/srv", "/runs/b/checkpoints", "/runs/checkpoints/00000001/..", "/checkpoints/1\n"])
+NOT_PLAIN = [
+    "../checkpoints/00000001",
+    "/a\0b/checkpoints/00000001",
+    "/checkpoints/0000000\u0661",
+    f"/{'x' * 9_000}/checkpoints/00000001",
+]
+
+
+@pytest.mark.parametrize(
+    "folder", ["/srv", "/runs/b/checkpoints", "/runs/checkpoints/00000001/..", "/checkpoints/1\n", *NOT_PLAIN]
+)
 def test_servers_look_into_no_folder_that_a_group_names_but_checkpoints(folder: str) -> None:
     roster = Roster()
     roster.join(0, "b/ann", "client", "t.0", "", 1, "b")

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from shoal.cluster.membership import ROLES
 from shoal.launch.looking import Status
 from shoal.limits import SECOND
 from shoal.tables import Dense
@@ -51,6 +52,15 @@ def test_a_page_says_who_is_here_and_how_they_are() -> None:
     (line,) = [line for line in text.splitlines() if "worker-0" in line]
     assert line.split()[-1] == "17"  # its clock
     assert "server-2 does not answer" in text
+
+
+@pytest.mark.parametrize("role", [*ROLES, "something new"])
+def test_whoever_is_a_member_is_shown(role: str) -> None:
+    one = status()
+    newcomer = m.Seen("b/somebody", role, 9, 9, 0, False)
+    text = shown(status(members=[*one.standing.members, newcomer]))
+    (line,) = [line for line in text.splitlines() if "b/somebody" in line]
+    assert role in line
 
 
 def test_a_page_says_who_holds_what_and_how_new_it_is() -> None:

@@ -123,6 +123,9 @@ def test_who_makes_names_up_makes_nobody_elses_forgotten(coordinator: Key, tmp_p
                 door.sender(f"other.{number}", b"there", Frame(other.public))  # type: ignore[arg-type]
             assert len(door.names) == 2 * limits.MEMBERS
             assert door.may_hear("honest.1") and door.may_hear("honest.2")
+            assert door.sender("b/honest", b"there", Frame(other.public))[1]  # type: ignore[arg-type]
+            assert door.sender("b/honest", b"here", Frame(honest.public))[1]  # type: ignore[arg-type] # takes nobody's reason away
+            assert not door.sender("b/honest", b"here", Frame(honest.public))[1]  # type: ignore[arg-type] # it has heard it
             assert not door.may_hear("other.0") and door.may_hear(f"other.{3 * limits.MEMBERS - 1}")
         finally:
             door.socket.close(0)

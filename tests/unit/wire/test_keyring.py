@@ -304,6 +304,13 @@ def test_a_key_that_is_confined_has_names_within_its_group() -> None:
     assert guest.is_of("hostc.look-1")  # what it may say by that name is said in roles
 
 
+def test_a_key_is_over_the_group_of_its_very_name_and_over_none_that_begins_with_it() -> None:
+    key = Key("client", "exp", "a" * 52)
+    assert key.is_of("exp/scheduler") and key.is_of("exp.1/exp.x") and key.is_of("exp.1")
+    assert not any(key.is_of(name) for name in ("exp.1/scheduler", "exp.1/own.client-1"))
+    assert Key("client", "exp", "a" * 52, "exp.1").called == "exp.1/exp.SOMETHING"
+
+
 @pytest.mark.parametrize("name", ["scheduler", "worker-0", "evaluator"])
 def test_no_key_has_a_name_that_a_groups_own_nodes_have(name: str) -> None:
     assert not Key("client", name, "a" * 52).is_of(f"b/{name}")

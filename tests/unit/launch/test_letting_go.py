@@ -1,0 +1,71 @@
+"""A server that is let go for good, whatever its process and its supervisor do meanwhile; its cluster is told so, and has no processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import ClusterError
+from shoal.launch import leaving
+from shoal.launch.children import Child
+from shoal.launch.processes import ProcessCluster
+from shoal.nodes.storage import Journal
+
+NAME = "server-1"
+
+
+class Supervising:
+    """Who is to be started again."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def ended(self, name: str, why: str) -> None:
+        self.told.append(why)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> ProcessCluster:
+    made = ProcessCluster(2, "ipc", (), Journal(None), restart=True)
+    made._servers.add(NAME)
+    made._children.known[NAME] = Child(pid=4711, running=True)
+    monkeypatch.setattr(made, "supervisor", Supervising())
+    monkeypatch.setattr(made, "_fork", lambda *orders: pytest.fail("it was started again"))
+    return made
+
+
+def told(cluster: ProcessCluster) -> list[str]:
+    assert isinstance(cluster.supervisor, Supervising)
+    return cluster.supervisor.told
+
+
+def ends(cluster: ProcessCluster) -> None:
+    cluster._children.known[NAME].ended = "it left"
+    cluster._child_ended(NAME, "it left")
+
+
+def test_a_server_that_leaves_to_be_started_again_is_not_if_it_is_let_go_meanwhile(
+    cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "let_go", lambda looking, name: ends(cluster))
+    cluster.remove_server(NAME)
+    cluster._again(NAME)  # a restart that had been begun before
+    assert told(cluster) == [] and not cluster._servers and not cluster._going
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_server_that_could_not_be_let_go_is_started_again_if_it_ended_meanwhile(
+    cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    def let_go(looking: object, name: str) -> None:
+        (cluster._again(name) if begun else ends(cluster))
+        raise ClusterError("the coordinator does not answer")
+
+    monkeypatch.setattr(leaving, "let_go", let_go)
+    with pytest.raises(ClusterError, match="does not answer"):
+        cluster.remove_server(NAME)
+    assert told(cluster) == ["it was to be started again" if begun else "it left"] and not cluster._going
+
+
+def test_a_server_that_ends_while_nobody_lets_it_go_is_started_again(cluster: ProcessCluster) -> None:
+    ends(cluster)
+    assert told(cluster) == ["it left"]

@@ -184,14 +184,14 @@ def _course(status: Status, width: int) -> Text:
     return Text.assemble(("━" * done, "green"), ("╌" * (cells - done), "dim"), "  ", said)
 
 
-def _place(role: str) -> int:
+def _order(role: str) -> int:
     """Where it stands; one that is not known here, at the end."""
     return _ROLES.index(role) if role in _ROLES else len(_ROLES)
 
 
 def _members(status: Status, letters: dict[str, str], numbers: bool) -> Table:
     clocks, newest = status.clocks(), status.standing.view
-    members = sorted(status.standing.members, key=lambda one: (_place(one.role), _by_number(one.name)))
+    members = sorted(status.standing.members, key=lambda one: (_order(one.role), _by_number(one.name)))
     rows: list[dict[str, Text | str]] = []
     for one in members:
         clock = clocks.get(one.name)

@@ -126,6 +126,10 @@ class Roster(Handing):
         """It may go: that is said again if it asks again."""
         _note(self.released, name, self.people[name].member.incarnation, limits.FORMER)
 
+    def suspects(self) -> list[str]:
+        """Servers of which nothing was heard for a while."""
+        return [name for name, one in self.people.items() if one.suspected and one.member.role == "server"]
+
     def silent(self, now: int) -> Iterator[str]:
         """Members that must go, and suspicion for those that are late. Whoever is named is removed before the next is."""
         for name, person in list(self.people.items()):

@@ -106,6 +106,7 @@ class Coordinator:
             self.counts["removed"] += 1
             effects += self._remove(now, name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s", died=True)
         if self.dealing is not None:
+            self.dealing.silent = self.roster.suspects()
             effects += self.dealing.tick(now)
             self.dealing.set_delay(self.roster)
         self.counts["refills"] += self.roster.refill(now)

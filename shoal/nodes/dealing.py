@@ -11,6 +11,7 @@ What it knows, and how that survives, is in ``nodes/kept.py``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -39,6 +40,7 @@ _NOBODY = 10 * limits.SECOND  # without any worker, or any evaluator, for so lon
 class Dealing(Kept):
     """One run, as the coordinator sees it."""
 
+    silent: Sequence[str] = ()  # servers of which nothing was heard for a while
     _still = (-1, 0)  # slots that were counted, and since when it is so many
     elsewhere = False  # workers come and go by themselves: that none is here is no reason to give up
 
@@ -146,6 +148,12 @@ class Dealing(Kept):
             return []
         if now - since < _STILL:
             return []
+        if self.silent:
+            return self.warn(
+                f"after slot {done:,} nothing was counted for {_STILL // limits.SECOND} s: {', '.join(self.silent[:4])} does not answer, and has "
+                f"what nobody else has; if it was killed, start another under its name (shoal launch server --name {self.silent[0]}): "
+                f"then it goes on from the last checkpoint"
+            )
         names = sorted(self._seen.values())
         who = ", ".join(names[:4]) + (f" and {len(names) - 4} others" if len(names) > 4 else "")
         return self.warn(

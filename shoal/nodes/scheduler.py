@@ -154,7 +154,7 @@ class Scheduler:
             member = self._here[number]
             asked = self._lost.pop(member.name, None)
             lost = asked.message.why if asked is not None and isinstance(asked.message, Lost) else ""
-            died = bool(lost) or number not in self._going
+            died = bool(lost) or not (number in self._going or (member.role == "server" and member.leaving))
             effects += self.dealing.gone(now, member, lost or ("it is no member any more" if died else LEFT), died)
             self._going.discard(number)
         for number, member in here.items():

@@ -91,6 +91,19 @@ def test_workers_that_answer_and_get_nothing_done_are_named_once() -> None:
     assert "after slot 0 nothing was counted for 30 s: " in warned.what and "worker-1" in warned.what
 
 
+def test_a_server_that_does_not_answer_is_named_with_what_helps_and_no_worker_is_blamed() -> None:
+    desk = Desk(dealing())
+    for who in (1, 2):
+        desk.want(who)
+    desk.judge(0.7)
+    desk.dealing.silent = ["guest"]
+    for _ in range(3):
+        desk.now += 20 * SECOND
+        desk.feed(desk.dealing.tick(desk.now))
+    (warned,) = desk.all(Warned)
+    assert "guest does not answer" in warned.what and "--name guest" in warned.what and "worker" not in warned.what
+
+
 # ---------------------------------------------------------------- who did what
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from shoal.events import Stopped
+from shoal.events import Gone, Stopped
 from shoal.files import Disk
 from shoal.limits import COORDINATOR, SECOND
 from shoal.nodes.checkpointing import Checkpointing
@@ -79,3 +80,15 @@ def test_when_the_cluster_ends_the_run_of_a_group_says_so_and_not_that_a_server_
     assert isinstance(stopped, Stopped) and "the cluster has ended (the run is over: 2 epochs done)" in stopped.why
     assert "resume this run" in stopped.why
     assert not [one for one in scheduler.handle(NOW, Received("c/x", m.Dismissed("no"))) if isinstance(one, Tell)]
+
+
+@pytest.mark.parametrize(("leaving", "why"), [(True, "it left"), (False, "it is no member any more")])
+def test_a_server_that_left_in_order_is_not_told_as_lost(scheduler: Scheduler, leaving: bool, why: str) -> None:
+    def take(number: int, members: list[m.Member]) -> list[Effect]:
+        after = msgspec.structs.replace(view(number), members=members)
+        return scheduler.handle(NOW, Received(COORDINATOR, after))
+
+    first, *rest = view(2).members
+    take(2, [msgspec.structs.replace(first, leaving=leaving), *rest])
+    gone = [one.event for one in take(3, rest) if isinstance(one, Tell) and isinstance(one.event, Gone)]
+    assert [(one.name, one.why) for one in gone] == [("server-0", why)]

@@ -134,7 +134,7 @@ def test_a_coordinator_that_cannot_come_back_ends_the_cluster_which_says_why(
     kv = cluster.client()
     Path(cluster._folder, "coordinator.journal").write_bytes(b"somebody's thesis")
     os.kill(cluster.pids["coordinator"], signal.SIGKILL)
-    assert soon(lambda: cluster._ended)
+    assert soon(lambda: cluster.ended)
     with pytest.raises(Closed, match=r"coordinator was started again 2 times in 60 s, .*no journal of shoal"):
         kv.tables()
 

@@ -76,10 +76,9 @@ def test_all_reduce_over_mpi_takes_the_steps_of_a_sync_run() -> None:
 
 
 def test_a_run_that_shoal_starts_with_mpirun_is_a_run_as_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
+    shared = tmp_path_factory.mktemp("mpi")  # a short name: a socket is made there
     monkeypatch.setattr("shoal.launch.mpirun.SHARED", shared)
     events: list[RunEvent] = []
     done = shoal.train(Job.of(JOB), workers=2, out=tmp_path / "run", on_event=events.append)

@@ -33,7 +33,7 @@ for round in range(int(sys.argv[1])):
     caller.connect("peer", address)
     for number in range(300):
         caller.send("peer", m.Push(number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), parts)
-    time.sleep(draw.uniform(0.002, 0.02))
+    time.sleep(draw.uniform(0.002, 0.02))  # some of it is on its way by then
     os.kill(pid, signal.SIGKILL)
     time.sleep(draw.choice([0, 0, 1e-5, 5e-5, 1e-4, 3e-4]))  # it ends, and we hear of it, at about the same time
     caller.disconnect("peer")

@@ -14,7 +14,7 @@ import pytest
 
 import shoal
 from shoal.errors import Invalid, RunFailed
-from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Spans, Started, Stopped, read_run
+from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Shared, Spans, Started, Stopped, read_run
 from shoal.job import Job
 from shoal.launch.training import Training
 from shoal.nodes.evaluator import Evaluator
@@ -137,7 +137,7 @@ def test_what_happens_is_told_in_order() -> None:
     heard: list[RunEvent] = []
     run = small(on_event=heard.append, stop__epochs=3)
     assert heard == run.events
-    kinds = [type(event) for event in heard if not isinstance(event, Joined | Progress | Gone | Spans)]
+    kinds = [type(event) for event in heard if not isinstance(event, Joined | Progress | Gone | Shared | Spans)]
     assert kinds[0] is Started and kinds[-1] is Stopped and set(kinds[1:-1]) == {Evaluated}
     assert [event.number for event in evaluated(run)] == list(range(len(evaluated(run))))
     assert evaluated(run)[0].test_loss == pytest.approx(math.log(2))

@@ -63,9 +63,11 @@ class Crew:
         while True:
             try:
                 return task.result(LOOK)
-            except TimedOut:
-                if task.done:
+            except TimedOut as error:
+                if task.error is error:  # how it ended, and not that our look was too short
                     raise
+                if task.done:  # by now
+                    continue
             late(self.gone())
             reminder(f"{task.what} waits for {task.waits_for or 'an answer'}")
 

@@ -102,8 +102,8 @@ class StoreGroup:
             try:
                 found = task.result(_LOOK)
                 break
-            except TimedOut:
-                if task.done:
+            except TimedOut as error:
+                if task.error is error:  # how it ended, and not that our look was too short: it may be done by now
                     raise
         self._kv.wait(voids)
         return found

@@ -69,7 +69,6 @@ CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
 QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
 BUSY_RETRY = 50 * MILLISECOND
-TOO_SOON = 300 * MILLISECOND  # a request waits at a server for a view, or for a segment to open: then it is sent back
 BUSY_MOST = 250 * MILLISECOND  # who is busy again and again is asked less and less often, but not less than this
 
 # How much a server holds for others.

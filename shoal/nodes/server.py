@@ -17,7 +17,6 @@ from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
 from shoal.nodes.backlog import Backlog
 from shoal.nodes.keeping import Keeping
-from shoal.nodes.too_soon import TooSoon
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding
@@ -59,7 +58,6 @@ class Server:
         self._members: dict[int, m.Member] = {}
         self._groups: dict[str, Group] = {}
         self._backlog = Backlog()
-        self._too_soon = TooSoon()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
@@ -106,10 +104,8 @@ class Server:
                 effects = []
             case _:
                 effects = []
-        self._let_in()
         while self._backlog and not self._works:
             effects += self._request(now, self._backlog.next())
-            self._let_in()
         if self._keeping.later and not self._works:
             effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
@@ -121,7 +117,6 @@ class Server:
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
             effects += self._calls.notices(now)
-            effects += self._send_back(now)
             self._tell_loads(now)
         if now >= self._next_clear and not self._works:
             more = any(holding.clear_some() for holding in self.tables.values())
@@ -160,7 +155,6 @@ class Server:
             self.tables.clear()
             self._members.clear()
             self._backlog.clear()
-            self._too_soon.clear()
             self._early.clear()
             self._keeping.forget()
             self.handles = Handles()
@@ -257,8 +251,7 @@ class Server:
             return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
-            waits = isinstance(stopped, m.Busy) and self.member.joined and self._too_soon.keep(now, event, self._how())
-            return [] if waits else [Send(event.sender, stopped)]
+            return [Send(event.sender, stopped)]
         if isinstance(request, m.Park):
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
@@ -273,26 +266,6 @@ class Server:
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
-
-    def _how(self) -> object:
-        """What decides whether a request comes too soon."""
-        return self.member.shown, [number for number, holding in self.tables.items() if holding.opening]
-
-    def _let_in(self) -> None:
-        """What came too soon goes before what came after it."""
-        if self._too_soon:
-            self._backlog.put_back(self._too_soon.changed(self._how()))
-
-    def _send_back(self, now: int) -> list[Effect]:
-        """What came too soon, and has waited for as long as it may: who asked hears why."""
-        effects: list[Effect] = []
-        for event in self._too_soon.late(now):
-            assert isinstance(event.message, Request)
-            if (stopped := self._not_for_us(event.sender, event.message)) is None:
-                self._backlog.put_back([event])
-            else:
-                effects.append(Send(event.sender, stopped))
-        return effects
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""

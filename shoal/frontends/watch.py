@@ -47,7 +47,7 @@ def _look_on(looking: Looking, where: str, watching: Watching, show: Callable[[l
         show(watching.take(began, status, fed.events))
         course = status.standing.course
         over = course is not None and (course.ended or bool(course.failed))
-        time.sleep(max(0.0, _EVERY - (time.monotonic() - began)))
+        time.sleep(max(0.0, _EVERY - (time.monotonic() - began)))  # a page is drawn so often, not a look for an event
 
 
 @contextlib.contextmanager

@@ -199,7 +199,7 @@ class MpiGroup:
         while left := [(one, request) for one, request in requests if not request.Test()]:
             nap = min(most, 1.1 * nap) if len(left) == len(requests) else _NAPS[0]
             requests = left
-            time.sleep(nap)
+            time.sleep(nap)  # MPI's own waits spin, and never end if a rank is gone
             if self._is_over():
                 raise RankLost(name_of(0), "it has ended the run")
             if (waited := time.monotonic() - began) > say:

@@ -101,6 +101,16 @@ def no(heard: list[tuple[str, str, m.Message]], who: str) -> m.No | None:
     return next((said for to, _, said in heard if to == who and isinstance(said, m.No)), None)
 
 
+def knock(
+    hosts: Hosts, caller: ZmqTransport, home: ZmqTransport, name: str
+) -> tuple[list[tuple[str, str, m.Message]], m.No | None]:
+    """What all heard until the caller was refused, and the refusal."""
+    caller.connect("coordinator", home.address)
+    caller.send("coordinator", m.Look(1), ())
+    heard = hosts.until(lambda heard: no(heard, name) is not None)
+    return heard, no(heard, name)
+
+
 # ---------------------------------------------------------------- coming in
 
 
@@ -120,10 +130,7 @@ def test_a_key_that_is_not_on_the_list_is_refused_and_both_sides_say_so(
 ) -> None:
     stranger = hosts.key("stranger", "worker")
     home, caller = hosts.node("coordinator", bind=HERE), hosts.node("stranger")
-    caller.connect("coordinator", home.address)
-    caller.send("coordinator", m.Look(1), ())
-    heard = hosts.until(lambda heard: no(heard, "stranger") is not None)
-    said = no(heard, "stranger")
+    heard, said = knock(hosts, caller, home, "stranger")
     assert said is not None and said.kind == "key" and "not on the list" in said.reason
     assert [to for to, _, _ in heard] == ["stranger"]  # the coordinator never saw a message of its
     assert home.counters()["strange key"] >= 1
@@ -330,10 +337,7 @@ def test_a_key_that_has_expired_is_refused_at_the_door_and_both_sides_say_so(
     made = hosts.key("hostb", "worker")
     keyring.allow(hosts.folder("coordinator"), made, until=1)
     home, caller = hosts.node("coordinator", bind=HERE), hosts.node("hostb")
-    caller.connect("coordinator", home.address)
-    caller.send("coordinator", m.Look(1), ())
-    heard = hosts.until(lambda heard: no(heard, "hostb") is not None)
-    said = no(heard, "hostb")
+    _, said = knock(hosts, caller, home, "hostb")
     assert said is not None and said.kind == "key" and "has expired there" in said.reason
     assert home.counters()["expired key"] >= 1
     assert f"its key {made.public} is hostb's, and was good until 1970-" in capfd.readouterr().err

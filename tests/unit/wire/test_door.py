@@ -54,12 +54,17 @@ def coordinator(tmp_path: Path) -> Key:
     return keyring.make(tmp_path, "coordinator", "coordinator")
 
 
+def expiring(clock: Clock, coordinator: Key, folder: Path, until: int) -> tuple[Key, Guests]:
+    """A key of another host, good until then, and the coordinator's list that it is on."""
+    made = keyring.make(folder / "there", "hostb", "worker")
+    keyring.allow(folder, made, until=until)
+    return made, Guests(folder, coordinator, lambda: int(clock.now))
+
+
 def test_a_key_is_refused_from_the_moment_that_it_expires_and_that_is_news_once(
     clock: Clock, coordinator: Key, tmp_path: Path
 ) -> None:
-    made = keyring.make(tmp_path / "there", "hostb", "worker")
-    keyring.allow(tmp_path, made, until=200)
-    guests = Guests(tmp_path, coordinator, lambda: int(clock.now))
+    made, guests = expiring(clock, coordinator, tmp_path, until=200)
     assert guests.refusal(made.public) is None and not guests.look()
     clock.now, version = 200.0, guests.version
     refusal = guests.refusal(made.public)
@@ -74,9 +79,7 @@ def test_a_key_is_refused_from_the_moment_that_it_expires_and_that_is_news_once(
 def test_a_clock_that_is_set_back_lets_a_key_in_again_and_a_revoked_one_never(
     clock: Clock, coordinator: Key, tmp_path: Path
 ) -> None:
-    made = keyring.make(tmp_path / "there", "hostb", "worker")
-    keyring.allow(tmp_path, made, until=50)
-    guests = Guests(tmp_path, coordinator, lambda: int(clock.now))
+    made, guests = expiring(clock, coordinator, tmp_path, until=50)
     assert guests.refusal(made.public) is not None
     clock.now = 10.0
     assert guests.look() and guests.refusal(made.public) is None

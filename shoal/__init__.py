@@ -13,15 +13,13 @@ Names are imported when they are first used, so that ``import shoal`` costs next
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import signal
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as type checkers read it; typing and the like are imported when needed, so that a command is soon at its first line
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from shoal.errors import ShoalError as ShoalError
     from shoal.filters import LZ4 as LZ4
     from shoal.filters import BFloat16 as BFloat16
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
     from shoal.tables import Sparse as Sparse
     from shoal.tables import Step as Step
     from shoal.tables import Uniform as Uniform
+    from shoal.timing import Timing as Timing
 
 _WHERE = {
     "shoal.errors": ["ShoalError"],
@@ -109,6 +108,7 @@ _WHERE = {
         "update",
     ],
     "shoal.tables": ["Constant", "Dense", "Each", "Given", "Normal", "Sparse", "Step", "Uniform"],
+    "shoal.timing": ["Timing"],
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = sorted(_HOME)
@@ -116,19 +116,20 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        with _undisturbed():
-            value = getattr(importlib.import_module(_HOME[name]), name)
+        value = _imported(_HOME[name], name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _imported(module: str, name: str) -> Any:
     """Ctrl-C is heard when an import is over: msgspec 0.22 dies of one while a decoder is made (a segmentation fault)."""
+    import importlib
+    import signal
+
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        return getattr(importlib.import_module(module), name)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

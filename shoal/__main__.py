@@ -1,3 +1,14 @@
-from shoal.cli import main
+"""``shoal`` and ``python -m shoal``: the command line, of which Ctrl-C makes an end even while it is imported."""
 
-main()
+from shoal.starting import quietly
+
+
+def main() -> None:
+    quietly()
+    from shoal.cli import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shoal.aside import print_patiently
 from shoal.benchmarks.elastic_commands import bench
 from shoal.chaos.command import chaos
 from shoal.data.command import data
@@ -21,8 +23,10 @@ from shoal.frontends.hosts_command import launch
 from shoal.frontends.join_command import join, leave, show_peers
 from shoal.frontends.key_command import key
 from shoal.frontends.showing import show_run
+from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.report import report
 from shoal.simulation.command import simulate
+from shoal.starting import INTERRUPTED, awake
 from shoal.sweeping.command import sweep
 from shoal.views.query_command import query
 from shoal.views.topology_command import topology
@@ -52,14 +56,17 @@ class Commands(Near):
 
         command = super().main
         take_part = torchrun.take_part if mpi.rank() is None else mpi.take_part
+        if take_part is mpi.take_part or torchrun.is_rank():
+            awake()  # what ranks do of a Ctrl-C they agree upon
         return take_part(lambda head: command(words, *rest, **extra, obj=head))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            awake()
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             click.echo(f"interrupted{error}", err=True)  # and what is left of it, if anything
-            ctx.exit(130)
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -183,7 +190,12 @@ def train(
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     try:
-        show_run(run, as_json)
+        written, like = io.BytesIO(), sys.stdout
+        try:
+            with contextlib.redirect_stdout(io.TextIOWrapper(written, like.encoding, like.errors, write_through=True)):
+                show_run(run, as_json)
+        finally:  # also if it says that the run is not where it was to be
+            print_patiently(written.getvalue(), HEAR_WITHIN / SECOND)
     except BrokenPipeError:
         raise  # whoever read has read enough
     except OSError as error:
@@ -331,6 +343,7 @@ def limits() -> None:
     import inspect
 
     from shoal import limits as bounds
+    from shoal.timing import Intervals
 
     page = inspect.getsource(bounds).partition("MB = 1 << 20\n")[2]
     units = ((" * MILLISECOND", " ms"), (" * SECOND", " s"), (" * MB", " MB"))
@@ -338,6 +351,15 @@ def limits() -> None:
         for unit, short in units:
             line = line.replace(unit, short)
         click.echo(line)
+    click.echo(
+        "\n# How long nodes wait for each other, if a job ([timing], in seconds) or whoever starts the cluster does not say."
+    )
+    for line in inspect.getsource(Intervals).splitlines():
+        name, given, rest = line.strip().partition(": Nanoseconds = ")
+        if given:
+            for unit, short in units:
+                rest = rest.replace(unit, short)
+            click.echo(f"timing.{name} = {rest}")
 
 
 main.add_command(bench)

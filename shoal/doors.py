@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from shoal.signals import handle
+
 
 class Wrong(click.ClickException):
     """What was asked for cannot be; the message says it all, so no usage is shown."""
@@ -45,8 +47,7 @@ class Seconds(click.FloatRange):
 
 def end_when_told() -> None:
     """A scheduler, a terminal that was closed: as Ctrl-C, with an exit code that says which."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    handle((signal.SIGTERM, signal.SIGHUP), _interrupt)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -231,6 +231,10 @@ class WireError(ShoalError):
     """Bytes that are no message."""
 
 
+class Damaged(WireError):
+    """Arrays whose checksum does not fit: a bit was flipped on their way."""
+
+
 class OtherVersion(WireError):
     """A message of another protocol version."""
 

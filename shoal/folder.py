@@ -18,24 +18,27 @@ Every file is there whole or not at all, but for those that are written line by 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import fcntl
 import itertools
 import os
 import shutil
-import sys
+import signal
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shoal import limits
+from shoal.aside import Aside, mutter
 from shoal.errors import Invalid, RunFailed
-from shoal.events import RunEvent, read_legible
+from shoal.events import RunEvent, counted, read_legible
 from shoal.files import replace_file
 from shoal.job import Job
 from shoal.views import graph
@@ -60,18 +63,26 @@ FILES = (
 
 
 LOGGED = 2  # verbosity of log.txt, whatever is shown
+_WITHIN = limits.HEAR_WITHIN / limits.SECOND
 
 
 class Log:
-    """Keeps the events, writes them down, and passes them on. Called from the coordinator's thread."""
+    """Keeps the events, has them written down, and passes them on. Called from any thread, which waits for nobody."""
 
     def __init__(
-        self, folder: Folder | None, also: EventCall | None, before: Iterable[RunEvent] = (), verbosity: int = 1
+        self,
+        folder: Folder | None,
+        also: EventCall | Sequence[EventCall] | None,
+        before: Iterable[RunEvent] = (),
+        verbosity: int = 1,
     ) -> None:
         self.events: list[RunEvent] = list(before)  # of former lives of the run, too
         self._former = len(self.events)
         self.error = ""  # why events could not be written
-        self._folder, self._also = folder, also
+        self._folder = folder
+        self._files: Aside[tuple[str, bytes]] = Aside(lambda one: self._append(*one), "log", failed=self._unwritten)
+        calls = () if also is None else (also,) if callable(also) else also
+        self._hearers = [Hearer(call) for call in calls]
         self._lock = threading.Lock()
         self._lines = Lines(max(LOGGED, verbosity))
         for event in self.events:
@@ -85,21 +96,62 @@ class Log:
     def __call__(self, event: RunEvent) -> None:
         with self._lock:
             self.events.append(event)
-            if self._folder is not None and not self.error:
-                try:
-                    self._folder.append("events.jsonl", msgspec.json.encode(event) + b"\n")
-                    if lines := self._lines.take(event):
-                        self._folder.append("log.txt", "".join(f"{line}\n" for line in lines).encode())
-                except OSError as error:  # training goes on: what cannot be written now is written, or said, at the end
-                    self.error = error.strerror or str(error)
-        if self._also is not None:
-            try:
-                self._also(event)
-            except Exception as error:
-                print(
-                    f"shoal: {type(error).__name__}: {error} in on_event, which is not called any more", file=sys.stderr
-                )
-                self._also = None
+            if self._folder is not None:
+                self._files.put(("events.jsonl", msgspec.json.encode(event) + b"\n"))
+                if lines := self._lines.take(event):
+                    self._files.put(("log.txt", "".join(f"{line}\n" for line in lines).encode()))
+            for hearer in self._hearers:
+                hearer(event)
+
+    def settle(self) -> None:
+        """What happened is on disk, or it is known why not; nothing more is written as it happens."""
+        left = self._files.close(_WITHIN)
+        if left and not self.error:
+            self.error = f"its disk took nothing for {_WITHIN:g} s"
+            mutter(f"shoal: {counted(left, 'line')} of log.txt and events.jsonl were not written: {self.error}")
+
+    def close(self) -> None:
+        """Callbacks have heard all, or had the time to."""
+        for hearer in self._hearers:
+            hearer.close()
+
+    def _append(self, name: str, line: bytes) -> None:
+        assert self._folder is not None
+        self._folder.append(name, line)
+
+    def _unwritten(self, error: BaseException) -> bool:
+        # Training goes on: what cannot be written now is written, or said, at the end.
+        self.error = (isinstance(error, OSError) and error.strerror) or str(error)
+        return False
+
+
+class Hearer:
+    """A callback of the user's. If it raises it is called no more; if it is slow, what it does not hear in time is counted."""
+
+    def __init__(self, call: Callable[[Any], None], name: str = "on_event") -> None:
+        self._ends_main = threading.current_thread() is threading.main_thread()
+        self._name, self._told = name, 0
+        self._aside = Aside(call, name, limits.EVENTS_WAITING, self._failed)
+
+    def __call__(self, what: Any) -> None:
+        self._told += 1
+        self._aside.put(what)
+
+    def close(self) -> None:
+        broken = self._aside.over
+        unheard = self._aside.close(_WITHIN)
+        if unheard and not broken:
+            mutter(
+                f"shoal: {self._name} did not hear {unheard:,} of {self._told:,} calls: it takes too long ({self._aside.busy:.0f} s for the one "
+                f"it is at); what happened is all in run.events"
+            )
+
+    def _failed(self, error: BaseException) -> bool:
+        if not isinstance(error, Exception) and self._ends_main and callable(signal.getsignal(signal.SIGINT)):
+            _thread.interrupt_main()  # it wants the run to end
+            return True
+        mutter(f"shoal: {type(error).__name__}: {error} in {self._name}, which is not called any more")
+        return False
 
 
 class Lock:
@@ -144,6 +196,7 @@ class Folder:
         self._made: list[Path] = []  # folders that were not there before, the innermost last
         self._lock: Lock | None = None
         self.is_new = False
+        self.rescued = ""  # why what it leaves had to be saved elsewhere
         try:
             self._make(new)
             self._lock = Lock(self.path, path)
@@ -168,7 +221,7 @@ class Folder:
     def again(cls, path: Path) -> Folder:
         """The folder of a run that is there already, to take it up again."""
         self = cls.__new__(cls)
-        self.path, self._made, self.is_new = path.absolute(), [], False
+        self.path, self._made, self.is_new, self.rescued = path.absolute(), [], False, ""
         try:
             self._lock = Lock(self.path, path)
         except OSError as error:
@@ -270,23 +323,21 @@ class Folder:
     def save(self, run: Run) -> Path:
         """Write what a run leaves. If that cannot be, it is written elsewhere: hours of work are not lost to a full disk."""
         try:
-            self._write(self.path, run)
+            _write(self.path, run)
             return self.path
         except OSError as error:
             reason = error.strerror or str(error)
-        other: Path | None = None
+        spare = "a temporary folder"
         try:
-            other = Path(tempfile.mkdtemp(prefix=f"{self.path.name[:64]}-"))
-            (other / "job.toml").write_text(run.job.toml(), encoding="utf-8")
-            self._write(other, run)
+            spare = tempfile.gettempdir()
+            other = keep_aside(run, f"{self.path.name[:64]}-")
         except OSError:
-            if other is not None:
-                shutil.rmtree(other, ignore_errors=True)
             raise RunFailed(
-                f"cannot write to {self.path} ({reason}), nor to {other.parent if other else 'a temporary folder'}: "
+                f"cannot write to {self.path} ({reason}), nor to {spare}: "
                 f"the model is in memory only, as error.run.model; make room and save it"
             ) from None
-        print(f"shoal: cannot write to {self.path} ({reason}): the run is in {other}", file=sys.stderr)
+        self.rescued = f"cannot write to {self.path} ({reason})"
+        mutter(f"shoal: {self.rescued}: the run is in {other}")
         return other
 
     def keep(self, model: Keeps) -> None:
@@ -294,18 +345,31 @@ class Folder:
         with contextlib.suppress(OSError):
             model.save(self.path / "model.safetensors")
 
-    def _write(self, folder: Path, run: Run) -> None:
-        lines = b"".join(msgspec.json.encode(event) + b"\n" for event in run.events)
-        replace_file(folder / "events.jsonl", lines)
-        if run.model is not None:
-            run.model.save(folder / "model.safetensors")
-        replace_file(folder / "summary.json", msgspec.json.format(msgspec.json.encode(run.summary)) + b"\n")
-        try:
-            run.plot(folder / "loss.png")
-        except Exception as error:  # no matplotlib, a broken one, no room: a picture is not worth a run
-            print(f"shoal: no loss.png: {error}", file=sys.stderr)
-            return
-        try:
-            graph.draw_last(run.events, folder / "topology.png")
-        except Exception as error:
-            print(f"shoal: no topology.png: {error}", file=sys.stderr)
+
+def keep_aside(run: Run, prefix: str) -> Path:
+    """Write what a run leaves into a new temporary folder; where that cannot be (OSError), nothing is left of it."""
+    other = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        (other / "job.toml").write_text(run.job.toml(), encoding="utf-8")
+        _write(other, run)
+    except OSError:
+        shutil.rmtree(other, ignore_errors=True)
+        raise
+    return other
+
+
+def _write(folder: Path, run: Run) -> None:
+    lines = b"".join(msgspec.json.encode(event) + b"\n" for event in run.events)
+    replace_file(folder / "events.jsonl", lines)
+    if run.model is not None:
+        run.model.save(folder / "model.safetensors")
+    replace_file(folder / "summary.json", msgspec.json.format(msgspec.json.encode(run.summary)) + b"\n")
+    try:
+        run.plot(folder / "loss.png")
+    except Exception as error:  # no matplotlib, a broken one, no room: a picture is not worth a run
+        mutter(f"shoal: no loss.png: {error}")
+        return
+    try:
+        graph.draw_last(run.events, folder / "topology.png")
+    except Exception as error:
+        mutter(f"shoal: no topology.png: {error}")

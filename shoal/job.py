@@ -45,6 +45,7 @@ from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
 from shoal.strategies.peer_to_peer import PeerToPeer
 from shoal.strategies.serial import Serial
 from shoal.strategies.turns import Turns
+from shoal.timing import Timing
 
 STRATEGIES = {
     "sync": Sync,
@@ -61,7 +62,7 @@ STRATEGIES = {
 MODELS = {"linear": Linear, "torch": Module}
 _KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
 MAY_CHANGE = (  # from one life of a run to the next
-    "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "moves", "trace", "verbosity",
+    "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "moves", "timing", "trace", "verbosity",
 )  # fmt: skip
 # When block-proximal is done, if nobody says when: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of the minimum.
 SOLVED = {"objective": 3e-6, "violation": 1.0}
@@ -115,6 +116,9 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     advertise: str = ""  # what they call it by, if not that: tcp://HOST, or tcp://HOST:PORT
     keys: str = ""  # the folder of this host's keys: without one nobody listens off this machine,
     insecure: bool = False  # unless this is said
+    checksums: bool = (
+        True  # of arrays that travel between processes in the clear: a flipped bit is noticed, and sent again
+    )
 
     def __post_init__(self) -> None:
         if self.cache_mb is not None and self.cache_mb < 0:
@@ -136,6 +140,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     launch: Launch = Launch()
     emulate: Emulate = Emulate()
     moves: Moves = Moves()
+    timing: Timing = Timing()
     trace: Trace = Trace()
     filters: list[str | dict[str, str | float]] = []  # of what travels: ["int8", "delta", {name = "zstd", level = 3}]
     handles: bool = True  # lists of keys that come again are sent once, and known by a number from then on

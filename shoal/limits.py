@@ -1,7 +1,8 @@
 """Every bound and default in one place; ``shoal limits`` prints this page.
 
 Times are integer nanoseconds, sizes are bytes unless the name says otherwise. Protocol code reads its bounds from here
-and nowhere else, so that a test can see all of them and a reader need not search.
+and nowhere else, so that a test can see all of them and a reader need not search. How long nodes wait for each other is set
+by the operator: ``timing``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ SECOND = 1_000_000_000
 MB = 1 << 20
 
 # What a message may be.
-PROTOCOL = 8  # first byte pair of every header; another number is refused at hello
+PROTOCOL = 10  # first byte pair of every header; another number is refused at hello
 FRAME_BYTES = 64 * MB  # one array; larger pushes are split at segment boundaries
 HEADER_BYTES = 1 * MB  # one control message
 FRAMES = 4  # arrays behind one header
@@ -41,13 +42,13 @@ GIVEN_ABOUT = 65_536  # what is said of them: it is in every view of the cluster
 ADDRESS_BYTES = 1 << 46  # of a dense table, wherever its rows are: each server has addresses for all of them
 ROWS_PER_TABLE = (1 << 32) - 2  # on one server: rows are numbered by 32 bits
 
-# Who is alive.
-HEARTBEAT = 500 * MILLISECOND
-SUSPECT_AFTER = 2 * SECOND
-DEAD_AFTER = 5 * SECOND
-HELLO_WITHIN = 5 * SECOND
+# Who is told.
+EVENTS_WAITING = 100_000  # for a callback that is slow to hear; then the oldest are left out
+LINES_WAITING = 10_000  # for a pipe that nobody reads; likewise
+HEAR_WITHIN = 10 * SECOND  # at the end of a run: for callbacks, pipes and logs to take what is left
 
 # Who may call.
+HELLO_WITHIN = 5 * SECOND
 UNTIL = 253_402_300_799  # seconds since 1970: the last moment that is written with four digits of a year
 CONNECTIONS = 2_048  # to one node that listens; fewer where the process may have fewer descriptors
 CONNECTIONS_LEAST = 8
@@ -60,11 +61,7 @@ REFUSED_AFTER = 3  # handshakes in a row that the other side broke off: it will 
 REDIAL = 1 * SECOND  # between two calls to a node that refused us
 
 # How a client waits.
-RESEND_FIRST = 500 * MILLISECOND
-RESEND_MOST = 4 * SECOND
-RESEND_BUDGET = 0.1  # resends allowed per first send, beyond one a second
-SILENCE = 10 * SECOND  # no answer of any kind for this long is an error
-NOTICE = 1 * SECOND  # how often a waiting task is told whom it waits for
+RESEND_BUDGET = 0.1  # resends allowed per first send, beyond those that were answered and one a second
 CLIENT_WINDOW = 256 * MB  # bytes in flight per client; more tasks queue
 CLIENT_LETTERS = 1_024  # messages in flight per client
 QUEUE = 4_096  # messages that a socket holds for one peer: more than any client has in flight
@@ -88,6 +85,13 @@ BACKLOG = 4_096  # messages that wait while the compute thread is busy
 
 # What a question may find.
 CALL_PIECE = 262_144  # elements of a table that it is handed at once
+CALL_MEMORY = 1_024 * MB  # that a user's own question may take
+TRY_WITHIN = 5 * SECOND  # for a user's update rule to be tried, in a process of its own
+TRY_MEMORY = 512 * MB
+FILTER_WITHIN = 2 * SECOND  # for a user's filter and one message, at a server: less than it takes to be held for dead
+FILTER_STARTS = 30 * SECOND  # for its process to come up
+FILTER_MEMORY = 1_024 * MB
+CALLS_APART = 4  # of them at once, on one server
 CALL_NUMBERS = 16_384  # in one answer
 CALL_KEYS = 65_536
 CALL_VALUES = 1 << 20
@@ -106,8 +110,6 @@ PEER_GONE = 2_048  # lives that are gone and were never met: they are told with 
 PEER_NAME = 128  # characters
 PEER_WHY = 300
 PIECE_BYTES = 16 * MB  # of a model that is copied
-JOIN_WITHIN = 60 * SECOND
-PEER_CALLED = 600 * SECOND  # so long one that fell silent is called: it may have been cut off, with others
 EDGE_LINE = 4_096  # characters of a line in a file of links
 EDGE_LINES = 1 << 20
 
@@ -117,22 +119,17 @@ SLOT_CACHE = 1_024 * MB  # rows of slots that it computed, for the next pass
 # How copies are kept.
 COPIES_FLYING = 4  # messages to one backup that are not acknowledged
 COPY_BYTES = 16 * MB  # changes that travel together
+COPIES_HELD = 256 * MB  # of a table: that wait for one backup, or at it for a segment
 COPIES_EARLY = 64  # messages between servers that came before what goes before them, and wait
-COPY_RESEND = 200 * MILLISECOND
-SHRINK_AFTER = 4 * SECOND  # without a word from a backup, the primary asks to go on without it
 FILL_BYTES = 4 * MB  # one piece of a segment: what else goes to that server waits behind it
 FILLS_FLYING = 3
-LEVEL_AGAIN = 50 * MILLISECOND
 
 # How segments change hands while everything goes on.
 MOVE_BYTES = 64 * MB  # of a table that go from one server to another before they change hands: then the next ones do
 MOVE_RATE = 200 * MB  # bytes a second that one server sends to those it fills
 MOVE_RATE_MOST = 1 << 50  # that can be asked for: no machine sends as many
-MOVE_AGAIN = 10 * SECOND  # a server that could not be reached by the one that was to fill it is not named so soon again
-MOVE_OPENS = 10 * SECOND  # without a word of a segment that changed hands: the next ones do not wait for it any longer
 PACE_AHEAD = 100 * MILLISECOND  # of that rate may be sent at once: more than passes between two looks
 COPIES_WITHIN = 0.25  # of the mean: a server that has so many more copies of a table's segments, or fewer, keeps them
-LOAD_EVERY = 2 * SECOND  # how often a server tells how much is asked of its segments
 LOAD_KEPT = 0.7  # of what was told before, in what is told next: rows a second, evened out over some six seconds
 LOAD_BINS = 8  # parts of a segment in which rows are counted: so it is known where to split it
 LOAD_LEAST = 10_000.0  # rows a second of all servers: for fewer nothing is moved
@@ -143,11 +140,9 @@ LOAD_GAIN = 0.1  # if that spares it this much of the mean,
 LOAD_TRADES = 8  # and so often at one time
 
 # Nodes of other hosts.
-HOST_PATIENCE = 60 * SECOND  # without a word from the coordinator, which may be started again: then such a node ends
 HOSTS_WITHIN = 600 * SECOND  # for the first servers of a run to come from elsewhere
 ALONE_WITHIN = 10 * SECOND  # for another command to be done with a folder of keys
 COUNT = 64  # nodes that one command starts on a host
-LEAVE_STILL = 60 * SECOND  # in which nothing of what a server that leaves has was taken over: then it goes all the same
 FEED = 64  # events that a coordinator remembers for who looks on
 UNFIT = 100  # nodes that could not take part, told one by one
 UNFIT_CHARS = 500
@@ -160,10 +155,6 @@ INLINE_ELEMENTS = 262_144  # about two milliseconds of work
 MANIFEST_BYTES = 256 * MB
 TENSORS_BYTES = 65_536  # what stands before the numbers in a segment's file
 CHECKPOINTS_KEPT = 3  # and the best one
-SNAP_AGAIN = 2 * SECOND  # how often a server is asked again for its part
-SNAP_WITHIN = 60 * SECOND  # when nothing was written for so long a checkpoint is given up,
-SAVE_RETRY = 1 * SECOND  # and tried again this much later,
-SAVE_RETRY_MOST = 300 * SECOND  # doubling up to this
 
 # How long a local cluster takes to go.
 DRAIN = 5 * SECOND

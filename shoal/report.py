@@ -40,15 +40,16 @@ def make(
     if runs:
         parts = [*about.sections(runs), *parts]
         titles = [about.title(runs), *titles]
-    written = [target]
+    written, at = [target], target
     try:
         write = page.write_markdown if as_markdown else page.write_html
         write(target, " · ".join(titles), parts, "Made by shoal report, from the events of the runs alone.")
         if trace is not None:
+            at = trace
             write_trace(traced([(one.name, one.run) for one in runs]), trace)
             written.append(trace)
     except OSError as error:
-        name = error.filename or target
+        name = error.filename or at
         raise Invalid(f"cannot write {name}: {error.strerror}: make room, or choose another place (--out)") from None
     return written
 

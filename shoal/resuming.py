@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal.errors import Invalid, OtherRun
-from shoal.events import Resumed, RunEvent, Started, Warned, counted
+from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Warned, counted, read_legible
 from shoal.folder import Folder
 from shoal.job import MAY_CHANGE, Job
 from shoal.settings import changed
@@ -72,7 +72,8 @@ def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
 
 def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, Folder]:
     """A run that is to go on, with some settings changed."""
-    job_of(path, changes)  # says what is wrong, before the folder is taken
+    job = job_of(path, changes)  # says what is wrong, before the folder is taken
+    check_further(path, Job.load(path / "job.toml"), job)
     folder = Folder.again(path)
     return job_of(path, changes), folder
 
@@ -102,6 +103,29 @@ def check_same(path: Path, was: Job, now: Job) -> None:
         raise Invalid(
             f"{path} has a run of another job in it ({'; '.join(different)}): leave that as it was, or choose another folder"
         )
+
+
+def check_further(path: Path, was: Job, now: Job) -> None:
+    """Refuse a new end that a finished run is past: its model would give way to one that has learned less.
+
+    One that was interrupted may end sooner than it was to: it goes on from where it was.
+    """
+    if not is_finished(path):
+        return
+    try:
+        events, _ = read_legible(path / "events.jsonl")
+    except OSError:
+        return  # whoever takes it up says so
+    last = next((one for one in reversed(events) if isinstance(one, Progress | Evaluated)), None)
+    if last is None:
+        return
+    done = {"epochs": last.passes, "steps": last.steps, "seconds": last.seconds}
+    for name, reached in done.items():
+        asked = getattr(now.stop, name)
+        if asked is not None and asked != getattr(was.stop, name) and reached >= asked:
+            raise Invalid(
+                f"{path} has come to {reached:g} {name} already, and stop.{name}={asked:g} is not further: ask for more, or begin another run"
+            )
 
 
 def differences(was: Job, now: Job) -> list[str]:
@@ -177,19 +201,11 @@ def _state(
     path: Path, manifest: Manifest, was: Job, job: Job, dataset: Dataset, seconds: float
 ) -> tuple[msgspec.Raw, list[RunEvent]]:
     """What the coordinator begins with, and what is to be told of it."""
-    from shoal.data.slots import Slots
-    from shoal.nodes.dealt import State, about_dealing, counted_everywhere, folded, to_begin_with, without
+    from shoal.nodes.dealt import about_dealing, folded, without
+    from shoal.nodes.factory import state_to_resume
     from shoal.nodes.storage import Journal
 
-    state = msgspec.json.decode(manifest.state, type=State)
-    everywhere = None
-    if not job.strategy.in_steps:  # every segment was cut at a moment of its own
-        per_pass = Slots(dataset.train.rows, job.data.batch, job.seed).per_pass
-        everywhere = counted_everywhere((one.books for one in manifest.segments), per_pass)
-    if job.stop != was.stop:  # the old rules have ended nothing
-        account = msgspec.structs.replace(state.account, over="", limit=None, computing=None)
-        state = msgspec.structs.replace(state, account=account)
-    state = to_begin_with(state, everywhere, seconds)
+    state = state_to_resume(manifest, was, job, dataset.train.rows, seconds)
     journal = Journal(path / "coordinator.journal")
     known = folded(about_dealing(journal.records)).counted
     journal.close()

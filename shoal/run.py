@@ -6,6 +6,7 @@ run.summary["metrics"]["accuracy"], run.model.predict(rows), run.plot()
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +20,13 @@ import numpy as np
 
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Started, Stopped, Voided, counted, read_run
-from shoal.folder import EventCall, Folder, Log
+from shoal.folder import EventCall, Folder, Hearer, Log, keep_aside
 from shoal.job import Job
 from shoal.limits import MB
 from shoal.resuming import Taken, finished, go_on, open_folder, reopen, take_up
 from shoal.settings import changed
+from shoal.signals import deferred
+from shoal.timing import Timing, timing_from
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
@@ -44,6 +47,7 @@ class Run:
     summary: dict[str, Any]
     events: list[RunEvent] = field(repr=False)
     folder: Path | None = None
+    rescued: str = ""  # why ``folder`` is a temporary one, and not the one that was asked for
 
     def plot(self, path: str | Path | None = None) -> Any:
         """The losses over time, as a matplotlib figure (pip install 'shoal[view]'); with ``path``, written there."""
@@ -94,14 +98,19 @@ def train(
     view: bool = False,
     cluster: str | Cluster | None = None,
     group: str | None = None,
+    timing: Timing | Mapping[str, float] | None = None,
 ) -> Run:
     """Train a model on this machine; returns when it is done.
 
     ``data`` is a name (`shoal data list`), a path, a job file (.toml) or a Job. ``settings`` are any others by their names in
     a job file, such as {"update.step": 0.05}. With ``out`` a run folder is written; if an unfinished run of the same job lies
     there, it goes on. ``resume`` is the folder of a run to take up again, with its own job: who computes and serves, and when
-    it stops, may be changed. ``view`` shows the run on standard error while it goes on; ``on_event`` hears what happens.
+    it stops, may be changed. ``view`` shows the run on standard error while it goes on; ``on_event`` hears what happens, on a
+    thread of its own: the run does not wait for it, and one that raises is called no more (KeyboardInterrupt ends the run).
+    Ctrl-C raises KeyboardInterrupt with an attribute ``run``: what was learned up to then. It is also in ``out``; without ``out``, in a
+    temporary folder that the message names (``Run.load`` reads it).
     With ``cluster`` (an address, a run's folder or a cluster) it has no servers of its own: its workers are a ``group`` on those.
+    ``timing``: how long nodes wait for each other, in seconds: {"dead": 20}, or {"scale": 4} for all.
     """
     given = {
         "model": model,
@@ -119,6 +128,9 @@ def train(
         "stop.patience": patience,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if timing is not None:
+        set_by_name = msgspec.structs.asdict(timing_from(timing))
+        changes |= {f"timing.{name}": value for name, value in set_by_name.items() if value is not None}
     changes |= settings or {}
     folder: Path | Folder | None = None if out is None else Path(out)
     if resume is not None:
@@ -142,29 +154,40 @@ def train(
         from shoal.launch.attached import guest
 
         job, launcher = guest(job, cluster, group)
-    if not view:
-        return execute(job, folder, on_event, progress, launcher=launcher)
-    from shoal.views.terminal import view as views
+    said = None if progress is None else Hearer(progress, "progress")
+    try:
+        if not view:
+            return execute(job, folder, on_event, said, launcher=launcher)
+        from shoal.views.terminal import view as views
 
-    with views(epochs=job.stop.passes, verbosity=job.verbosity) as show:
-        return execute(job, folder, both(show, on_event), progress or show.note, launcher=launcher)
+        with views(epochs=job.stop.passes, verbosity=job.verbosity) as show:
+            hears: list[EventCall] = [show] if on_event is None else [show, on_event]
+            return execute(job, folder, hears, said or show.note, launcher=launcher)
+    except KeyboardInterrupt as error:
+        _interrupted(error)
+        raise
+    finally:
+        if said is not None:
+            said.close()
 
 
-def both(first: EventCall, second: EventCall | None) -> EventCall:
-    """Two that hear."""
-
-    def hear(event: RunEvent) -> None:
-        first(event)
-        if second is not None:
-            second(event)
-
-    return hear
+def _interrupted(error: KeyboardInterrupt) -> None:
+    """Say where what was learned is. Without a folder it is put into one: who does not catch this loses ``error.run`` with it."""
+    run = vars(error).get("run")
+    if not isinstance(run, Run):
+        return  # it had not begun
+    if run.folder is None:
+        with contextlib.suppress(OSError):  # no room: it is in memory at least
+            run.folder = keep_aside(run, f"shoal-{run.summary['data'][:64]}-interrupted-")
+    where = "" if run.folder is None else f", and in {run.folder}"
+    # Not an error of our own: only of KeyboardInterrupt itself Python, and the shell around it, see that it was Ctrl-C.
+    error.args = (f"what was learned so far is the error's .run (sys.last_value.run, if nobody caught it){where}",)
 
 
 def execute(
     job: Job,
     out: Path | Folder | None = None,
-    on_event: EventCall | None = None,
+    on_event: EventCall | Sequence[EventCall] | None = None,
     progress: Callable[[str], None] | None = None,
     started: Callable[[Any], None] | None = None,
     launcher: Launcher | None = None,
@@ -183,6 +206,7 @@ def execute(
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
     taken: Taken | None = None
+    log: Log | None = None
     try:
         check_listening(job)  # before anything that takes long
         import_own(job)
@@ -203,6 +227,8 @@ def execute(
         for event in () if taken is None else taken.news:
             log(event)
     except BaseException:
+        if log is not None:
+            log.settle()
         if folder is not None:
             folder.discard()
         raise
@@ -210,8 +236,11 @@ def execute(
         _say(progress, starting(job, launcher))
         return _run(job, dataset, training, log, folder, progress, started)
     finally:
-        if folder is not None:
-            folder.release()
+        try:
+            log.close()  # after what was learned is saved: it may take its time
+        finally:
+            if folder is not None:
+                folder.release()
 
 
 def _run(
@@ -240,17 +269,28 @@ def _run(
     except BaseException as error:
         later = error
         if outcome is None and not isinstance(error, KeyboardInterrupt | SystemExit):
+            log.settle()
             if folder is not None and not _began(log):
                 folder.discard()
             raise
     if later is not None and folder is not None and not _began(log):
+        log.settle()
         folder.discard()
         raise later
+    run: Run | None = None
     outcome = _sober(outcome or training.outcome(), log)
-    if not any(isinstance(event, Stopped) for event in log.new):
-        log(Stopped(seconds=outcome.seconds, why=outcome.why))
-    run = _finished(job, dataset, training, outcome, log, folder, None if mpi.rank() else _cpu() - began)
+    try:
+        with deferred():  # Ctrl-C now would leave a folder without its summary
+            if not any(isinstance(event, Stopped) for event in log.new):
+                log(Stopped(seconds=outcome.seconds, why=outcome.why))
+            log.settle()
+            run = _finished(job, dataset, training, outcome, log, folder, None if mpi.rank() else _cpu() - began)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if run is None:
+            raise
+        later = later or error
     if later is not None:
+        vars(later)["run"] = run
         raise later
     if outcome.failed:
         failure = RunFailed(outcome.why, "" if run.folder is None else str(run.folder))
@@ -282,6 +322,7 @@ def _finished(
     if folder is not None:
         try:
             run.folder = folder.save(run)
+            run.rescued = folder.rescued
         except RunFailed as error:
             run.folder, error.run = None, run
             raise

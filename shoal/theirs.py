@@ -5,13 +5,28 @@ except BaseException as error:
     if ends_us(error):
         raise
     raise Invalid(f"question 'mine' failed: {told(error)}") from None
+
+What it raises can be caught; that it ends the process, never returns or takes all memory cannot. So a ``Child`` is a fork of this process: it
+sees everything as it was at that moment, shares nothing but a pipe, and is killed when its time is up.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import resource
+import select
 import signal
 import threading
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+from shoal.errors import Invalid
+from shoal.limits import MB
 
 _LONGEST = 2_000  # characters of what an error says
 _SHORT = 400  # with its kind and place
@@ -53,3 +68,98 @@ def _where(error: BaseException) -> str:
     while place.tb_next is not None:
         place = place.tb_next
     return f" ({Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno})"
+
+
+class Child:
+    """A function, run in a fork of this process. ``wait`` for the bytes that it returns; Invalid says what it did instead."""
+
+    def __init__(self, function: Callable[[], bytes], seconds: float, memory: int, most: int) -> None:
+        """``memory``: bytes that it may take beside what is there already; ``most``: bytes of an answer."""
+        self._seconds, self._memory, self._most = seconds, memory, most
+        self._deadline = time.monotonic() + seconds
+        self._pipe, ours = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # there are threads: a lock that one holds costs the child its time
+            try:
+                self.pid = os.fork()
+            except OSError:
+                os.close(self._pipe)
+                os.close(ours)
+                raise
+        if not self.pid:
+            _be_child(function, ours, seconds, memory)
+        os.close(ours)
+
+    def wait(self) -> bytes:
+        try:
+            data = self._read()
+        finally:
+            os.close(self._pipe)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # it has said all, or is not to go on
+            _, status = os.waitpid(self.pid, 0)
+        if data is None:
+            raise Invalid(f"it took more than {self._seconds:g} s, and was ended")
+        if not data or data[:1] not in (_FOUND, _FAILED):
+            raise Invalid(f"it ended its process ({self._how(status)})")
+        if data[:1] == _FAILED:
+            raise Invalid(data[1:].decode("utf-8", "replace"))
+        return data[1:]
+
+    def _read(self) -> bytes | None:
+        """All it says; None if its time is up. More than an answer can be is not read."""
+        found = bytearray()
+        while len(found) <= self._most:
+            left = self._deadline - time.monotonic()
+            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
+                return None
+            piece = os.read(self._pipe, 1 << 16)
+            if not piece:
+                break
+            found += piece
+        return bytes(found)
+
+    def _how(self, status: int) -> str:
+        if not os.WIFSIGNALED(status):
+            return f"exit code {os.waitstatus_to_exitcode(status)}"
+        number = os.WTERMSIG(status)
+        if number == signal.SIGKILL:
+            return f"killed: it said nothing, or needed more than {self._memory // MB:,} MB"
+        return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+_FOUND, _FAILED = b"\x01", b"\x00"
+_PR_SET_PDEATHSIG = 1
+
+
+def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: int) -> NoReturn:
+    """Only a pipe is left to it: whoever calls the server must not wait for a socket that a child holds open."""
+    said = b""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        for one in map(int, os.listdir("/proc/self/fd")):
+            if one > 2 and one != pipe:
+                with contextlib.suppress(OSError):
+                    os.close(one)
+        with open("/proc/self/statm") as file:
+            there = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 3))  # should nobody be left to end it
+        resource.setrlimit(resource.RLIMIT_AS, (there + memory, there + memory))
+        said = _FOUND + function()
+    except MemoryError:
+        said = _FAILED + f"it needed more than {memory // MB:,} MB".encode()
+    except Invalid as error:
+        said = _FAILED + str(error).encode("utf-8", "replace")
+    except BaseException as error:
+        said = _FAILED + told(error).encode("utf-8", "replace")
+    finally:
+        with contextlib.suppress(BaseException):
+            while said:
+                said = said[os.write(pipe, said) :]
+        os._exit(0)

@@ -45,11 +45,11 @@ def bench_wire(quick: bool, json_file: Path | None) -> None:
 @bench.command("curve")
 @click.option("--quick", is_flag=True, help="Smaller, and fewer repeats: no figures to quote.")
 @click.option(
-    "--rows", type=click.IntRange(0), help="Of the run that is trained both ways; 0: none.  [default: 200,000]"
+    "--rows", type=click.IntRange(0), help="Of the run that is trained all ways; 0: none.  [default: 200,000]"
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def bench_curve(quick: bool, rows: int | None, json_file: Path | None) -> None:
-    """What keys cost: pushes, pulls, round trips and a run over tcp, in the clear and encrypted; how soon a stranger is told."""
+    """What checksums and keys cost: pushes, pulls, round trips and a run over tcp, bare, with checksums, encrypted; how soon a stranger is told."""
     _bench("curve", quick, json_file, rows=rows)
 
 

@@ -1,4 +1,4 @@
-"""What keys cost: the same over tcp in the clear and encrypted (CURVE), in one run.
+"""What keys and checksums cost: the same over tcp in the clear, without checksums and with them, and encrypted (CURVE), in one run.
 
     push, pull     a dense table whole, several under way: MB a second of values
     round trip     256 floats (1 KB) pulled, one after the other
@@ -6,9 +6,9 @@
     refusals       the time until a caller that may not come in is told so: a key that is not on the list, another key than the
                    address says, no key at all; the issue asks for 5 seconds
 
-Both clusters are up together and take turns: A B, B A, ...; a figure is the median over the turns, a ratio that of the two medians beside it,
-above 1 where keys are faster. Beside it stand the lowest and the highest ratio of two turns that ran one after the other: how much of
-it is chance. All is on one machine, so both ends of every wire share its cores: over a network the
+All clusters are up together and take turns: A B C, C B A, ...; a figure is the median over the turns, a ratio that of its median to that of the
+bare one (in the clear, no checksums), above 1 where it is faster. Beside it stand the lowest and the highest ratio of turns of the same
+round: how much of it is chance. All is on one machine, so both ends of every wire share its cores: over a network the
 wire takes longer, and the same encryption weighs less.
 """
 
@@ -37,7 +37,7 @@ from shoal.wire.address import parsed, with_key
 if TYPE_CHECKING:
     from rich.table import Table
 
-WAYS = ("clear", "keys")
+WAYS = ("bare", "clear", "keys")  # in the clear: arrays without checksums, and with them, as a rule; encrypted
 WITHIN = 5.0  # seconds: a refusal is told by then
 _ANSWER = 60.0  # seconds for one push
 _WORD = 256  # floats: 1 KB
@@ -62,33 +62,31 @@ QUICK = Settings(floats=250_000, pushes=16, trips=100, rows=20_000, repeat=3, ru
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing, both ways."""
+    """One thing, all ways."""
 
     what: str
     unit: str
-    clear: list[float]
-    keys: list[float]
+    found: dict[str, list[float]]  # by way, turn by turn
 
     def median(self, way: str) -> float:
-        return statistics.median(self.clear if way == "clear" else self.keys)
+        return statistics.median(self.found[way])
 
-    @property
-    def ratio(self) -> float:
-        """Of keys to clear, as speeds."""
-        return self._ratio(self.median("clear"), self.median("keys"))
+    def ratio(self, way: str) -> float:
+        """To the bare one, as speeds."""
+        return self._ratio(self.median("bare"), self.median(way))
 
-    @property
-    def spread(self) -> tuple[float, float]:
-        """The lowest and the highest of two turns that ran one after the other."""
-        each = [self._ratio(clear, keys) for clear, keys in zip(self.clear, self.keys, strict=True)]
+    def spread(self, way: str) -> tuple[float, float]:
+        """The lowest and the highest of turns of the same round."""
+        each = [self._ratio(bare, other) for bare, other in zip(self.found["bare"], self.found[way], strict=True)]
         return min(each), max(each)
 
-    def _ratio(self, clear: float, keys: float) -> float:
-        return clear / keys if self.unit == "us" else keys / clear
+    def _ratio(self, bare: float, other: float) -> float:
+        return bare / other if self.unit == "us" else other / bare
 
-    def compared(self) -> str:
-        low, high = self.spread
-        return f"{self.ratio:.2f} ({low:.2f} to {high:.2f})" if len(self.clear) > 1 else f"{self.ratio:.2f}"
+    def compared(self, way: str) -> str:
+        low, high = self.spread(way)
+        told = f"{self.ratio(way):.2f}"
+        return f"{told} ({low:.2f}-{high:.2f})" if len(self.found[way]) > 1 else told
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,7 +118,13 @@ def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda 
         with contextlib.ExitStack() as stack:
             clusters = {
                 way: stack.enter_context(
-                    local(1, processes=True, transport="tcp", keys=keys if way == "keys" else None)
+                    local(
+                        1,
+                        processes=True,
+                        transport="tcp",
+                        keys=keys if way == "keys" else None,
+                        checksums=way != "bare",
+                    )
                 )
                 for way in WAYS
             }
@@ -190,10 +194,10 @@ def _turns(
 
 
 def _case(what: str, unit: str, found: dict[str, list[float]], progress: Callable[[str], None]) -> Case:
-    clear, keyed = ([round(one, 3) for one in found[way]] for way in WAYS)
-    case = Case(what, unit, clear, keyed)
+    case = Case(what, unit, {way: [round(one, 3) for one in found[way]] for way in WAYS})
     progress(
-        f"{what}: {case.median('clear'):,.0f} {unit} in the clear, {case.median('keys'):,.0f} with keys, x {case.compared()}"
+        f"{what}: {case.median('bare'):,.0f} {unit} without checksums, {case.median('clear'):,.0f} with them "
+        f"(x {case.compared('clear')}), {case.median('keys'):,.0f} with keys (x {case.compared('keys')})"
     )
     return case
 
@@ -208,7 +212,7 @@ def _training(settings: Settings, keys: Path, place: Path, progress: Callable[[s
     for turn in range(settings.runs):
         for way in WAYS if turn % 2 == 0 else WAYS[::-1]:
             launch: dict[str, Any] = {"launch.transport": "tcp", "launch.keys": str(keys) if way == "keys" else ""}
-            launch |= {"data.rows": settings.rows, "verbosity": 0}
+            launch |= {"launch.checksums": way != "bare", "data.rows": settings.rows, "verbosity": 0}
             run = train(
                 "clicks", workers=settings.workers, servers=1, epochs=2, settings=launch, out=place / f"{way}-{turn}"
             )
@@ -244,28 +248,28 @@ def _refused(settings: Settings, address: str, place: Path, progress: Callable[[
 
 
 def table(results: Results) -> Table:
-    """Both ways, and the ratio; below, how soon a caller that may not come in hears it."""
+    """All ways, and their ratios; below, how soon a caller that may not come in hears it."""
     from rich import box
     from rich.table import Table
 
     machine = results.machine
     shown = Table(
         box=box.SIMPLE_HEAD,
-        title=f"tcp in the clear and with keys (CURVE), {machine.cores} cores of {machine.cpu}",
-        caption=f"x clear: as fast with keys as without, above 1 faster: of the medians beside it (and the lowest and highest of two turns, of "
+        title=f"tcp in the clear, without and with checksums, and with keys (CURVE), {machine.cores} cores of {machine.cpu}",
+        caption=f"x bare: as fast as in the clear without checksums, above 1 faster: of the medians (and the lowest and highest of one round, of "
         f"{results.settings.repeat}); refusals: seconds until the caller is told, median and worst. {machine.busy()}".rstrip(),
     )
-    for name in ("what", "clear", "keys", "x clear"):
+    for name in ("what", "bare", "checksums", "x bare", "keys", "x bare"):
         shown.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     for case in results.cases:
-        figures = [f"{case.median(way):,.0f} {case.unit}" for way in WAYS]
-        shown.add_row(case.what, *figures, case.compared())
+        bare, clear, keyed = (f"{case.median(way):,.0f} {case.unit}" for way in WAYS)
+        shown.add_row(case.what, bare, clear, case.compared("clear"), keyed, case.compared("keys"))
     shown.add_section()
     for refusal in results.refusals:
         worst = max(refusal.seconds, default=float("inf"))
         shown.add_row(
             f"refused: {refusal.why}",
-            "",
+            *("", "", ""),
             f"{statistics.median(refusal.seconds or [worst]):.3f} s, {worst:.3f} s",
             "held" if worst < WITHIN else "PASSED",
         )

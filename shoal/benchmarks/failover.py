@@ -37,6 +37,7 @@ from shoal.launch.looking import Looking, look_at
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.blocking import KV
 from shoal.tables import Dense, Update
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["killed", "stopped"]
 SIGNALS: dict[Kind, signal.Signals] = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-TARGETS: dict[Kind, float] = {"killed": 0.8, "stopped": (limits.DEAD_AFTER + limits.SECOND) / limits.SECOND}
+TARGETS: dict[Kind, float] = {"killed": 0.8, "stopped": (DEFAULT.dead + limits.SECOND) / limits.SECOND}
 _WITHIN = 60.0  # seconds for anything that is waited for
 
 
@@ -148,7 +149,7 @@ def table(results: Results) -> Table:
         title=f"a server of {settings.servers} dies, {settings.copies} copies of {settings.megabytes} MB, "
         f"{machine.cores} cores of {machine.cpu}",
         caption=f"seconds to the first push acknowledged in every segment it owned; killed: Li et al. (OSDI 2014) say 0.8 s; stopped: "
-        f"dead after {limits.DEAD_AFTER / limits.SECOND:g} s of silence. All {results.pushes:,} pushes were counted once.",
+        f"dead after {DEFAULT.dead / limits.SECOND:g} s of silence. All {results.pushes:,} pushes were counted once.",
     )
     for name in ("server", "faults", "median s", "worst s", "wanted s", "full copies s", "worst s", "back s"):
         shown.add_column(name, justify="right" if name != "server" else "left", no_wrap=True)

@@ -325,9 +325,8 @@ def _batch(call: Call, calls: int) -> float:
 
 def _spread(batches: list[float], calls: int, size: int, moved: int) -> Spread:
     low, median, high = (float(value) for value in np.quantile(batches, (0.25, 0.5, 0.75)))
-    return Spread(
-        median, low, high, size / median * 1e6, moved / median * 1e6, calls, [round(one, 3) for one in batches]
-    )
+    per = max(median, 1e-3)  # some clocks stand still for milliseconds
+    return Spread(median, low, high, size / per * 1e6, moved / per * 1e6, calls, [round(one, 3) for one in batches])
 
 
 def _line(where: str, case: Case) -> str:

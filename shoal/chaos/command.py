@@ -63,7 +63,7 @@ def chaos(
 
     First a clean run, then the same work under fire: workers, servers and the coordinator are killed (-9), stopped and started
     again, cut off from each other; servers join, and are asked to leave. Never more than the copies allow. Exit code 1 if a push
-    was lost or counted twice.
+    was lost or counted twice, or if sync ended at another model than its clean run.
 
     \b
     shoal chaos

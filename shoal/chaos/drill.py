@@ -5,6 +5,9 @@
 First the clean run, for so many seconds; then the same job over the whole passes that it made (at least one), with a nemesis at
 it. Nothing is hurt in the last tenth, so that the run ends healed, and the account is read after that. Whole passes, since
 which slots of a pass are computed is not known beforehand otherwise, and then one could stand in for another.
+
+Sync promises the same model bit for bit, whatever is broken. There the clean run is made twice: a timed one, to learn how many
+passes fit, then one that ends exactly after them. An evaluation of the timed one does not do: it may be a step past the pass.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from shoal.chaos.board import Audience, Board
 from shoal.chaos.patients import Patient, look, states
 from shoal.chaos.plan import COORDINATOR, Fault, Nemesis, Settings, Situation, role_of
 from shoal.chaos.report import Report, judged
+from shoal.chaos.same_bits import fingerprint, model_digest, promises_same_bits
 from shoal.chaos.stage import Seen, Stage
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
@@ -37,7 +41,7 @@ LOOK_WITHIN = 2.0  # seconds: a coordinator that takes longer is taken for dead
 HEALED_FROM = 0.9  # of the work: from there on nobody is hurt
 RECENT = 1.5  # seconds over which a rate is taken
 SETTLE = 15.0  # seconds after the end for copies to be made again
-FORMAT = 2  # of what is kept of clean runs
+FORMAT = 3  # of what is kept of clean runs
 
 
 class Clean(msgspec.Struct, frozen=True):
@@ -46,6 +50,7 @@ class Clean(msgspec.Struct, frozen=True):
     passes: int
     loss: float | None
     seconds: float
+    model: str = ""  # digest of the weights after exactly these passes; empty: not comparable bit for bit
 
 
 def drill(
@@ -68,7 +73,9 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience, pr
     """
     timed = Job.of({**msgspec.to_builtins(job), "stop": {"seconds": seconds}})
     folder = cache_folder()
-    key = hashlib.sha256(f"{FORMAT}\n{proxied}\n{timed.toml()}".encode()).hexdigest()[:32]
+    same_bits = promises_same_bits(job)
+    code = fingerprint() if same_bits else ""  # other code or libraries may make other bits
+    key = hashlib.sha256(f"{FORMAT}\n{proxied}\n{code}\n{timed.toml()}".encode()).hexdigest()[:32]
     file = None if folder is None else folder / "chaos" / f"{key}.json"
     try:
         if file is not None:
@@ -79,9 +86,12 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience, pr
         pass
     audience.note(f"a clean run first, of {words.duration(seconds)}: what to hold the broken one against")
     found = _clean(Drill(timed, dataset, None, Clean(0, None, seconds), audience, proxied))
-    if not found.passes:
-        audience.note(f"{words.duration(seconds)} are less than one pass: a clean run of one pass")
-        whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": 1.0}})
+    if not found.passes or same_bits:
+        if not found.passes:
+            audience.note(f"{words.duration(seconds)} are less than one pass: a clean run of one pass")
+        else:
+            audience.note(f"a clean run of exactly {_passes(found)}: sync has to end at the same model bit for bit")
+        whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(max(1, found.passes))}})
         found = _clean(Drill(whole, dataset, None, Clean(0, None, seconds), audience, proxied))
     if file is not None:
         try:
@@ -100,7 +110,8 @@ def _clean(run: Drill) -> Clean:
     if not passes:
         return Clean(0, None, report.seconds)
     first = next(event for event in run.evaluated if event.passes >= passes)  # the first that has seen them all
-    return Clean(passes, first.test_loss, first.seconds)
+    exact = run.job.stop.epochs == passes
+    return Clean(passes, first.test_loss, first.seconds, run.model if exact else "")
 
 
 def _passes(clean: Clean) -> str:
@@ -126,6 +137,8 @@ class Drill:
         self.board = Board(job, None if nemesis is None else nemesis.seed, clean_loss=clean.loss)
         self.patients: list[Patient] = []
         self.rollbacks = 0
+        self.voids = 0
+        self.model = ""  # digest of the weights at the end, where they can be held against the clean run's
         self.evaluated: list[Evaluated] = []
         self._heard: deque[RunEvent] = deque()  # from the coordinator's thread
         self._began = time.monotonic()
@@ -333,12 +346,15 @@ class Drill:
                 board.loss = event.test_loss
                 if words.finite(event.test_loss):
                     board.losses.append((self.now, event.test_loss))
+            case Voided():
+                self.voids += 1
+                self._say("news", words.news(event))
             case RolledBack():
                 self.rollbacks += 1
                 self._say("bad", words.news(event))
             case Joined(name=name) | Gone(name=name) if name in self._concerned():
                 pass  # told as a recovery
-            case Joined() | Gone() | Voided() | Warned():
+            case Joined() | Gone() | Warned():
                 if words.is_news(event):
                     self._say("news", words.news(event))
             case Stopped():
@@ -354,6 +370,17 @@ class Drill:
     def _report(self, account: Account, outcome: Outcome, why: str) -> Report:
         wrong = judged(account, self._failed, self.rollbacks, self.settings.beyond)
         job, board = self.job, self.board
+        newer = outcome.counts.get("slots with newer weights", 0)
+        if outcome.judged is not None and promises_same_bits(job):
+            self.model = model_digest(outcome.judged.weights)
+        model = ""
+        if self.clean.model and self.model and not why:
+            model = "same" if self.model == self.clean.model else "other"
+        if model == "other" and not newer and not self.voids:
+            wrong.append(
+                "sync ended at another model than the clean run, and no slot read newer weights or was void: "
+                f"weights {self.model[:16]}, clean run {self.clean.model[:16]}"
+            )
         return Report(
             **{name: getattr(account, name) for name in ("sent", "acknowledged", "counted", "lost", "doubled")},
             faults=board.faults,
@@ -375,6 +402,9 @@ class Drill:
             copies=job.copies,
             steps=outcome.steps,
             rollbacks=self.rollbacks,
+            model=model,
+            newer=newer,
+            voids=self.voids,
             healed=[patient.healed() for patient in self.patients],
             throughput=[(round(at, 2), round(rate)) for at, rate in board.throughput],
             losses=[(round(at, 2), loss) for at, loss in board.losses],

@@ -47,6 +47,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: int
     changes: int = 0  # servers that joined, or were asked to go
     beyond: bool = False  # more could be killed than the copies bear
+    model: str = ""  # sync: "same" as the clean run's bit for bit, or "other"; empty: nothing to compare it with
+    newer: int = 0  # slots that were dealt again and read weights of which some were a step newer
+    voids: int = 0  # slots that nobody could compute
     healed: list[Healed]
     throughput: list[tuple[float, float]]  # seconds, rows a second
     losses: list[tuple[float, float]]  # seconds, test loss
@@ -124,9 +127,24 @@ def _figures(report: Report) -> Table:
 def _losses(report: Report) -> str:
     if report.loss is None or report.clean_loss is None:
         return f"{words.loss(report.loss)}, clean run {words.loss(report.clean_loss)}"
+    if report.model == "same":
+        return f"{words.loss(report.loss)}, and the model is the clean run's bit for bit"
     change = report.loss / report.clean_loss - 1 if report.clean_loss else 0.0
     same = "the same within noise" if abs(change) <= CLOSE else "better" if change < 0 else "worse"
-    return f"{words.loss(report.loss)}, clean run {words.loss(report.clean_loss)} ({change:+.2%}: {same})"
+    found = f"{words.loss(report.loss)}, clean run {words.loss(report.clean_loss)} ({change:+.2%}: {same})"
+    if report.model == "other" and (report.newer or report.voids):
+        found += f"; another model, since {_why_other(report)}"
+    return found
+
+
+def _why_other(report: Report) -> str:
+    """What the promise of the same bits leaves out, as far as it happened."""
+    said = []
+    if report.newer:
+        said.append(f"{words.many(report.newer, 'slot')} dealt again read newer weights")
+    if report.voids:
+        said.append(f"{words.many(report.voids, 'slot')} could not be computed")
+    return " and ".join(said)
 
 
 def _times(report: Report) -> Table:

@@ -138,10 +138,15 @@ def may_send_away(roster: Roster, sender: str, name: str) -> str:
 
 
 def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
-    """Its tables are gone; who else is a member of it, and has to go, too."""
+    """Its tables are gone; who else is a member of it, and has to go, too. Invalid if nobody knows it."""
+    members = [name for name, one in roster.people.items() if one.member.group == group]
+    known = {namespace(name) for name in roster.tables} | {*roster.groups}
+    if not members and group not in known:
+        there = ", ".join(sorted(one for one in known if one)) or "none"
+        raise Invalid(f"no group {group!r} to dissolve (groups: {there})")
     for name in [name for name in roster.tables if namespace(name) == group]:
         roster.drop(name)
-    return [name for name, one in roster.people.items() if one.member.group == group and name != sender]
+    return [name for name in members if name != sender]
 
 
 def _check_own(group: str, sender: str, table: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from shoal import limits
+from shoal.timing import DEFAULT
 from shoal.wire import peers as p
 from shoal.wire.effects import Connect, Effect, Send
 
@@ -47,7 +47,9 @@ def _weight(side: Sequence[p.Peer]) -> tuple[int, int, str]:
 class Halves:
     """Those who are gone and may be there still, as one peer knows them."""
 
-    def __init__(self) -> None:
+    def __init__(self, called: int = DEFAULT.called) -> None:
+        """``called``: so long one that fell silent is called."""
+        self._called = called
         self._lost: dict[str, tuple[p.Peer, int]] = {}  # where they were, and until when they are called
         self._told: dict[str, int] = {}  # when they were last told that they are gone
         self._claims: dict[str, int] = {}  # since when others say that they go on without us
@@ -59,7 +61,7 @@ class Halves:
 
     def lose(self, now: int, peer: p.Peer) -> Effect:
         """It may be cut off: call it now and then."""
-        self._lost[peer.life] = (peer, now + limits.PEER_CALLED)
+        self._lost[peer.life] = (peer, now + self._called)
         return Connect(peer.life, peer.address, mutual=True)
 
     def call(self, now: int, pause: int, beat: p.Beat) -> list[Effect]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from shoal import limits
 from shoal.cluster.placement import backup_for
 from shoal.cluster.rebalance import together
 from shoal.cluster.shares import Wanted
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire.messages import Full, Member, Place, Placed, View
 
 
@@ -52,6 +52,7 @@ class Handing:
 
     number: int = 0
     copies: int = 1
+    timing: Intervals = DEFAULT
     people: dict[str, Person] = field(default_factory=dict)  # by name
     tables: dict[str, Placed] = field(default_factory=dict)  # by name
     apart: dict[tuple[str, str], int] = field(default_factory=dict)  # a primary that could not reach one: until when
@@ -84,7 +85,7 @@ class Handing:
             if server in place.servers[1:]:
                 return replace(place, servers=[one for one in place.servers if one != server])
             if place.filling == server:
-                self.apart[primary, server] = now + limits.MOVE_AGAIN
+                self.apart[primary, server] = now + self.timing.move_again
                 return replace(place, filling="")
             return place
 
@@ -223,8 +224,13 @@ class Handing:
             self._short = (self.number, 0 in sets, all(size >= most for size in sets))
         return self._short[1:]
 
-    def _is_last_holder(self, name: str) -> bool:
-        return any(place.servers == [name] for table in self.tables.values() for place in table.places)
+    def _is_needed(self, name: str) -> bool:
+        """Whether this server holds a segment that no other one holds of which anything was heard lately.
+
+        Nobody could take its place: another one that is silent, too, is no better, and may be the one that is dead.
+        """
+        places = (place for table in self.tables.values() for place in table.places if name in place.servers)
+        return any(all(one == name or self.people[one].suspected for one in place.servers) for place in places)
 
     def _without(self, server: str) -> None:
         """A server is gone: the survivors of its sets go on, the first of them as primary."""

@@ -18,6 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from shoal import limits
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Connect, Effect, Send
@@ -37,12 +38,13 @@ class Other(Protocol):
 class Newcomer:
     """One that has no model yet."""
 
-    def __init__(self, through: list[tuple[str, str]]) -> None:
+    def __init__(self, through: list[tuple[str, str]], timing: Intervals = DEFAULT) -> None:
+        self._timing = timing
         self.donor = ""
         self.donors_lost = 0
         self._through, self._turn, self._answered = through, 0, False
         self._request = 0
-        self._ask_at, self._wait = 0, limits.RESEND_FIRST
+        self._ask_at, self._wait = 0, self._timing.resend_first
         self._since = 0  # when the donor last gave something
         self._pieces: list[Array] = []
         self._left = -1  # pieces to come; -1: the first one has not come
@@ -62,14 +64,14 @@ class Newcomer:
             return self._greet(now)
         if self._left == 0:
             return []  # whole: it is adopted when the others have heard what is in it
-        if self.donor and now - self._since > limits.DEAD_AFTER:
+        if self.donor and now - self._since > self._timing.dead:
             self._turn += 1
             self.lost(self.donor)
         if not self.donor and not self._choose(now, me, members):
             return []
         if now < self._ask_at:
             return []
-        self._ask_at, self._wait = now + self._wait, min(2 * self._wait, limits.RESEND_MOST)
+        self._ask_at, self._wait = now + self._wait, min(2 * self._wait, self._timing.resend_most)
         return [self._fetch(me)]
 
     def _greet(self, now: int) -> list[Effect]:
@@ -79,13 +81,13 @@ class Newcomer:
         self._turn += 1
         self._ask_at = now + self._wait
         if self._turn % len(self._through) == 0:  # nobody has answered
-            self._wait = min(2 * self._wait, limits.RESEND_MOST)
+            self._wait = min(2 * self._wait, self._timing.resend_most)
         called: list[Effect] = [Connect(name, address)] if address else []
         return [*called, Send(name, p.Greet(self._turn))]
 
     def answered(self) -> list[Effect]:
         self._answered, self._turn = True, 0
-        self._ask_at, self._wait = 0, limits.RESEND_FIRST
+        self._ask_at, self._wait = 0, self._timing.resend_first
         # Calls go by the names of lives from now on.
         return [Connect(name, "") for name, address in self._through if address]
 
@@ -97,7 +99,7 @@ class Newcomer:
         self.donor = filled[(crc32(me.encode()) + self._turn) % len(filled)]
         self._request += 1
         self._since = self._ask_at = now
-        self._wait = limits.RESEND_FIRST
+        self._wait = self._timing.resend_first
         return True
 
     def _fetch(self, me: str) -> Effect:
@@ -120,7 +122,7 @@ class Newcomer:
             self._version, self._state = dict(piece.heard), piece.state
         self._pieces.append(np.array(arrays[-1] if arrays else (), np.float32))
         self._left = piece.pieces - len(self._pieces)
-        self._since, self._wait = now, limits.RESEND_FIRST
+        self._since, self._wait = now, self._timing.resend_first
         if not self._left:
             return []
         self._ask_at = now + self._wait

@@ -16,6 +16,7 @@ from math import inf
 
 from shoal import limits
 from shoal.cluster.by_load import hottest
+from shoal.timing import DEFAULT
 from shoal.wire.messages import Heartbeat, Placed
 
 
@@ -47,8 +48,10 @@ class Loads:
                     if segment in halves:
                         cuts[segment] = halves[segment]
 
-    def is_time(self, now: int, servers: Sequence[str], tables: Mapping[str, Placed]) -> bool:
-        """Whether one of these servers has been asked for too much for so long that it is no chance."""
+    def is_time(
+        self, now: int, servers: Sequence[str], tables: Mapping[str, Placed], every: int = DEFAULT.load_every
+    ) -> bool:
+        """Whether one of these servers has been asked for too much for so long that it is no chance; told ``every`` so often."""
         asked = self.by_server(tables)
         hot = hottest({name: asked.get(name, 0.0) for name in servers})
         here = sorted(servers)
@@ -57,7 +60,7 @@ class Loads:
             self._patience = 0
         if self._known != (here, owners) or hot != self._hot:
             self._known, self._hot, self._since = (here, owners), hot, now
-        return hot is not None and now - self._since >= max(self._patience, limits.LOAD_STEADY) * limits.LOAD_EVERY
+        return hot is not None and now - self._since >= max(self._patience, limits.LOAD_STEADY) * every
 
     def traded(self) -> None:
         """Something was done about it: if that was not enough, or too much, be slower next time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal import limits
+from shoal.timing import Intervals
 from shoal.wire import messages as m
 from shoal.wire.effects import Connect, Effect, Send
 
@@ -23,6 +24,7 @@ class Change:
     fenced: bool = False  # this incarnation is over; hello was said again
     refused: str = ""  # the coordinator will not have us,
     for_good: bool = False  # whatever we do: our key, or our version, is the wrong one
+    may_pass: bool = False  # for now only: its disk is full, and hello is said again
 
 
 class Membership:
@@ -42,9 +44,14 @@ class Membership:
         self.heard = 0  # when the coordinator last said anything
         self._token, self._life = token, 0
         self._next = 0  # when to say hello, or send a heartbeat, next
-        self._wait = limits.RESEND_FIRST
+        self._wait = self.timing.resend_first
         self._asked_since = 0
         self._connected: dict[str, str] = {}
+
+    @property
+    def timing(self) -> Intervals:
+        """What this node goes by: the coordinator's word, as soon as there is one."""
+        return self.view.timing
 
     @property
     def joined(self) -> bool:
@@ -66,10 +73,10 @@ class Membership:
         if not self.joined:
             self._asked_since = self._asked_since or now
             self._next = now + self._wait
-            self._wait = min(2 * self._wait, limits.RESEND_MOST)
+            self._wait = min(2 * self._wait, self.timing.resend_most)
             hello = m.Hello(self.name, self.role, f"{self._token}.{self._life}", self.address, self.group)
             return [Send(self.coordinator, hello)]
-        self._next = now + limits.HEARTBEAT
+        self._next = now + self.timing.heartbeat
         return [self.heartbeat()]
 
     def show(self, view: int) -> list[Effect]:
@@ -88,10 +95,10 @@ class Membership:
                 token == f"{self._token}.{self._life}" and not self.joined
             ):
                 self.incarnation, self.move_rate = incarnation, rate
-                self._asked_since, self._wait = 0, limits.RESEND_FIRST
-                self._next = now + limits.HEARTBEAT
-                self.view = NO_VIEW
-                return Change(view=True), self._take(view)
+                effects = self._take(view)
+                self._asked_since, self._wait = 0, self.timing.resend_first
+                self._next = now + self.timing.heartbeat
+                return Change(view=True), effects
             case m.View() if self.joined and self._newer(message):
                 return Change(view=True), self._take(message)
             case m.Fence(_, incarnation) if self.joined and incarnation == self.incarnation:
@@ -101,7 +108,7 @@ class Membership:
             case m.No(0, "key", reason):  # also of one who was in: its key was revoked
                 return Change(refused=reason, for_good=True), []
             case m.No(0, kind, reason) if not self.joined:
-                return Change(refused=reason, for_good=kind == "version"), []
+                return Change(refused=reason, for_good=kind == "version", may_pass=kind == "full"), []
         return Change(), []
 
     def rejoin(self, now: int) -> list[Effect]:

@@ -1,10 +1,14 @@
 """The view: who is a member, which tables there are and who holds them. Only the coordinator writes it.
 
 ``Roster`` is the truth behind the view: pure bookkeeping, no messages. A name has one live incarnation; incarnations come
-from one counter for the whole cluster and are never given twice. A member that is silent for ``SUSPECT_AFTER`` is
-suspected, which costs nothing; for ``DEAD_AFTER``, removed. A server that alone holds some segment is never removed for
-silence: nobody could take its place, and it may come back with everything it has. Of those who are gone the last ones are
+from one counter for the whole cluster and are never given twice. Of those who are gone the last ones are
 remembered, and no more: names are made up by whoever comes, and all that is known here is in every record of the journal.
+
+Silence: a member that is silent for ``timing.suspect`` is suspected, which costs nothing; for ``timing.dead``, removed. Two rules
+keep a coordinator that is cut off from taking living servers out of their sets (``hear`` and ``silent``):
+
+    time in which nobody at all was heard is held against nobody
+    a server is removed for silence only if all that it holds is also held by a server that is heard
 """
 
 from __future__ import annotations
@@ -47,12 +51,13 @@ class Roster(Handing):
     lost: dict[str, str] = field(default_factory=dict)  # servers that are gone, and nodes that never came: why
     released: dict[str, int] = field(default_factory=dict)  # incarnations that were let go, by name
     loads: Loads = field(default_factory=Loads)
+    heard: int = 0  # when the last word of any member came
 
     def view(self) -> View:
         if self._view is None:
             members = [person.member for person in self.people.values()]
             tables, groups = list(self.tables.values()), list(self.groups.values())
-            self._view = View(self.term, self.number, self.generation, members, tables, groups)
+            self._view = View(self.term, self.number, self.generation, members, tables, groups, self.timing)
         return self._view
 
     # ------------------------------------------------------------ members
@@ -73,14 +78,25 @@ class Roster(Handing):
             and not holder.suspected
         ):
             return f"the name {name!r} is taken by a {holder.member.role} that is alive: choose another"
-        again = _process(token) in self.replaced.get(name, ()) and not self.is_over(name, token)
-        if holder is not None and not holder.suspected and again:
+        if holder is not None and not holder.suspected and self._was_displaced(name, token):
             return (
                 f"another process has taken the name {name!r}, and is alive: choose another name, or end one of the two"
             )
         if name not in self.people and len(self.people) >= limits.MEMBERS:
             return f"the cluster is full: {limits.MEMBERS} members"
         return ""
+
+    def is_undecided(self, name: str, token: str) -> bool:
+        """Whether a process that lost its name wants it back from one of which nothing but its hello was heard.
+
+        That hello may be the last word of a dead process that came late. It is heard again soon, or suspected.
+        """
+        holder = self.people.get(name)
+        unheard = holder is not None and holder.view == 0 and not holder.suspected
+        return unheard and self._was_displaced(name, token)
+
+    def _was_displaced(self, name: str, token: str) -> bool:
+        return _process(token) in self.replaced.get(name, ()) and not self.is_over(name, token)
 
     def knows(self, name: str, token: str) -> Person | None:
         """The member that sent this very hello before."""
@@ -99,6 +115,7 @@ class Roster(Handing):
             self.remove(name, "another process took its name")
         self.lost.pop(name, None)
         self.released.pop(name, None)
+        self._hear(now)
         person = self.people[name] = Person(Member(name, incarnation, role, address, group=group), token, now)
         self.changed()
         person.since = self.number
@@ -130,12 +147,30 @@ class Roster(Handing):
         """Servers of which nothing was heard for a while."""
         return [name for name, one in self.people.items() if one.suspected and one.member.role == "server"]
 
+    def hear(self, now: int, person: Person) -> None:
+        """This member said something."""
+        self._hear(now)
+        person.heard = now
+
+    def _hear(self, now: int) -> None:
+        # Every member says something once a heartbeat. If none of them did, it is we who were cut off: what comes first after that may be
+        # the last word of one that is dead, and those whose words come next must not be taken for dead because of it.
+        if self.heard and now - self.heard > 2 * self.timing.heartbeat:
+            self.forgive(now - self.heard)
+        self.heard = now
+
+    def forgive(self, nanoseconds: int) -> None:
+        """So much time is held against nobody: we slept, or heard nobody."""
+        self.heard += nanoseconds
+        for person in self.people.values():
+            person.heard += nanoseconds
+
     def silent(self, now: int) -> Iterator[str]:
         """Members that must go, and suspicion for those that are late. Whoever is named is removed before the next is."""
+        for person in self.people.values():
+            person.suspected = now - person.heard >= self.timing.suspect
         for name, person in list(self.people.items()):
-            silence = now - person.heard
-            person.suspected = silence >= limits.SUSPECT_AFTER
-            if silence >= limits.DEAD_AFTER and not self._is_last_holder(name):
+            if now - person.heard >= self.timing.dead and not self._is_needed(name):
                 yield name
 
     # ------------------------------------------------------------ tables
@@ -176,12 +211,22 @@ class Roster(Handing):
         number = self.number_table() if number is None else number
         if model is None:
             holders = placement.place(number, len(starts), servers, self.copies)
+            holders = [(*names, *self._until_they_go(len(names))) for names in holders]
         else:
             holders = [tuple(place.servers) for place in model.places]
         places = [Place(self.number + 1, list(names), since=self.number + 1) for names in holders]
         placed = self.tables[name] = Placed(number, name, spec, starts, places, origin)
         self.changed()
         return placed
+
+    def _until_they_go(self, copies: int) -> list[str]:
+        """Servers that are leaving, as many as a new segment lacks copies.
+
+        Where so few stay, the only one that stays may be dead already, and nobody has noticed. They let go of it as of all that they hold:
+        when one that stays was heard since.
+        """
+        leaving = [name for name in self.servers() if name not in self.staying()]
+        return leaving[: max(0, self.copies - copies)]
 
     def _like(self, name: str, spec: Table, starts: Sequence[int], like: str) -> Placed:
         """The table that this one is to be placed like, if it can be."""

@@ -24,6 +24,7 @@ from shoal.cluster.joining import Donor, Newcomer, Numbers
 from shoal.cluster.members import About, Member, can_be, turn
 from shoal.cluster.standing import Standing
 from shoal.cluster.streams import Delivery
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
@@ -41,10 +42,9 @@ class Mesh(Standing):
         founders: Sequence[p.Peer] = (),
         *,
         about: About | None = None,
-        beat: int = limits.HEARTBEAT,
-        dead_after: int = limits.DEAD_AFTER,
+        timing: Intervals = DEFAULT,
     ) -> None:
-        super().__init__(me, founders)
+        super().__init__(me, founders, timing)
         self.about = about or About()
         self.fit: Fit | None = None  # what can be said at all; None: whatever it is
         self.put_out = ""  # why this life is over
@@ -54,12 +54,12 @@ class Mesh(Standing):
         self._leaves = False
         self._newcomer: Newcomer | None = None
         self._donor, self._numbers = Donor(), Numbers()
-        self._beat, self._dead_after = beat, dead_after
+        self._beat, self._dead_after = timing.heartbeat, timing.dead
         self._begun = self._last = self._woke = -1
         self._next_beat = self._next_look = self._told_heard = 0
         self._answered = 0  # when a newcomer was
         self._untold = 0  # words that came since we told what we have heard
-        self._halves = Halves()
+        self._halves = Halves(timing.called)
 
     @classmethod
     def joining(
@@ -68,13 +68,12 @@ class Mesh(Standing):
         through: Sequence[tuple[str, str]],
         *,
         about: About | None = None,
-        beat: int = limits.HEARTBEAT,
-        dead_after: int = limits.DEAD_AFTER,
+        timing: Intervals = DEFAULT,
     ) -> Mesh:
         """A newcomer, which asks these (name and address) in turn."""
-        mesh = cls(me, about=about, beat=beat, dead_after=dead_after)
+        mesh = cls(me, about=about, timing=timing)
         mesh._filled = False
-        mesh._newcomer = Newcomer(list(through))
+        mesh._newcomer = Newcomer(list(through), timing)
         return mesh
 
     # ------------------------------------------------------------ what its holder must see to
@@ -170,7 +169,7 @@ class Mesh(Standing):
         # A newcomer judges nobody: it may be the one that is not reached. Nor does one that leaves: others must not give way to it.
         if self._filled and not self._leaves:
             for life, one in list(self.members.items()):
-                most = max(patience, limits.JOIN_WITHIN) if one.patient and not one.met else patience
+                most = max(patience, self.timing.join_within) if one.patient and not one.met else patience
                 if now - one.since > most:
                     effects += self.tell_ended(now, life, f"{SILENT} for {(now - one.since) / limits.SECOND:.1f} s")
         self.streams.forget(self._others)
@@ -249,7 +248,8 @@ class Mesh(Standing):
         size = 0
         for kept in self.streams.lacking(one.heard):
             word = kept.delivery
-            if kept.may_send(now, one.peer.life, turn(self.members, self.me, self.gone, word.origin, word.number)):
+            its_turn = turn(self.members, self.me, self.gone, word.origin, word.number)
+            if kept.may_send(now, one.peer.life, its_turn, self.timing):
                 effects.append(
                     Send(one.peer.life, p.Said(word.origin, word.number, word.word, {}, word.after), word.arrays)
                 )

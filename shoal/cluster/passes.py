@@ -47,3 +47,20 @@ class Pass:
                 taken.append(max(self.kept.values(), key=len).pop())
             self.undealt -= 1
         return taken
+
+    def remove(self, place: int) -> bool:
+        """Somebody has this place already; False if it was dealt here."""
+        for places in (self.free, *self.kept.values()):
+            if place in places:
+                places.remove(place)
+                self.undealt -= 1
+                return True
+        return False
+
+    def rest(self) -> list[int]:
+        """All places that are neither dealt nor counted: from here on they are dealt."""
+        found = [place for places in (self.free, *self.kept.values()) for place in places if not self.counted[place]]
+        self.free.clear()
+        self.kept.clear()
+        self.undealt = 0
+        return found

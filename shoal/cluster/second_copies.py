@@ -34,7 +34,8 @@ class SecondCopies:
     def take(self, worker: int, microseconds: int, slots: int) -> None:
         """A worker's report: so long it computed, for so many slots."""
         took, known = self._took.get(worker, (0.0, 0.0))
-        self._took[worker] = (FORGETS * took + microseconds, FORGETS * known + slots)
+        kept = FORGETS if slots else 1.0  # a report of no slot is no news: workers that wait report often
+        self._took[worker] = (kept * took + microseconds, kept * known + slots)
 
     def gone(self, worker: int) -> None:
         self._took.pop(worker, None)

@@ -11,14 +11,15 @@ from shoal import limits
 from shoal.cluster.halves import rank
 from shoal.cluster.members import Member, all_know, have_heard
 from shoal.cluster.streams import Streams
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import peers as p
 
 
 class Standing:
     """What the holder of a mesh may ask."""
 
-    def __init__(self, me: p.Peer, founders: Sequence[p.Peer]) -> None:
-        self.me = me
+    def __init__(self, me: p.Peer, founders: Sequence[p.Peer], timing: Intervals = DEFAULT) -> None:
+        self.me, self.timing = me, timing
         self.gone: dict[str, str] = {}  # by life, and why; for good
         self.streams = Streams()
         self.streams.heard[me.life] = 0

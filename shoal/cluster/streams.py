@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal import limits
+from shoal.timing import Intervals
 from shoal.wire.base import Arrays
 from shoal.wire.peers import Heard, Word
 
@@ -34,12 +35,12 @@ class Kept:
     size: int
     again: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: when it may be sent again, and the wait
 
-    def may_send(self, now: int, to: str, turn: int) -> bool:
+    def may_send(self, now: int, to: str, turn: int, timing: Intervals) -> bool:
         """To one that lacks it: not while it may be on its way, and not by everybody at once (``turn``)."""
-        at, wait = self.again.get(to) or (self.since + turn * limits.RESEND_FIRST, limits.RESEND_FIRST)
+        at, wait = self.again.get(to) or (self.since + turn * timing.resend_first, timing.resend_first)
         if now < at:
             return False
-        self.again[to] = (now + wait, min(2 * wait, limits.RESEND_MOST))
+        self.again[to] = (now + wait, min(2 * wait, timing.resend_most))
         return True
 
 

@@ -211,12 +211,24 @@ class Workload:
     def deal(self, worker: int, most: int) -> tuple[list[int], list[int]]:
         """Slots for a worker, at most so many: those that come again, and new ones."""
         most = min(most, MOST)
+        if self._taken_up and self.step is None:
+            self._leave_out()
         again = self._come_again(worker, max(most, AGAIN))
         if self._taken_up and self.step is not None:
             again = sorted([*again, *self._oldest(worker)])
         new = self._new(worker, most - len(again)) if most > len(again) else []
         self._out[worker].update(dict.fromkeys([*again, *new]))
         return again, new
+
+    def _leave_out(self) -> None:
+        """Of a last pass that is not computed whole, workers may hold other slots of a former life than were to come again."""
+        held = self._uncounted()
+        again = [slot for slot in self._again if slot not in held and not self.is_counted(slot)]
+        self._again = deque(again[: max(0, self.limit - self.done - len(held))])
+
+    def _uncounted(self) -> set[int]:
+        """What workers have."""
+        return {slot for out in self._out.values() for slot in out if not self.is_counted(slot)}
 
     def _come_again(self, worker: int, most: int) -> list[int]:
         found: list[int] = []
@@ -281,7 +293,14 @@ class Workload:
 
     def stop(self) -> None:
         """Deal nothing more than it takes to make what is dealt whole."""
-        self.limit = min(self.limit, self.slots_until(self.steps_until(self.next)))
+        if self.step is not None:
+            self.limit = min(self.limit, self.slots_until(self.steps_until(self.next)))
+            return
+        # Not all that ``next`` counts need be dealt where a former life dealt before: a pass is taken up as a whole.
+        self.limit = min(
+            self.limit, self.done + len(self._uncounted() | {slot for slot in self._again if not self.is_counted(slot)})
+        )
+        self.next = max(self.next, self.limit)
 
     def _open(self, number: int) -> Pass:
         one = self._passes.get(number)
@@ -313,27 +332,43 @@ class Workload:
 
         In step mode what lies before them was dealt, too, by that life: it comes again.
         """
-        end = self.limit if self.step is not None else -(-self.limit // self.per_pass) * self.per_pass
-        new = [slot for slot in spread(found, CLAIMED) if slot < end and self._mark(slot, self._names[worker])]
+        new = [slot for slot in spread(found, CLAIMED) if slot < self._end and self._mark(slot, self._names[worker])]
         self._was_dealt(new)
         self._move_up()
         return new
 
     def adopt(self, worker: int, found: Iterable[tuple[int, int]]) -> None:
         """A former life dealt these to a worker, which has them: it goes on with them, and nobody else is dealt them."""
-        slots = [slot for slot in spread(found, CLAIMED) if slot < self.limit and not self.is_counted(slot)]
+        slots = [slot for slot in spread(found, CLAIMED) if slot < self._end and not self.is_counted(slot)]
         self._was_dealt(slots)
         here = set(slots)
         self._again = deque(slot for slot in self._again if slot not in here)
         self._out[worker].update(dict.fromkeys(slots))
 
+    @property
+    def _end(self) -> int:
+        """No slot from here on can have been dealt: in each mode the last pass may be dealt in part, in any order."""
+        return self.limit if self.step is not None else -(-self.limit // self.per_pass) * self.per_pass
+
     def _was_dealt(self, slots: list[int]) -> None:
-        """In step mode what lies before these was dealt, too: it comes again, unless somebody has it."""
-        if self.step is not None and slots and max(slots) >= self.next:
+        """They are dealt to nobody else. In step mode what lies before them was dealt, too: it comes again, unless somebody has it."""
+        if self.step is None:
+            for slot in sorted(slots):
+                self._take_out(*divmod(slot, self.per_pass))
+        elif slots and max(slots) >= self.next:
             first, self.next = self.next, max(slots) + 1
             for number in range(first // self.per_pass, (self.next - 1) // self.per_pass + 1):
                 self._open(number)
             self._return(list(range(first, self.next)))
+
+    def _take_out(self, number: int, place: int) -> None:
+        """Each mode: this slot of this pass is dealt; so are all passes before it, of which the rest comes again."""
+        while self._whole <= self.next // self.per_pass < number:
+            one = self._open(self.next // self.per_pass)
+            self._again = deque(sorted({*self._again, *(one.first + left for left in one.rest())}))
+            self.next = one.first + self.per_pass
+        if number >= self._whole and number == self.next // self.per_pass and self._open(number).remove(place):
+            self.next += 1
 
     def resume(
         self,

@@ -309,6 +309,11 @@ def _entry(plan: Plan) -> str:
     return hashlib.sha256(msgspec.json.encode([DENSE_FORMAT if plan.dense else FORMAT, plan])).hexdigest()[:32]
 
 
+def entry_of(source: Source, seed: int) -> str:
+    """The name of its folder in the cache."""
+    return _entry(_plan(source, seed))
+
+
 def _home(cache: Path | None) -> Path:
     if cache is not None:
         return cache.absolute()

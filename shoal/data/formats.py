@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 
 from shoal.data.batch import Batch, Floats, Ids
+from shoal.data.hashing import hash_ids
 from shoal.data.text import Bytes
 from shoal.limits import CHUNK, FEATURES, LINE
 
@@ -102,15 +103,7 @@ class Libsvm(_Parsing):
         }[wrong]
 
     def _hashed(self, indptr: Ids, nonzeros: int, labels: Floats) -> Batch:
-        longest = int(np.diff(indptr).max(initial=0))
-        indptr_to, scratch = np.empty_like(indptr), np.empty(longest, np.uint64)
-        columns, values = np.empty(nonzeros, np.uint32), np.empty(nonzeros, np.float32)
-        mask = np.uint64((1 << (self._bits or 0)) - 1)
-        found = self._kernels.hash_rows(
-            indptr, self._ids[:nonzeros], self._values[:nonzeros], mask, scratch, indptr_to, columns, values
-        )
-        columns, values = columns[:found].copy(), values[:found].copy()
-        return Batch(indptr_to, columns, None if (values == 1).all() else values, labels)
+        return hash_ids(indptr, self._ids[:nonzeros], self._values[:nonzeros], self._bits or 0, labels)
 
     def _redone(self, data: Bytes, rows: int, nonzeros: int) -> int:
         """Look at all digits of the few numbers that lie close to a middle; answers how many nonzeros there are now."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from shoal.data import readers, synthetic
 from shoal.data.batch import take
+from shoal.data.hashing import Hashing
 from shoal.data.packed import Aside, Writer
 from shoal.data.shuffle import Shuffle
 from shoal.decoding import look_up
@@ -70,8 +71,9 @@ def pack(plan: Plan, folder: Path, progress: Progress | None) -> None:
                     raise
             check_unchanged(plan)
         features = max(features, train.features, test.features, 1)
-        train.finish(plan.train or plan.name, features)
-        test.finish(plan.test or plan.train or plan.name, features)
+        hashing = _hashing(plan)
+        train.finish(plan.train or plan.name, features, hashing)
+        test.finish(plan.test or plan.train or plan.name, features, hashing)
         with (aside.path / "facts.json").open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(Facts(plan.name, notes))) + b"\n")
             file.flush()
@@ -136,6 +138,12 @@ def _reader(plan: Plan, path: str, rows: int | None) -> readers.Reader:
     return readers.Reader(
         Path(path), plan.format, features=plan.features, hash_bits=plan.hash_bits, bad_lines=plan.bad_lines, rows=rows
     )
+
+
+def _hashing(plan: Plan) -> Hashing | None:
+    """How the readers of this plan make features of ids."""
+    bits = None if plan.made else _reader(plan, plan.train, plan.rows).hash_bits
+    return None if bits is None else Hashing(bits, plan.format)
 
 
 def held_out(first: int, count: int, share: float) -> npt.NDArray[np.bool_]:

@@ -26,11 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Batch, Columns, Floats, Ids, take
+from shoal.data.hashing import Hashing
 from shoal.decoding import look_up
 from shoal.errors import Invalid
 from shoal.limits import FEATURES, LABELS_COUNTED
 
-FORMAT = 2  # of the folder and of what readers and makers put there: another number is packed again
+FORMAT = 3  # of the folder and of what readers and makers put there: another number is packed again
 ASIDE = ".part"
 BLOCK = 1 << 20  # elements written or looked at in one go
 YOUNG = 60.0  # seconds: a folder aside that is younger may not have been locked yet
@@ -63,6 +64,7 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: list[LabelCount]  # by value; the commonest are not sought out: the first LABELS_COUNTED that came
     more_labels: bool  # there are others
     source: str  # what the rows were read from, for messages
+    hashing: Hashing | None = None  # features are hashes of ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +103,11 @@ class Packed:
     @property
     def features(self) -> int:
         return self.meta.features
+
+    @property
+    def hashing(self) -> Hashing | None:
+        """How ids became features; None: an id is a feature."""
+        return self.meta.hashing
 
     @property
     def nonzeros(self) -> int:
@@ -179,12 +186,12 @@ class Writer:
         """Rows that were copied from elsewhere: where their labels stood in the file is known there."""
         self.labels, self.more_labels = labels, more
 
-    def finish(self, source: str = "", features: int | None = None) -> Packed:
+    def finish(self, source: str = "", features: int | None = None, hashing: Hashing | None = None) -> Packed:
         """Sync, rename, map. ``features``: at least so many (the other half of a set may have more than this one)."""
         self.features = max(self.features, features or 0)
         labels = [LabelCount(value, *found) for value, found in sorted(self.labels.items())]
         ones = "values.f32" not in self._files
-        meta = Meta(FORMAT, self.rows, self.features, self.nonzeros, ones, labels, self.more_labels, source)
+        meta = Meta(FORMAT, self.rows, self.features, self.nonzeros, ones, labels, self.more_labels, source, hashing)
         self._write_counts()
         self._open("meta.json").write(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
         for file in self._files.values():

@@ -1,21 +1,47 @@
 """A user's own filter, held at arm's length: whatever it raises or returns is a ``BadFilter`` that names it, and whoever runs it goes on.
 
-It is handed arrays that it cannot write to, and what it returns is looked at before it is used. shoal's own need none of this.
+It is handed arrays that it cannot write to, and what it returns is looked at before it is used. shoal's own need none of this. In a server's
+process (``run_apart``) it runs in another one (``apart``).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from shoal.errors import BadFilter, Invalid
 from shoal.filters import Base, Bytes, Choosing, Mask, Pressing, Shortening
+from shoal.filters.apart import Elsewhere, Strayed
 from shoal.keys import Values
 from shoal.theirs import ends_us, told
 from shoal.wire.base import Array
+
+_apart = False
+
+
+def run_apart() -> None:
+    """From now on users' filters of this process, which is a server's, run in processes of their own."""
+    global _apart
+    _apart = True
+
+
+class _There:
+    """A filter of which only the methods are asked for: each is called elsewhere."""
+
+    def __init__(self, name: str, one: Base) -> None:
+        self._elsewhere, self._one = Elsewhere(name, one), one
+
+    def __getattr__(self, method: str) -> Any:
+        if method in _METHODS:
+            return partial(self._elsewhere.call, method)
+        return getattr(self._one, method)
+
+
+_METHODS = ("choose", "shorten", "pack", "size", "restore", "held", "press", "release")
 
 
 def guarded(name: str, one: Base) -> Base:
@@ -23,8 +49,10 @@ def guarded(name: str, one: Base) -> Base:
     if type(one).__module__.startswith("shoal.filters."):
         return one
     if isinstance(one, Choosing):
-        return _Choosing(name, one)
-    return _Shortening(name, one) if isinstance(one, Shortening) else _Pressing(name, cast(Pressing, one))
+        return _Choosing(name, cast(Choosing, _There(name, one)) if _apart else one)
+    if isinstance(one, Shortening):
+        return _Shortening(name, cast(Shortening, _There(name, one)) if _apart else one)
+    return _Pressing(name, cast(Pressing, _There(name, one) if _apart else one))
 
 
 def is_theirs(one: Base) -> bool:
@@ -119,7 +147,8 @@ def _tried(name: str, doing: str, act: Callable[[], Any]) -> Any:
     except BaseException as error:
         if ends_us(error):
             raise
-        raise BadFilter(f"filter {name!r} failed to {doing}: {told(error)}") from None
+        why = str(error) if isinstance(error, Strayed) else told(error)
+        raise BadFilter(f"filter {name!r} failed to {doing}: {why}") from None
 
 
 def _read_only(array: Any) -> Any:

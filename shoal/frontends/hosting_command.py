@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,17 +19,21 @@ from shoal.errors import ClusterError, Invalid
 from shoal.folder import Folder, Lock
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free
-from shoal.launch.hosting import HostCluster, Hosting, stands_in
+from shoal.launch.hosting import HostCluster, Hosting, stands, stands_in
 from shoal.launch.looking import ADDRESS, write_address
 from shoal.launch.processes import check_listening
+from shoal.launch.reopening import SavedStore, saved_in
 from shoal.nodes.storage import Journal
 from shoal.settings import changed, settings_of
+from shoal.signals import handled
 from shoal.strategies.parameter_server import OnServers
+from shoal.timing import Timing, timing_from
 from shoal.wire.security import Safety
 
 if TYPE_CHECKING:
     from shoal.run import Run
 
+_SETTLED = 1.5  # times as long as it takes to hold somebody for dead
 _LOOK = 0.5  # seconds between two looks whether the coordinator has given up
 
 
@@ -63,13 +68,13 @@ def run(options: Mapping[str, Any]) -> Run:
         if stands:
             show.note("it goes on with those who are still there")
         hears = None if options["as_json"] and not sys.stderr.isatty() else show
-        with ending(hosting.expect_another), _said_how_to_go_on(folder.path):
+        with ending(hosting.expect_another), _said_how_to_go_on(folder.path, job.timing):
             found: Run = execute(job, folder, hears, show.note, launcher=hosting, stands=stands)
     return found
 
 
 @contextlib.contextmanager
-def _said_how_to_go_on(folder: Path) -> Iterator[None]:
+def _said_how_to_go_on(folder: Path, timing: Timing) -> Iterator[None]:
     """Somebody ended it before its time."""
     try:
         yield
@@ -78,8 +83,8 @@ def _said_how_to_go_on(folder: Path) -> Iterator[None]:
             left = f"; go on with it: shoal launch coordinator --out {click.format_filename(folder)}"
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(left) from None
-            wait = limits.HOST_PATIENCE // limits.SECOND
-            say(f"interrupted{left} (who is here waits {wait} s for that)")
+            wait = timing.intervals().patience / limits.SECOND
+            say(f"interrupted{left} (who is here waits {wait:g} s for that)")
         elif not folder.exists():
             say(f"nothing had begun, so {click.format_filename(folder)} is not there any more: start it as before")
         raise
@@ -125,10 +130,13 @@ def _check(job: Job) -> None:
 def store(options: Mapping[str, Any]) -> None:
     """A coordinator without a run, until it is ended."""
     ignored = ("workers", "model", "strategy", "epochs", "seed", "verbosity")
-    if wrong := [f"--{name}" for name in ignored if options[name] is not None] + ["--set"] * bool(options["changes"]):
+    changes = settings_of(options["changes"])
+    others = [f"--set {name}" for name in changes if not name.startswith("timing.")]
+    if wrong := [f"--{name}" for name in ignored if options[name] is not None] + others:
         raise Invalid(
             f"a store trains nothing ({', '.join(wrong)}): give DATA or a JOB.toml to train on, or leave these away"
         )
+    timing = timing_from({name.removeprefix("timing."): value for name, value in changes.items()}) if changes else None
     if not options["listen"]:
         raise Invalid(
             "nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT), or give DATA to train on"
@@ -140,10 +148,14 @@ def store(options: Mapping[str, Any]) -> None:
     check_free(bind)
     with _kept(options["out"]) as folder:
         journal = Journal(None if folder is None else folder / "coordinator.journal")
+        known = stands(journal)
         within = options["within"] or limits.HOSTS_WITHIN / limits.SECOND
         cluster = HostCluster(
             options["servers"] or 0, journal, safety, options["listen"], advertise, options["copies"] or 1, (), say, within
         )  # fmt: skip
+
+        found = None if folder is None else saved_in(cluster, folder)
+        cluster.timing = timing
 
         def expect_another() -> None:
             cluster.parting = ""
@@ -153,10 +165,28 @@ def store(options: Mapping[str, Any]) -> None:
             if folder is not None:
                 write_address(folder, cluster.address)
             say(f"servers: shoal launch server --at {cluster.address}; programs: shoal.connect({cluster.address!r})")
+            if found is not None:
+                _reopen(cluster, found, _SETTLED * cluster.look().timing.dead / limits.SECOND if known else 0.0)
             pause = threading.Event()
             while not cluster.ended:
                 pause.wait(_LOOK)
             raise ClusterError(cluster.ended)
+
+
+def _reopen(cluster: HostCluster, found: SavedStore, settled: float) -> None:
+    """Tables that nobody holds come from the checkpoint; returns when all are there.
+
+    For ``settled`` seconds servers of before may still be counted as members: only then it is known which of them are gone.
+    """
+    began, pause = time.monotonic(), threading.Event()
+    with cluster.client() as kv:
+        while not cluster.ended:
+            if cluster.servers() and not found.is_here(kv):
+                names = found.restore(kv)
+                say(f"{', '.join(names)}: as saved in {click.format_filename(found.folder)}")
+            elif cluster.servers() and time.monotonic() - began >= settled:
+                return
+            pause.wait(_LOOK)
 
 
 @contextlib.contextmanager
@@ -177,17 +207,11 @@ def _kept(out: Path | None) -> Iterator[Path | None]:
         lock.release()
 
 
-@contextlib.contextmanager
-def ending(expect_another: Any) -> Iterator[None]:
+def ending(expect_another: Any) -> contextlib.AbstractContextManager[None]:
     """While this lasts SIGTERM and SIGHUP end it, and those who are here wait for it to be started again."""
 
     def end(number: int, frame: object) -> None:
         expect_another()
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, what in before.items():
-            signal.signal(number, what)
+    return handled((signal.SIGTERM, signal.SIGHUP), end)

@@ -77,7 +77,7 @@ taking_part = options_of(
         "--patience",
         type=Seconds(1.0),
         metavar="SECONDS",
-        help="Without a word from the coordinator, which may be started again: then it ends.  [default: 60]",
+        help="Without a word from the coordinator, which may be started again: then it ends.  [default: as the coordinator says, 60]",
     ),
     click.option(
         "--within", type=Seconds(1.0), metavar="SECONDS", help="For the coordinator to come up.  [default: 600]"
@@ -136,7 +136,7 @@ def take_part(where: str, role: Any, **options: Any) -> None:
         options.get("advertise") or "",
         options["modules"],
         options.get("data") or "",
-        options["patience"] or limits.HOST_PATIENCE / limits.SECOND,
+        options["patience"],
         options["keys"] or "",
         options["insecure"],
         options["within"] or limits.HOSTS_WITHIN / limits.SECOND,
@@ -165,7 +165,13 @@ def take_part(where: str, role: Any, **options: Any) -> None:
 @click.option("--strategy", help="sync, bounded, async or block-proximal.")
 @click.option("--epochs", type=float, help="Passes over the data.")
 @click.option("--seed", type=int)
-@click.option("--set", "changes", metavar="A.B=C", multiple=True, help="Change any setting of a job; may be repeated.")
+@click.option(
+    "--set",
+    "changes",
+    metavar="A.B=C",
+    multiple=True,
+    help="Change any setting of a job, of a store timing.dead and the like; may be repeated.",
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The run's folder.  [default: runs/...]")
 @click.option("--within", type=Seconds(1.0), metavar="SECONDS", help="For the servers to come.  [default: 600]")
 @click.option("--verbosity", type=click.IntRange(0, 3), help="As of shoal train.")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +12,7 @@ import click
 
 from shoal.doors import Wrong, asks_for_keys
 from shoal.frontends.hosts_command import of_a_server, of_a_worker, take_part, taking_part
+from shoal.signals import handled
 
 if TYPE_CHECKING:
     from shoal.launch.joining import Joined
@@ -191,8 +190,7 @@ def _named(value: Any) -> Any:
     return [_named(one) for one in value] if isinstance(value, list) else value
 
 
-@contextmanager
-def _leaving(closing: threading.Event, asked: threading.Event) -> Iterator[None]:
+def _leaving(closing: threading.Event, asked: threading.Event) -> contextlib.AbstractContextManager[None]:
     """The first signal asks it to leave, the second ends it at once."""
 
     def hear(number: int, frame: object) -> None:
@@ -202,12 +200,7 @@ def _leaving(closing: threading.Event, asked: threading.Event) -> Iterator[None]
         asked.set()
         click.echo("leaving when what it is at is told (again: at once)", err=True)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, what in before.items():
-            signal.signal(number, what)
+    return handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), hear)
 
 
 def _show(joined: Joined, out: Path | None) -> None:

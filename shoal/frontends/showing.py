@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 
 
 def show_run(run: Run, as_json: bool) -> None:
+    """Print the figures; a run that had to be saved elsewhere ends in exit code 1, and the last line says where it is."""
+    _print(run, as_json)
+    if run.rescued:
+        where = click.format_filename(run.folder or "")
+        raise click.ClickException(f"{run.rescued}: the run is in {where}: make room, and move it there")
+
+
+def _print(run: Run, as_json: bool) -> None:
     import msgspec
 
     from shoal.events import Evaluated

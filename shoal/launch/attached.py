@@ -27,6 +27,7 @@ from shoal.launch.processes import REASON, ProcessCluster
 from shoal.launch.scheduling import Scheduling
 from shoal.launch.training import Launcher
 from shoal.nodes.storage import Journal
+from shoal.timing import Timing
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.groups import SCHEDULER, dealer, is_group, namespace
@@ -49,6 +50,11 @@ def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job
         raise Invalid(f"launch.how={job.launch.how!r}: the workers of a group are processes, leave it out")
     if not job.has_servers or job.strategy.name == "averaging":
         raise Invalid(f"strategy {job.strategy.name!r} trains on no servers: choose sync, bounded or async for a group")
+    if job.timing != Timing():
+        raise Invalid(
+            "timing is the cluster's to say, since all its members use the same: leave it out here, and set it where the cluster was "
+            "started (shoal launch coordinator --set timing.scale=4)"
+        )
     address = address_of(where) if isinstance(where, str) else where.address
     safety = _safety(job, address)
     _check_key(safety, group)
@@ -73,7 +79,7 @@ class Attaching:
 
 def _safety(job: Job, address: str) -> Safety:
     """As the job says; the usual folder of keys serves, if the cluster is one of another host."""
-    return Safety.chosen(job.launch.keys, job.launch.insecure, at=address)
+    return Safety.chosen(job.launch.keys, job.launch.insecure, at=address).checking(job.launch.checksums)
 
 
 def _check_key(safety: Safety, group: str) -> None:

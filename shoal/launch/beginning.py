@@ -6,7 +6,6 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from msgspec.structs import replace
 
 from shoal import limits
 from shoal.data.datasets import Dataset, check_rows
@@ -17,9 +16,9 @@ from shoal.filters import described
 from shoal.job import Job
 from shoal.launch.child import prepare
 from shoal.launch.kept_slab import Kept
-from shoal.models.learning import Learner, LinearLearner, learner_of
+from shoal.models.learning import Learner
 from shoal.models.linear import Linear
-from shoal.models.objective import ObjectiveLearner
+from shoal.nodes.factory import make_judge, make_table
 from shoal.store.checkpoint import Manifest
 from shoal.store.filtering import check_named
 from shoal.store.update import forgets
@@ -75,12 +74,9 @@ def check(job: Job, dataset: Dataset) -> Learner:
             f"{dataset.name} has {rows} rows to train on, and there are {job.workers} workers: "
             f"take fewer (--workers {rows}), or more rows"
         )
-    learner = learner_of(job.model, dataset.train, job.seed)
-    if blocks is not None:
-        if blocks.blocks > learner.keys:
-            raise Invalid(f"{blocks.blocks} blocks of {learner.keys} keys: take fewer (--set strategy.blocks=...)")
-        assert isinstance(learner, LinearLearner)
-        learner = ObjectiveLearner(learner.model, learner.train, job.update.l1, job.update.l2)
+    learner = make_judge(job, dataset.train)
+    if blocks is not None and blocks.blocks > learner.keys:
+        raise Invalid(f"{blocks.blocks} blocks of {learner.keys} keys: take fewer (--set strategy.blocks=...)")
     learner.check(dataset.test)
     return learner
 
@@ -107,7 +103,7 @@ def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> T
     """The table of the weights. Those that a module begins with are put into a file in the folder, for the servers to read."""
     strategy, update, start = job.servers_strategy, job.update.update(), learner.start()
     if start is None or isinstance(job.model, Linear):
-        return replace(strategy.table(learner.keys, update, slots_per_pass), filters=described(job.filters))
+        return make_table(job, learner, slots_per_pass)
     weights, about = start
     contents = np.ascontiguousarray(weights, "<f4").tobytes()
     path = folder.absolute() / START

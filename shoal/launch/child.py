@@ -182,6 +182,7 @@ def _serve(orders: Orders, reports: int) -> None:
 
     transport = transport_of(orders, orders.bind)
     serving = Serving(orders.name, orders.token, transport)
+    serving.keep_apart()
     with heard([signal.SIGTERM], serving.leave):
         say(reports, Running(orders.name, transport.address))
         serving.run()

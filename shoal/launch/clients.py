@@ -11,6 +11,7 @@ from shoal import limits
 from shoal.errors import Unanswered
 from shoal.nodes.blocking import KV
 from shoal.nodes.worker import Worker
+from shoal.timing import DEFAULT
 from shoal.wire import Transport
 from shoal.wire.address import parsed
 from shoal.wire.groups import member_name
@@ -27,15 +28,18 @@ def connect(
     group: str = "",
     keys: str | Path | None = None,
     insecure: bool = False,
+    checksums: bool = True,
 ) -> KV:
     """A client of a cluster that runs elsewhere, by the address of its coordinator.
 
     As a member of a ``group`` it has tables of its own, under names that are nobody else's. Off this machine, and wherever there is a
     key in the address, this side needs one, too: in the folder ``keys``, that of SHOAL_KEYS, or the usual one. ``insecure`` does without.
+    What this side sends in the clear has ``checksums``, unless that is false.
     """
     from shoal.wire.security import Safety
 
-    return connect_by(Safety.chosen(keys, insecure, at=address), address, role, name, group)
+    safety = Safety.chosen(keys, insecure, at=address).checking(checksums)
+    return connect_by(safety, address, role, name, group)
 
 
 def connect_by(safety: Safety, address: str, role: str = "client", name: str | None = None, group: str = "") -> KV:
@@ -63,7 +67,7 @@ def client_of(name: str, role: str, transport: Transport, ended: Callable[[], st
 def joined(kv: KV) -> KV:
     """It, as soon as it is a member; closed, if it does not become one."""
     try:
-        kv.joined((limits.SILENCE + limits.RESEND_MOST) / limits.SECOND + 1)
+        kv.joined((DEFAULT.silence + DEFAULT.resend_most) / limits.SECOND + 1)
     except BaseException:
         kv.close()
         raise

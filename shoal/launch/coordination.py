@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal import limits
 from shoal.cluster.moves import Moves
 from shoal.data.fingerprint import fingerprint
-from shoal.events import RunEvent, Started
+from shoal.events import RunEvent
 from shoal.launch.child import Happened, Line, Orders, Running, say
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.dealing import Dealing
+from shoal.nodes.factory import make_dealing, make_saving
 from shoal.nodes.loop import Loop
 from shoal.nodes.records import needed
 from shoal.nodes.saving import Saving
 from shoal.nodes.storage import Journal
+from shoal.timing import Intervals, Timing
 from shoal.wire import messages as m
 from shoal.wire.effects import Dismiss, Ended
 from shoal.wire.groups import member_name
@@ -88,6 +89,8 @@ class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: Facts | None = None
     ended: list[Saw] = []  # before it was there
     moves: Moves | None = None  # where there is no run to say so
+    checkpoints: str = ""  # of a store without a run: the folder they lie in; empty: none are made
+    timing: Timing | None = None  # where there is no run to say so; None: as the journal has it
 
 
 def coordinate(orders: Orders, reports: int, inbox: int) -> None:
@@ -98,8 +101,9 @@ def coordinate(orders: Orders, reports: int, inbox: int) -> None:
     journal = Journal(Path(work.journal))
     journal.rewrite(needed(journal.records))
     dealing = None if work.run is None else dealing_of(work.run)
-    saving = None if work.run is None else saving_of(work.run)
-    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves_of(work.run) or work.moves)
+    saving = saving_for(work.run, work.checkpoints)
+    moves, timing = moves_of(work.run) or work.moves, timing_of(work.run, work.timing)
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves, timing)
     node.also, node.check_address = transport.counters, safety.check
     if work.run is not None:
         node.doorway.about = work.run.described()
@@ -130,47 +134,9 @@ def report(reports: int, name: str, event: RunEvent) -> None:
 
 def dealing_of(facts: Facts) -> Dealing:
     """What the coordinator deals."""
-    from shoal.cluster.delay import AutoDelay
-    from shoal.cluster.second_copies import SecondCopies
-    from shoal.cluster.stopping import ENDLESS, Stopping
-    from shoal.cluster.workload import Workload
-    from shoal.tables import Step
-
-    job = _job(facts.job)
-    slots = job.slots(facts.rows)
-    apply, _ = job.servers_strategy.consistency(slots.per_pass)
-    workload = Workload(slots, ENDLESS, apply if isinstance(apply, Step) else None)
-    stopping = Stopping(job.stop)
-    limit, reason = stopping.limit(
-        slots.per_pass, None if job.stop.steps is None else workload.slots_until(job.stop.steps)
-    )
-    workload.limit = limit if limit >= ENDLESS else workload.slots_until(workload.steps_until(limit))
-    every = ENDLESS
-    if job.evaluate.every < ENDLESS / slots.per_pass:
-        every = max(1, round(job.evaluate.every * slots.per_pass))
-    started = Started(
-        seconds=0.0,
-        data=facts.data,
-        model=job.model.told,
-        strategy=job.strategy.name,
-        workers=job.workers,
-        servers=job.servers,
-        seed=job.seed,
-        cores=0 if facts.elsewhere else len(os.sched_getaffinity(0)),
-        rows=facts.rows,
-        test_rows=facts.test_rows,
-        features=facts.features,
-        batch=slots.batch,
-        slots=slots.per_pass,
-        emulated=job.emulate.words(),
-    )
-    auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
-    second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
-    found = Dealing(workload, stopping, started, every, reason, auto, second)
-    found.elsewhere = facts.elsewhere
-    if job.emulate.arrive:
-        found.await_only(1)
-    return found
+    cores = 0 if facts.elsewhere else len(os.sched_getaffinity(0))
+    numbers = (facts.rows, facts.test_rows, facts.features)
+    return make_dealing(_job(facts.job), facts.data, *numbers, cores=cores, elsewhere=facts.elsewhere)
 
 
 def moves_of(facts: Facts | None) -> Moves | None:
@@ -178,18 +144,22 @@ def moves_of(facts: Facts | None) -> Moves | None:
     return None if facts is None else _job(facts.job).moves
 
 
-def dealing_for(job: Job, dataset: Dataset) -> Dealing:
-    """What the coordinator of such a run deals."""
-    return dealing_of(Facts.of(job, dataset))
+def timing_of(facts: Facts | None, otherwise: Timing | None) -> Intervals | None:
+    """What all nodes go by: as the run's job says, or, where there is none, as whoever started the cluster does, if anybody did."""
+    chosen = otherwise if facts is None else _job(facts.job).timing
+    return None if chosen is None else chosen.intervals()
 
 
 def saving_of(facts: Facts) -> Saving:
     """What of it is kept on disk."""
-    if not facts.checkpoints:
-        return Saving()
-    job = _job(facts.job)
-    every = int(job.checkpoint.every * limits.SECOND)
-    return Saving(Path(facts.checkpoints), job.identity, every, job.checkpoint.keep)
+    return make_saving(_job(facts.job), Path(facts.checkpoints)) if facts.checkpoints else Saving()
+
+
+def saving_for(run: Facts | None, checkpoints: str) -> Saving | None:
+    """Of a run; or of a store without one, which saves when it is asked to."""
+    if run is not None:
+        return saving_of(run)
+    return Saving(Path(checkpoints)) if checkpoints else None
 
 
 def _job(text: str) -> Job:

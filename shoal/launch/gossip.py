@@ -1,8 +1,8 @@
 """A gossip run: every worker has a model, and this process keeps the score. It is their ``home``, and computes nothing.
 
-It works in legs. A leg is some slots for each, never past where the model is to be judged: the workers are set off, tell how far they
-are, and rest when they are done, each with its model. While everybody rests the mean of all is judged, and the clock stands still.
-How long a leg is ``gossip_pace`` says; where nothing is judged between two, time goes on.
+It works in legs (``nodes.gossip_controller``). A leg is some slots for each, never past where the model is to be judged: the workers are
+set off, tell how far they are, and rest when they are done, each with its model. While everybody rests the mean of all is judged, and
+the clock stands still; where nothing is judged between two legs, time goes on.
 
 A worker that is lost takes its model along. What it had told stays counted: its neighbours have it, as far as it was handed on. The rest
 of its slots is the others', from the next leg on. Who is left goes on with new weights; if they are not connected any more, that is
@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from shoal import limits
 from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
@@ -30,15 +28,13 @@ from shoal.launch import links
 from shoal.launch.beginning import check
 from shoal.launch.child import state_of
 from shoal.launch.gossip_core import dealt, who_learns
-from shoal.launch.gossip_home import Home
-from shoal.launch.gossip_pace import LegPace
-from shoal.launch.gossip_tally import Tally
 from shoal.launch.gossipers import Gossipers
 from shoal.launch.kept_slab import Keeper, Kept, Standing, is_finite
 from shoal.launch.models_apart import Apart
 from shoal.launch.score import Score
 from shoal.launch.training import Outcome
 from shoal.models.linear import Floats
+from shoal.nodes.gossip_controller import GossipController
 from shoal.nodes.loop import Loop
 from shoal.nodes.stepper import check_size
 from shoal.store.update import rule_named
@@ -46,7 +42,6 @@ from shoal.strategies.gossip import Gossip
 from shoal.strategies.parts import Parts
 from shoal.wire.effects import Effect
 from shoal.wire.messages import Course
-from shoal.wire.neighbours import Along, Rest
 
 _LOOK = 0.05  # seconds between two looks at who has ended
 _LONG = 300  # characters of a reason that is told again
@@ -59,7 +54,7 @@ class _LateError(Exception):
 class GossipRun:
     """One run. Use as a context, as ``Training``."""
 
-    patience = 10.0  # seconds without a word until it is told who is waited for; who is stopped is killed then
+    patience: float  # seconds without a word until it is told who is waited for; who is stopped is killed then
 
     def __init__(
         self,
@@ -71,10 +66,11 @@ class GossipRun:
     ) -> None:
         """With ``kept``, what a former life of the run has left, it goes on from there."""
         assert isinstance(job.strategy, Gossip)
-        self._graph, changed = links.graph_of(job, folder)
-        self._graph.check(job.strategy.allow_disconnected)
+        graph, changed = links.graph_of(job, folder)
+        graph.check(job.strategy.allow_disconnected)
         self.learner = check(job, dataset)
         self.job, self.dataset, self._strategy, self._listener = job, dataset, job.strategy, listener
+        self.patience = 2 * job.timing.intervals().dead / limits.SECOND
         rule = rule_named(job.update.update().name)
         self._shape = (self.learner.keys, self.learner.width * (1 + rule.state))
         check_size(self._shape[0] * self._shape[1])
@@ -88,22 +84,26 @@ class GossipRun:
             kept.check_shape(self._shape)
             self.score.restore(kept.facts.standing)
             position = kept.position
-        self._parts = Parts(self.score.slots, job.workers, self._shares, None, *position)
+        parts = Parts(self.score.slots, job.workers, self._shares, None, *position)
         self._workers = Gossipers(job, str(dataset.train.folder), "" if kept is None else str(kept.path))
         self._resumed = kept is not None
-        self._home = Home(self._workers.names, self._workers.addresses)
-        self._home.heard = self._heard
+        self._legs = GossipController(
+            self._workers.names,
+            self._workers.addresses,
+            graph,
+            parts,
+            job.strategy.mode,
+            job.strategy.split == "even",
+            job.timing.intervals(),
+        )
+        self._legs.on_ready, self._legs.on_failed = self._ready, self._workers.end
+        self._home = self._legs.home
         self._loop: Loop
         self._apart = Apart(self.learner, dataset.test, self._shape)
         self._told = self._begun = False  # that it starts; everybody has rested with its first model
-        self._mixed = 0  # rounds so far
-        self._pace = LegPace(job.strategy.mode)
         self._seen = 0.0  # up to when time is counted
-        self._tally = Tally(self._parts.rows)
-        self._in_leg = [0, 0]  # slots and rows that were counted in this leg
         self._mean: Floats | None = None  # a slab, when all rested last: it is kept, and judged if it is interrupted
         self._at: tuple[Standing, int, int, Ids] | None = None  # how far it was then
-        self._lost: dict[str, float] = {}  # what each says went with lost neighbours
         self._last = ""  # who ended last, and why
         self._quiet, self._told_waiting = 0.0, 0  # seconds since somebody went on, and how often that was told
         self._deadline: float | None = None
@@ -114,7 +114,7 @@ class GossipRun:
         try:
             self.learner.settle()
             self._workers.start()
-            self._loop = Loop(self._home, self._workers.home)
+            self._loop = Loop(self._legs, self._workers.home)
         except BaseException:
             self._workers.close()
             raise
@@ -133,7 +133,7 @@ class GossipRun:
 
     @property
     def workers(self) -> list[str]:
-        return [self._workers.names[i] for i in self._graph.living]
+        return self._legs.living
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a process."""
@@ -154,7 +154,7 @@ class GossipRun:
         try:
             self._begin()
             while not self.score.why:
-                if self._home.resting:
+                if self._legs.resting:
                     self._send_off()
                 self._until_rest()
         except _LateError:
@@ -163,7 +163,7 @@ class GossipRun:
             self.score.fail("no memory is left to judge the models: take a smaller one, or fewer workers")
         if self._keeper.has_some and not self.score.failed:
             self._keep()
-        self._carry_out(self._home.dismiss())
+        self._carry_out(self._legs.dismiss())
         return self.score.end()
 
     def interrupted(self) -> Outcome:
@@ -172,10 +172,9 @@ class GossipRun:
         score.why = score.why or "interrupted"
         self._deadline = time.monotonic() + limits.DRAIN / limits.SECOND
         with contextlib.suppress(_LateError):
-            if self._begun and not self._home.resting:
+            if self._begun and not self._legs.resting:
                 self._until_rest()
-        slots, rows = self._in_leg
-        score.take_back(slots, rows)
+        score.take_back(*self._legs.counted)
         self._keep()
         if score.unjudged and score.done and self._mean is not None:
             score.judge(self._apart.weights_in(self._mean).copy())
@@ -188,18 +187,17 @@ class GossipRun:
         score = self.score
         if not self._told:
             self._told = True
-            links.keep(self._graph, self._folder)
+            links.keep(self._legs.graph, self._folder)
             score.begin(self.job.workers)
             for note in self._notes:
                 self._warn(note)
             rows = who_learns(self.job, self.dataset.train, self.job.workers)
             self._listener(self._linked(rows=rows))
-            nothing = np.empty(0, np.int64)
             self._seen = time.perf_counter()
-            self._carry_out(self._home.set_off(time.monotonic_ns(), self._graph, dict.fromkeys(self.workers, nothing)))
+            self._carry_out(self._legs.begin(time.monotonic_ns()))
         if self._begun:
             return
-        while not self._home.resting:
+        while not self._legs.resting:
             self._attend(counts=False)
         self._begun = True
         if not self._home.told:
@@ -209,45 +207,29 @@ class GossipRun:
         if score.unjudged or score.room() <= 0:
             self._judge()
         self._seen = time.perf_counter()
-        if self._resumed and len(self._graph.living) > 1 and not score.why:
+        if self._resumed and len(self.workers) > 1 and not score.why:
             self._warn("taken up again, every worker begins from the mean of all: what set them apart is not kept")
 
     def _send_off(self) -> None:
         """The next leg."""
-        parts, stop, living = self._parts, self.job.stop.seconds, self.workers
+        stop = self.job.stop.seconds
         left = None if stop is None else stop - self.score.seconds
-        rounds = self._pace.rounds(time.perf_counter(), self._home.rounds, left)
-        room = min(self.score.room(), rounds * len(living))
-        if self._strategy.split == "even" and (shares := self._pace.shares(living)) is not None:
-            parts.share(shares)
-        dealt_out: dict[int, list[Ids]] = {rank: [np.empty(0, np.int64)] for rank in parts.living}
-        while room > 0:  # a leg may have more than one pass
-            for rank, ids in parts.plan(room).items():
-                dealt_out[rank].append(ids)
-                room -= len(ids)
-            parts.settle(parts.living)
-        names = self._workers.names
-        slots = {names[rank]: np.concatenate(ids) for rank, ids in dealt_out.items()}
-        self._in_leg = [0, 0]
         self._quiet, self._told_waiting = 0.0, 0
-        self._pace.begin(time.perf_counter())
-        self._carry_out(self._home.set_off(time.monotonic_ns(), self._graph, slots))
+        self._carry_out(self._legs.next_leg(time.monotonic_ns(), self.score.room(), left))
 
     def _until_rest(self) -> None:
         """Until the leg is over; then see what has come of it."""
         score = self.score
-        while not self._home.resting:
+        while not self._legs.resting:
             self._attend()
-        self._pace.end(time.perf_counter(), {name: one.done for name, one in self._home.told.items()})
-        self._mixed += self._home.rounds
-        self._parts.fed()
+        self._legs.end_leg(time.monotonic_ns())
         if not self._home.told:
-            score.take_back(*self._in_leg)  # nobody has it any more
+            score.take_back(*self._legs.counted)  # nobody has it any more
             score.fail(f"no worker is left to compute: start it again, with more workers (the last was {self._last})")
             self._keep()
             return
         self._remember()
-        self._in_leg = [0, 0]
+        self._legs.counted = [0, 0]
         self._tell_lost()
         if score.due or (score.why and score.unjudged) or not is_finite(self._apart.mean):
             self._judge()
@@ -257,20 +239,21 @@ class GossipRun:
     def _remember(self) -> None:
         """The mean of what all have now, and how far that is; who is interrupted meanwhile still has the one before."""
         told = [(one.slab, one.rest) for one in self._home.told.values()]
-        whole = self._graph.directed and len(self._graph.parts()) == 1  # otherwise weights gather where links end
+        whole = self._legs.graph.directed and not self._home.was_apart  # otherwise weights gather where links end
         self._apart.take([(slab, rest.weight if whole else 1.0) for slab, rest in told if slab is not None and rest])
         self._mean, self._at = self._apart.mean, self._position()
 
     def _position(self) -> tuple[Standing, int, int, Ids]:
-        return self.score.state(), self.score.steps, self._parts.of_pass, self._parts.left()
+        parts = self._legs.parts
+        return self.score.state(), self.score.steps, parts.of_pass, parts.left()
 
     def _judge(self) -> None:
         """The mean, and how all differ from it; the clock stands still."""
         began = time.perf_counter()
         spread = self._apart.spread()
         if spread and self._strategy.mode == "sync":
-            spread["rounds"] = float(self._mixed)
-        if spread and (pieces := len(self._graph.parts())) > 1:
+            spread["rounds"] = float(self._legs.mixed)
+        if spread and (pieces := len(self._legs.graph.parts())) > 1:
             spread["pieces"] = float(pieces)
         self.score.judge(self._apart.weights_in(self._apart.mean).copy(), spread)
         self._at = self._position()
@@ -289,7 +272,7 @@ class GossipRun:
         """Hear what workers say, count what they have done, and see to those that are gone or say nothing."""
         began = time.perf_counter()
         self._loop.turn(_LOOK)
-        fresh = self._tally.fresh()
+        fresh = self._legs.fresh()
         heard = fresh.steps or bool(self._workers.ended)
         while self._workers.ended:
             self._gone(*self._workers.ended.popleft())
@@ -297,7 +280,6 @@ class GossipRun:
         score.sent, score.received = score.sent + fresh.sent, score.received + fresh.received
         if counts:
             took, self._seen = max(0.0, now - self._seen), now
-            self._in_leg = [self._in_leg[0] + fresh.slots, self._in_leg[1] + fresh.rows]
             score.add(fresh.slots, fresh.rows, fresh.loss, took, fresh.spent)
         if heard:
             self._quiet, self._told_waiting = 0.0, 0
@@ -308,47 +290,34 @@ class GossipRun:
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise _LateError
 
-    def _heard(self, name: str, said: Along | Rest) -> None:
-        """A worker has said something of this leg."""
-        if isinstance(said, Rest) and said.error:
-            self._workers.end(name, said.error)
-            return
-        if isinstance(said, Rest) and not self._begun:
-            self._listener(Joined(seconds=self.score.seconds, name=name, role="worker"))
-        if isinstance(said, Rest):
-            self._pace.is_done(name, time.perf_counter())
-        self._tally.hear(name, self._home.told[name], said)
+    def _ready(self, name: str) -> None:
+        self._listener(Joined(seconds=self.score.seconds, name=name, role="worker"))
 
     # ------------------------------------------------------------ who goes
 
     def _gone(self, name: str, why: str) -> None:
-        if name not in self.workers:
+        loss, score = self._legs.lose(time.monotonic_ns(), name), self.score
+        if loss is None:
             return
-        score, number = self.score, self._workers.names.index(name)
-        told = self._home.told.get(name)
-        again = self._parts.lose(number, 0 if told is None else told.done)
-        before, self._graph = self._graph, self._graph.without(number)
         score.counts["workers lost"] += 1
-        score.counts["slots dealt again"] += again
-        score.workers = len(self._graph.living)
+        score.counts["slots dealt again"] += loss.again
+        score.workers = len(self.workers)
         self._last = f"{name}: {why[:_LONG]}{'...' * (len(why) > _LONG)}"
-        self._listener(Gone(seconds=score.seconds, name=name, role="worker", why=why, slots=again))
-        self._carry_out(self._home.lose(time.monotonic_ns(), name, self._graph))
-        if not self._graph.living:
+        self._listener(Gone(seconds=score.seconds, name=name, role="worker", why=why, slots=loss.again))
+        self._carry_out(loss.effects)
+        if not self.workers:
             return
         self._listener(self._linked(f"{name} is gone"))
-        if len(self._graph.parts()) > len(before.parts()):
+        if loss.apart:
             self._warn(
-                f"without {name} the others are not connected any more ({self._graph.words()}): each group goes on, and they can "
+                f"without {name} the others are not connected any more ({self._legs.graph.words()}): each group goes on, and they can "
                 f"never agree"
             )
 
     def _tell_lost(self) -> None:
         """What went with lost neighbours: of an exchange that one side had taken and the other not (P12)."""
-        rests = {name: one.rest for name, one in self._home.told.items() if one.rest is not None}
-        self.score.counts["meetings"] += sum(rest.met for rest in rests.values())
-        lost = sum(rest.lost - self._lost.get(name, 0.0) for name, rest in rests.items())
-        self._lost |= {name: rest.lost for name, rest in rests.items()}
+        meetings, lost = self._legs.exchanges()
+        self.score.counts["meetings"] += meetings
         if lost > 0:
             self._warn(
                 f"exchanges with those who are gone may be half done: the sum of all models moved by at most {lost:.3g}"
@@ -377,7 +346,7 @@ class GossipRun:
 
     def _linked(self, why: str = "", rows: str = "") -> RunEvent:
         pairs = self._strategy.mode == "async"
-        return self._graph.event(self.score.seconds, self._workers.names, why, pairs, rows)
+        return self._legs.graph.event(self.score.seconds, self._workers.names, why, pairs, rows)
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))

@@ -126,10 +126,11 @@ def _owners(job: Job, train: Data, nodes: int) -> tuple[Ids, list[str]]:
 
 def core_of(text: str, rows: Path, number: int, nodes: int, kept: Path | None) -> tuple[Job, GossipCore]:
     """In the process or thread that will compute; ``text`` is the job."""
-    from shoal.data.arrays import open_rows
+    from shoal.data.mapped import train_rows
     from shoal.launch.kept_slab import read
 
-    job, data = Job.of(tomllib.loads(text)), open_rows(rows)
+    job = Job.of(tomllib.loads(text))
+    data = train_rows(rows, job.data, job.seed)
     learner = learner_of(job.model, data, job.seed, number)
     learner.settle(alone=job.launch.how == "processes")
     order, _, _ = dealt(job, data, nodes)

@@ -30,14 +30,15 @@ from shoal.launch.local import START_WITHIN
 from shoal.launch.nursery import Setup
 from shoal.launch.processes import short_folder
 from shoal.launch.work import number_of
+from shoal.nodes.gossip_home import HOME
 from shoal.nodes.gossiper import Gossiper
 from shoal.nodes.loop import Loop
 from shoal.strategies.gossip import Gossip
 from shoal.wire import Transport
 from shoal.wire.memory import Hub
+from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
-HOME = "home"
 _BY_ITSELF = "its process ended (exit code 0) before anybody asked it to"
 
 
@@ -79,10 +80,11 @@ class Gossipers:
         modules = list(self._job.launch.modules)
         self._children.start(Setup(os.getpid(), self._folder, modules, sys.path), "gossip")
         self._children.wait_until_settled(deadline)
-        self.home = ZmqTransport(HOME, _bind(self._folder, HOME, over_tcp))
+        safety = Safety.local().checking(self._job.launch.checksums)
+        self.home = ZmqTransport(HOME, _bind(self._folder, HOME, over_tcp), safety)
         for name in self.names:
             bind, work = _bind(self._folder, name, over_tcp), msgspec.to_builtins(self._facts)
-            orders = Orders(name, "gossiper", "", bind, self.home.address, self._folder, work)
+            orders = Orders(name, "gossiper", "", bind, self.home.address, self._folder, work, safety=safety.plain)
             self._children.order(orders)
         self._children.wait_until_running(self.names, deadline)
         for name in self.names:
@@ -161,6 +163,7 @@ def loop_of(name: str, facts: Gossiping, transport: Transport) -> Loop:
         home=HOME,
         clock=time.monotonic_ns,
         traffic=lambda: transport.traffic,
+        timing=job.timing.intervals(),
     )
     return Loop(node, transport)
 
@@ -178,7 +181,7 @@ def turn(loop: Loop, stopped: Callable[[], bool] = lambda: False) -> None:
 
 def gossip(orders: Orders, ready: Callable[[str], None]) -> None:
     """In a process of its own."""
-    transport = ZmqTransport(orders.name, orders.bind)
+    transport = ZmqTransport(orders.name, orders.bind, Safety.of_plain(orders.safety))
     transport.connect(HOME, orders.coordinator)
     ready(transport.address)
     turn(loop_of(orders.name, msgspec.convert(orders.work, Gossiping), transport))

@@ -204,6 +204,6 @@ class OverGloo(Started):
         for name, pid in self.pids.items():
             if state_of(pid) != "T":
                 self._stopped.pop(name, None)
-            elif now - self._stopped.setdefault(name, now) > limits.DEAD_AFTER / limits.SECOND:
+            elif now - self._stopped.setdefault(name, now) > self._job.timing.intervals().dead / limits.SECOND:
                 raise RankLost(name, "its process is stopped")
         self._tell_long_wait(waited)

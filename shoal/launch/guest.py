@@ -31,6 +31,7 @@ from shoal.launch.code import allowed
 from shoal.launch.looking import Looking, address_of, look_at, safety_for
 from shoal.launch.processes import short_folder
 from shoal.launch.serving import Serving
+from shoal.launch.silence import Silence
 from shoal.nodes.guest import Guest
 from shoal.nodes.loop import Loop
 from shoal.wire import messages as m
@@ -56,7 +57,7 @@ class Terms:
     advertise: str = ""
     modules: Sequence[str] = ()  # code that may be imported
     data: str = ""  # of a worker: where the rows are on this host, if not where the job says
-    patience: float = limits.HOST_PATIENCE / limits.SECOND  # seconds without a word from the coordinator
+    patience: float | None = None  # seconds without a word from the coordinator; None: as that one says
     keys: str = ""  # the folder of this host's
     insecure: bool = False  # without any
     within: float = limits.HOSTS_WITHIN / limits.SECOND  # seconds for the coordinator to come up
@@ -89,6 +90,8 @@ class Visitor:
         address = self.address
         with contextlib.closing(look_at(address, self.safety)) as looking:
             about = self._about(looking, address)
+            said = tomllib.loads(about.job).get("launch", {})  # of all of them, as the job says
+            self.safety = self.safety.checking(said.get("checksums") is not False)
             self._check_name(looking)
             if self.role == "server":
                 _check_modules(about, self.terms.modules)
@@ -135,6 +138,11 @@ class Visitor:
             raise
         return transport
 
+    @property
+    def _patience(self) -> int | Literal["timing"]:
+        given = self.terms.patience
+        return "timing" if given is None else int(given * limits.SECOND)
+
     # ------------------------------------------------------------ a server
 
     def _serve(self, address: str) -> str:
@@ -142,8 +150,8 @@ class Visitor:
         with _sockets(address) as folder:
             bind = beside(address, self.terms.listen, self.name, folder)
             transport = self._transport(bind, advertised(bind, self.terms.advertise, address))
-            patience = int(self.terms.patience * limits.SECOND)
-            serving = Serving(self.name, secrets.token_hex(8), transport, patience, self.say)
+            serving = Serving(self.name, secrets.token_hex(8), transport, self._patience, self.say, address)
+            serving.keep_apart()
             self._leave = serving.leave
             self.say(f"{self.name} asks {address} to join; it listens at {transport.address}")
             serving.run()
@@ -172,10 +180,10 @@ class Visitor:
         except BaseException:
             transport.close()
             raise
-        guest = Guest(trainer.worker, trainer.worker.member, int(self.terms.patience * limits.SECOND))
+        guest = Guest(trainer.worker, trainer.worker.member, self._patience)
         self._leave = lambda number: trainer.leave()
         self.say(f"{self.name} works for {address}: {job.model.told}, {dataset.name}")
-        _train(trainer, guest, Loop(guest, transport))
+        _train(trainer, guest, Loop(guest, transport), Silence(guest, address, self.say))
         return _ended(guest, "it left" if self.asked or not trainer.over else "the run is over")
 
     def _prepare(self, about: m.Described) -> tuple[Job, Dataset]:
@@ -213,11 +221,12 @@ def serve(
     return Visitor(terms, "server", say).run()
 
 
-def _train(trainer: Trainer, guest: Guest, loop: Loop) -> None:
+def _train(trainer: Trainer, guest: Guest, loop: Loop, silence: Silence) -> None:
     try:
         done = trainer.start()
         while not done.done and not guest.end:
             loop.turn()
+            silence.look()
         if done.done and done.error is not None:
             raise done.error
         loop.carry_out(trainer.worker.leave())

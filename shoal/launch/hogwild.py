@@ -58,7 +58,7 @@ class _LateError(Exception):
 class HogwildRun:
     """One run. Use as a context, as ``Training``."""
 
-    patience = 10.0  # seconds without a slot until it is told who is waited for; who is stopped is killed then
+    patience: float  # seconds without a slot until it is told who is waited for; who is stopped is killed then
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class HogwildRun:
         check_possible(job, job.strategy)
         self.learner = check(job, dataset)
         self.job, self.dataset, self._strategy, self._listener = job, dataset, job.strategy, listener
+        self.patience = 2 * job.timing.intervals().dead / limits.SECOND
         self.score = Score(job, dataset, self.learner, listener, folder)
         self._slots = self.score.slots
         start = self.learner.start()
@@ -236,7 +237,9 @@ class HogwildRun:
         self._begun = True
         if not self._here:
             score.fail(f"no worker was there for the first slot (the last was {self._last})")
-        elif score.unjudged:
+        elif (
+            score.unjudged or score.room() <= 0
+        ):  # a former life was killed when all was done, and nothing is left to deal
             score.judge(self.weights)
 
     def _round(self) -> None:

@@ -111,7 +111,7 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
     say(f"{counted(len(here.peers), 'peer')} of {address}: {job.model.told}, {dataset.name}")
     made = Made(PeerWork(here.job, str(dataset.folder), here.number))
     with _folder(address) as folder:
-        life = Life(made, sockets(folder))
+        life = Life(made, sockets(made, folder))
         telling = _Telling(say)
         say(f"this is {life.me.name}, at {life.me.address}: shoal status, join and leave find the run there, too")
         try:

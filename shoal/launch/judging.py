@@ -81,7 +81,8 @@ class Judging:
     def _prepare(self, data: str) -> None:
         features, asked = self._features(), self.job.data
         if data in NAMED:
-            self._data = load(Source(data, hash_bits=asked.hash_bits, rows=asked.rows), self.job.seed)
+            made = asked.features if data == asked.source else None  # of a set that is made up
+            self._data = load(Source(data, hash_bits=asked.hash_bits, rows=asked.rows, features=made), self.job.seed)
         else:  # all of its rows, read as those of the run were
             self._data = load(Source(data, data, format=asked.format, hash_bits=asked.hash_bits), self.job.seed)
         if features is not None and self._data.features > features:

@@ -22,8 +22,8 @@ Say = Callable[[str], None]
 
 def let_go(looking: Looking, name: str, say: Say = lambda text: None, still: float | None = None) -> None:
     """Returns when it is gone, in order. ``still``: seconds without any change that are too many."""
-    patience = limits.LEAVE_STILL / limits.SECOND if still is None else still
     view = looking.view()
+    patience = view.timing.leave_still / limits.SECOND if still is None else still
     here = {member.name: member for member in view.members}
     if name not in here:
         names = ", ".join(sorted(one.name for one in view.members if one.role in ("server", "worker")))

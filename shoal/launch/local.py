@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,12 +27,14 @@ from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
 from shoal.launch.clients import client_of
 from shoal.launch.clients import connect as connect
 from shoal.launch.looking import Looking, Status
+from shoal.launch.reopening import saved_in
 from shoal.launch.telling import Listener, Telling
 from shoal.nodes.blocking import KV
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.loop import Loop
 from shoal.nodes.records import afresh
 from shoal.nodes.storage import Journal
+from shoal.timing import Timing, timing_from
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended
@@ -55,12 +57,17 @@ def local(
     modules: Sequence[str] = (),
     folder: str | Path | None = None,
     keys: str | Path | None = None,
+    checksums: bool = True,
+    timing: Timing | Mapping[str, float] | None = None,
 ) -> Cluster:
     """Start a cluster here. ``modules`` are imported by every server: name those with updates and questions of your own.
 
     Every segment is held by so many servers as there are ``copies``. A process that is killed is started again: the
-    coordinator always, a server where there are copies to fill it from. With ``folder`` the coordinator keeps its journal there.
-    With ``keys``, a folder of them, all that goes over tcp is encrypted, and others need keys to come in.
+    coordinator always, a server where there are copies to fill it from. With ``folder`` the coordinator keeps its journal there,
+    ``kv.save()`` saves all tables there, and a cluster that is started there later has them again, as they were saved last.
+    With ``keys``, a folder of them, all that goes over tcp is encrypted, and others need keys to come in. Without, arrays that travel between
+    processes have ``checksums``, unless that is false. ``timing`` says how long nodes wait for each other, in seconds:
+    ``timing={"dead": 20}``, or ``{"scale": 4}`` for all that it has.
     """
     modules = (modules,) if isinstance(modules, str) else tuple(modules)
     if not all(isinstance(module, str) for module in modules):
@@ -73,21 +80,25 @@ def local(
         raise Invalid(f"transport={transport!r}: needs 'ipc' or 'tcp'")
     if keys is not None and not (processes and transport == "tcp"):
         raise Invalid("keys are for what goes over tcp: start it with processes=True and transport='tcp'")
-    safety = None
-    if keys is not None:
-        from shoal.wire.security import Safety
-
-        safety = Safety.with_keys(keys)
+    chosen = None if timing is None else timing_from(timing)
     journal = Journal(Path(folder) / "coordinator.journal" if folder is not None else None)
     cluster: Cluster
     if processes:
         from shoal.launch.processes import ProcessCluster
+        from shoal.wire.security import Safety
 
+        safety = (Safety.local() if keys is None else Safety.with_keys(keys)).checking(checksums)
         cluster = ProcessCluster(servers, transport, modules, journal, copies, copies > 1, safety)
     else:
         cluster = ThreadCluster(servers, modules, journal, copies)
+    cluster.timing, found = chosen, None
     try:
+        if folder is not None:
+            found = saved_in(cluster, Path(folder))
         cluster.start()
+        if found is not None:
+            with cluster.client() as kv:
+                found.restore(kv)
     except BaseException:
         cluster.close()
         raise
@@ -102,12 +113,16 @@ class Cluster:
     def __init__(self, journal: Journal, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
         self._journal, self._copies = journal, copies
+        self.timing: Timing | None = None
+        """How long nodes wait for each other, where no job says so; None: as the journal has it. To be set before it is started."""
         self._begin(journal)
         self._clients: weakref.WeakSet[KV] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []
         self._loops: list[Loop] = []
         self._pid = os.getpid()
         self._taken = {"coordinator"}  # names of our own nodes
+        self.checkpoints: Path | None = None
+        """Of a store without a run: where ``kv.save()`` puts them; to be set before it is started."""
         self.ended = ""
         """Why the cluster is no more; empty: it goes on."""
         self._closing, self._closed = threading.Lock(), False
@@ -200,7 +215,7 @@ class Cluster:
             self._closed = True
             for client in list(self._clients):
                 try:
-                    client.close()
+                    client.abandon()  # what it would wait for ends with the cluster
                 except Exception as error:  # one that was interrupted half way: the rest must end all the same
                     print(f"shoal: {type(error).__name__}: {error} while closing {client.name}", file=sys.stderr)
             self.ended = self.ended or "the cluster was closed"
@@ -336,11 +351,18 @@ class ThreadCluster(Cluster):
                 self._threads.remove(thread)
 
     def _coordinate(self) -> None:
-        from shoal.launch.coordination import dealing_of, moves_of, saving_of
+        from shoal.launch.coordination import dealing_of, moves_of, saving_for, timing_of
 
         facts, records = self._run_facts, self._journal.records
-        dealing, saving = (None, None) if facts is None else (dealing_of(facts), saving_of(facts))
-        node = Coordinator(copies=self._copies, journal=records, dealing=dealing, saving=saving, moves=moves_of(facts))
+        dealing, saving = None if facts is None else dealing_of(facts), saving_for(facts, str(self.checkpoints or ""))
+        node = Coordinator(
+            copies=self._copies,
+            journal=records,
+            dealing=dealing,
+            saving=saving,
+            moves=moves_of(facts),
+            timing=timing_of(facts, self.timing),
+        )
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
         if self._telling is not None:
             self._coordinator.listener = self._telling

@@ -30,6 +30,8 @@ _LOOK = 500  # milliseconds between two looks at who our parent is
 def main(own: Path, folder: Path | None, kept: str) -> int:
     me = mpi.rank()
     assert me is not None
+    # It is how we interrupt ourselves (_watch); a script that has its background jobs ignore it handed that on to us.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         caller.connect(str(own / DOOR))

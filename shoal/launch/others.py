@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from shoal import limits
-from shoal.data.arrays import open_rows
 from shoal.data.datasets import Dataset
+from shoal.data.mapped import train_rows
 from shoal.errors import ShoalError
 from shoal.job import Job
 from shoal.launch.child import Orders, transport_of
@@ -204,7 +204,8 @@ def follow(work: RankWork, group: Group) -> None:
     from shoal.launch.kept_slab import read
 
     try:
-        job, data = Job.of(tomllib.loads(work.job)), open_rows(Path(work.rows))
+        job = Job.of(tomllib.loads(work.job))
+        data = train_rows(Path(work.rows), job.data, job.seed)
         if work.kept:
             found = read(Path(work.kept))
             rank.follow(job, data, group, found.position, found.slab)

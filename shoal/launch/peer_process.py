@@ -22,6 +22,7 @@ from shoal.cluster.book import State
 from shoal.cluster.members import About
 from shoal.cluster.mesh import Mesh
 from shoal.data.datasets import Dataset
+from shoal.data.mapped import whole_set
 from shoal.data.slots import Slots
 from shoal.errors import ClusterError
 from shoal.job import Job
@@ -38,6 +39,7 @@ from shoal.nodes.replica import Hold
 from shoal.wire import Transport
 from shoal.wire.effects import Received
 from shoal.wire.peers import Peer, Stop
+from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 _LOOK = 0.5  # seconds at most between two looks at whether it may go
@@ -81,7 +83,7 @@ class Made:
     def __init__(self, work: PeerWork) -> None:
         self.work = work
         self.job = Job.of(tomllib.loads(work.job))
-        self.dataset = Dataset.open(Path(work.data))
+        self.dataset = whole_set(Path(work.data), self.job.data, self.job.seed)
         train = self.dataset.train
         self.learner = learner_of(self.job.model, train, self.job.seed, work.number)
         self.slots = Slots(train.rows, self.job.data.batch, self.job.seed)
@@ -139,7 +141,12 @@ def live(
     while True:
         made = life.made
         about = About(made.work.job, made.dataset.train.rows, made.dataset.features)
-        mesh = Mesh.joining(life.me, through, about=about) if through else Mesh(life.me, founders, about=about)
+        timing = made.job.timing.intervals()
+        mesh = (
+            Mesh.joining(life.me, through, about=about, timing=timing)
+            if through
+            else Mesh(life.me, founders, about=about, timing=timing)
+        )
         node = made.node(mesh, life.transport)
         loop = Loop(node, life.transport)
         try:
@@ -161,12 +168,13 @@ def _turn(
     asked: threading.Event | None,
     look: Callable[[PeerNode], bool],
 ) -> None:
-    told, deadline = False, time.monotonic() + limits.JOIN_WITHIN / limits.SECOND
+    within = node.mesh.timing.join_within / limits.SECOND
+    told, deadline = False, time.monotonic() + within
     while not closing.is_set():
         loop.turn(_LOOK)
         if not node.mesh.filled and time.monotonic() > deadline:
             raise ClusterError(
-                f"no peer has given it the model in {limits.JOIN_WITHIN / limits.SECOND:g} s: the run has ended, or cannot be reached; "
+                f"no peer has given it the model in {within:g} s: the run has ended, or cannot be reached; "
                 f"look whether it goes on, and join again"
             )
         if not node.mesh.filled and asked is not None and asked.is_set():
@@ -179,9 +187,10 @@ def _turn(
             return
 
 
-def sockets(folder: str) -> Open:
+def sockets(made: Made, folder: str) -> Open:
     """Lives that are called by other processes: in this folder, or, without one, by a port of this machine."""
-    return lambda life: ZmqTransport(life, f"ipc://{folder}/{life}" if folder else "tcp://127.0.0.1:*")
+    safety = Safety.local().checking(made.job.launch.checksums)
+    return lambda life: ZmqTransport(life, f"ipc://{folder}/{life}" if folder else "tcp://127.0.0.1:*", safety)
 
 
 def warm(work: dict[str, object]) -> None:
@@ -200,7 +209,7 @@ def be_peer(orders: Orders, running: Callable[[str], None], inbox: int) -> None:
     made = _made.pop((work.job, work.data, work.kept), None) or Made(work)
     made.work = work
     made.learner.settle(alone=True)
-    life = Life(made, sockets("" if orders.bind.startswith("tcp:") else orders.folder))
+    life = Life(made, sockets(made, "" if orders.bind.startswith("tcp:") else orders.folder))
     running(life.me.address)
     with os.fdopen(inbox, "rb") as lines:
         line = b"" if work.through else lines.readline()

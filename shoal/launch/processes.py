@@ -206,7 +206,15 @@ class ProcessCluster(Cluster):
     def _fork_coordinator(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/coordinator.journal"
         with self._telling_ends:
-            facts = Coordination(str(journal), self._copies, self._run_facts, list(self._saw), self.moves)
+            facts = Coordination(
+                str(journal),
+                self._copies,
+                self._run_facts,
+                list(self._saw),
+                self.moves,
+                str(self.checkpoints or ""),
+                self.timing,
+            )
             self._children.order(self._orders("coordinator", "coordinator", msgspec.to_builtins(facts)))
         self._children.wait_until_running(["coordinator"], deadline)
         self._address = self._children.known["coordinator"].address
@@ -297,7 +305,8 @@ class ProcessCluster(Cluster):
 def safety_of(job: Job) -> Safety:
     """As the job says; where it listens to other hosts, the usual folder of keys serves, if it names none."""
     at = job.launch.listen
-    return Safety.chosen(job.launch.keys, job.launch.insecure, at if "://" in at or not at else f"tcp://{at}")
+    safety = Safety.chosen(job.launch.keys, job.launch.insecure, at if "://" in at or not at else f"tcp://{at}")
+    return safety.checking(job.launch.checksums)
 
 
 def check_listening(job: Job) -> None:

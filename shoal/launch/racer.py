@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from shoal.data.arrays import open_rows, sparse
+from shoal.data.arrays import sparse
+from shoal.data.mapped import train_rows
 from shoal.data.slots import Slots
 from shoal.emulate import Pace
 from shoal.errors import Invalid
@@ -207,7 +208,8 @@ def race(orders: Orders, ready: Callable[[], None]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os.write(own, LEAVE))
     ready()
     segment, news = Segment.open(facts.place), open_of(pid, facts.news, os.O_WRONLY)
-    job, data = Job.of(tomllib.loads(facts.job)), open_rows(Path(facts.rows))
+    job = Job.of(tomllib.loads(facts.job))
+    data = train_rows(Path(facts.rows), job.data, job.seed)
     lane: Lane
     if isinstance(job.model, Linear):
         lane = LinearLane(race_of(job, data, plan_in(segment)), segment, facts.seat)

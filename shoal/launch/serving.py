@@ -12,14 +12,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 from shoal import limits
 from shoal.errors import ClusterError, Refused
 from shoal.events import counted
+from shoal.filters.guarded import run_apart
+from shoal.launch.apart import Apart
+from shoal.launch.silence import Silence
 from shoal.nodes.guest import Guest
 from shoal.nodes.loop import Loop
 from shoal.nodes.server import Server
+from shoal.signals import handled
 from shoal.wire import Transport
 
 Say = Callable[[str], None]
@@ -33,17 +38,25 @@ class Serving:
         name: str,
         token: str,
         transport: Transport,
-        patience: int | None = None,
+        patience: int | Literal["timing"] | None = None,
         say: Say = lambda text: None,
+        coordinator: str = "",
     ) -> None:
+        """``coordinator``: its address, for what is said while it is silent."""
         from shoal.launch.child import moved_by
 
-        server = Server(name, token, transport.address)
+        server = self._server = Server(name, token, transport.address)
         server.also = moved_by(transport)
         self.guest = Guest(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
         self._say, self._signal, self._joined = say, 0, False
+        self._silence = Silence(self.guest, coordinator, say)
         self._state, self._since = (-1, ""), 0.0  # parts it has, and why it may not go; since when
+
+    def keep_apart(self) -> None:
+        """This process is the server's alone: users' questions and filters run in others, and cost their own requests only."""
+        self._server.calls.apart = Apart(self.loop.poke_soon)
+        run_apart()
 
     def leave(self, number: int = signal.SIGTERM) -> None:
         """Ask to go. The second time it goes at once."""
@@ -61,6 +74,7 @@ class Serving:
                 if not self._joined and self.guest.member.joined:
                     self._joined = True
                     self._say(f"{self.guest.name} has joined, and serves")
+                self._silence.look()
                 if self.guest.leaving:
                     self._look()
             self.loop.carry_out(self.guest.member.leave())  # said once more: nobody is to wait for its silence
@@ -78,11 +92,9 @@ class Serving:
                 if guest.stays
                 else f"{guest.name}: {counted(guest.left, 'part')} left"
             )
-        if guest.asks and now - self._since > limits.LEAVE_STILL / limits.SECOND:
-            why = (
-                guest.stays
-                or f"nobody took over {counted(guest.left, 'part')} in {limits.LEAVE_STILL // limits.SECOND} s"
-            )
+        still = guest.member.timing.leave_still / limits.SECOND
+        if guest.asks and now - self._since > still:
+            why = guest.stays or f"nobody took over {counted(guest.left, 'part')} in {still:g} s"
             self._say(f"{guest.name} goes all the same: {why}; start another server to take its place")
             raise SystemExit(128 + self._signal)
 
@@ -97,12 +109,6 @@ class Serving:
             )
 
 
-@contextlib.contextmanager
-def heard(signals: Iterable[int], call: Callable[[int], None]) -> Iterator[None]:
+def heard(signals: Iterable[int], call: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
     """While this lasts, these signals are a call."""
-    before = {number: signal.signal(number, lambda which, frame: call(which)) for number in signals}
-    try:
-        yield
-    finally:
-        for number, what in before.items():
-            signal.signal(number, what)
+    return handled(signals, lambda which, frame: call(which))

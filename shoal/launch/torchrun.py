@@ -99,6 +99,11 @@ def rank(variables: Mapping[str, str] | None = None) -> Rank | None:
     return Rank(number, world, hosts, restarts, f"\0shoal-{door}".encode())
 
 
+def is_rank() -> bool:
+    """Did torchrun start this process?"""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def _count(name: str, text: str) -> int:
     if len(text) > _DIGITS:
         raise Invalid(f"{name}={text[:_DIGITS]}... has {len(text):,} digits; {_SET_BY}")

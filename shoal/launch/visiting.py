@@ -24,7 +24,6 @@ from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 
-_AGAIN = limits.SECOND // 2  # until the view is asked for again
 _ASLEEP = 0.05  # seconds at most between two looks at what is to be sent again
 _VISITOR = 1  # an incarnation that nobody checks: it makes requests of numbers
 
@@ -99,12 +98,12 @@ class Visit:
             raise task.error
 
     def _turn(self, done: Callable[[], bool], seconds: float | None, what: str, again: m.Message) -> None:
-        """Until it is done; ``again`` goes to the coordinator twice a second."""
+        """Until it is done; ``again`` goes to the coordinator now and then."""
         began = asked = now = time.monotonic_ns()
         while not done():
             if seconds is not None and now - began > seconds * limits.SECOND:
                 raise Unanswered(what, limits.COORDINATOR if not self._client.layouts else "all servers", seconds)
-            if now - asked >= _AGAIN:
+            if now - asked >= self._client.view.timing.resend_first:
                 asked = now
                 self._send([Send(limits.COORDINATOR, again)])
             assert self._transport is not None

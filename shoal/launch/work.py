@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal import limits
-from shoal.data.arrays import open_rows
+from shoal.data.mapped import train_rows
 from shoal.filters import described
 from shoal.filters.chain import Chain
 from shoal.job import Job
-from shoal.models.learning import Learner, LinearLearner, learner_of
+from shoal.nodes.factory import make_trainer
 from shoal.nodes.loop import Loop
-from shoal.nodes.rows import Rows
-from shoal.nodes.slices import Slices
-from shoal.nodes.trainer import Shelf, Trainer
+from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
-from shoal.strategies.block_proximal import BlockProximal
-from shoal.strategies.turns import Turns
 from shoal.wire import Transport
 from shoal.wire.groups import member_name
 
@@ -71,45 +67,10 @@ def trainer_of(name: str, token: str, transport: Transport, work: Work) -> Train
     job = Job.of(tomllib.loads(work.job))
     if job.filters:
         Chain(described(job.filters), warm=True)
-    data = open_rows(Path(work.rows))
-    learner = learner_of(job.model, data, job.seed, number_of(name))
-    slots = job.slots(data.rows)
     worker = Worker(name, "worker", token, group=work.group)
     worker.clock = time.monotonic_ns
-    worker.client.names.most *= job.handles
-    pace = job.emulate.pace(number_of(name), job.seed)
-    shelf: Shelf
-    if isinstance(slots, Turns):
-        shelf = parts_of(job, learner, slots)
-    elif isinstance(learner, LinearLearner):
-        shelf = Rows(worker, learner.train, slots, learner.model.bias, work.cache_bytes)
-    else:
-        shelf = Slices(data, slots, learner.keys)
-    return Trainer(
-        worker,
-        job.servers_strategy,
-        learner,
-        shelf,
-        slots,
-        lambda: transport.traffic,
-        pace,
-        job.trace.spans,
-        job.emulate.task,
-    )
-
-
-def parts_of(job: Job, learner: Learner, turns: Turns) -> Shelf:
-    """The rows of a run that goes block by block."""
-    importlib.import_module(
-        "shoal.models.column_kernels"
-    )  # now: whoever compiles them once it is in is silent meanwhile
-    from shoal.models.columns import Blocks
-    from shoal.nodes.parts import Parts
-
-    assert isinstance(learner, LinearLearner) and isinstance(job.strategy, BlockProximal)
-    data, bias = learner.train, learner.model.bias
-    blocks = Blocks.cut(job.strategy.by, job.strategy.blocks, data.counts, bias, data.rows)
-    return Parts(data, turns, blocks, bias, learner.model.loss)
+    data = train_rows(Path(work.rows), job.data, job.seed)
+    return make_trainer(job, worker, data, work.cache_bytes, lambda: transport.traffic, number_of(name))
 
 
 def number_of(worker: str) -> int:

@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from shoal.data.arrays import Arrays
 from shoal.data.batch import Batch
+from shoal.data.hashing import Hashing
 from shoal.data.labels import are_classes
 from shoal.data.packed import Packed
+from shoal.data.user_rows import spread
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 
@@ -32,6 +34,8 @@ class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shift: float = 0.0
     bytes: bool = False  # they are stored as such
     classes: int = 0  # labels are 0..classes-1; 0: they are numbers
+    sparse: bool = False  # rows were sparse, and spread out
+    hashing: Hashing | None = None  # of sparse rows: how ids became features
 
     @classmethod
     def of(cls, rows: Packed | Arrays) -> Inputs:
@@ -44,14 +48,15 @@ class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"{rows.features:,} sparse features are too many to spread out for a module (at most {WIDEST:,}): take a linear "
                 f"model, hash them to fewer (--set data.hash_bits=12), or keep their rows in a table (shoal.torch.EmbeddingBag)"
             )
-        return cls((rows.features,), classes=2 if are_classes(rows) else 0)
+        classes = 2 if are_classes(rows) else 0
+        return cls((rows.features,), classes=classes, sparse=True, hashing=rows.hashing)
 
     def read(self, rows: Any, start: int, stop: int) -> tuple[npt.NDArray[Any], Floats]:
         """Inputs of the shape above, not scaled yet, and labels."""
         part = rows.slice(start, stop)
         if isinstance(part, Batch):
             labels = (part.labels > 0).astype(np.float32) if self.classes else part.labels
-            return _spread(part, self.shape[0]), labels
+            return spread(part, self.shape[0]), labels
         return part.inputs.reshape(len(part), *self.shape), part.labels
 
 
@@ -76,10 +81,3 @@ class Piece:
 
     def read(self) -> tuple[Any, Any]:
         return self.inputs.read(self.data, self.start, self.stop)
-
-
-def _spread(batch: Batch, features: int) -> Floats:
-    dense = np.zeros((len(batch), features), np.float32)
-    rows = np.repeat(np.arange(len(batch)), np.diff(batch.indptr))
-    dense[rows, batch.columns] = 1.0 if batch.values is None else batch.values
-    return dense

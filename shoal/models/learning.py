@@ -100,7 +100,7 @@ class LinearLearner:
         return self.model.judge(test, weights)
 
     def keep(self, weights: Floats) -> Trained:
-        return Trained(weights, self.model, self.train.features)
+        return Trained(weights, self.model, self.train.features, self.train.hashing)
 
     def read(self, path: Path) -> Floats:
         model = Trained.load(path)

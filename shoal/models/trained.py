@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.batch import Batch
+from shoal.data.hashing import Hashing
+from shoal.data.user_rows import batch_of
 from shoal.errors import Invalid
 from shoal.files import replace_file
 from shoal.models.linear import Linear
@@ -30,6 +31,7 @@ class Trained:
     table: npt.NDArray[np.float32]
     linear: Linear
     features: int
+    hashing: Hashing | None = None  # how ids became features; None: id k is feature k - 1
 
     def __repr__(self) -> str:
         return f"<{self.linear.loss} model: {self.features:,} features, {self.nonzeros:,} weights that are not zero>"
@@ -48,8 +50,11 @@ class Trained:
         return int(np.count_nonzero(self.weights))
 
     def predict(self, rows: Any) -> npt.NDArray[np.float64]:
-        """The probability of +1 (logistic) or the margin, for a Batch, a scipy CSR matrix or a dense array of rows."""
-        return self.linear.predict(_batch(rows, self.features), self.table)
+        """The probability of +1 (logistic) or the margin, for an array of rows, a scipy matrix or the path of a file.
+
+        Columns are ids as in the data that was trained on; where those were hashed, these are.
+        """
+        return self.linear.predict(batch_of(rows, self.features, self.hashing), self.table)
 
     def save(self, path: str | Path, **also: str) -> None:
         """``also``: more to be said in it; ``facts_of`` reads it back."""
@@ -63,6 +68,7 @@ class Trained:
             "model": msgspec.json.encode(self.linear).decode(),
             "features": str(self.features),
             "crc32": str(zlib.crc32(np.ascontiguousarray(self.table).data)),  # safetensors accepts a flipped bit
+            **({} if self.hashing is None else {"hashing": msgspec.json.encode(self.hashing).decode()}),
             **also,
         }
         # Under one name: safetensors writes several in any order, and equal models should be equal files.
@@ -83,6 +89,7 @@ class Trained:
                 parts = [file.get_tensor("weights")] + ([file.get_tensor("bias")] if linear.bias else [])
                 table = np.concatenate(parts).astype(np.float32, copy=False)
                 features = int(facts["features"])
+                hashing = msgspec.json.decode(facts["hashing"], type=Hashing) if "hashing" in facts else None
         except FileNotFoundError:
             raise Invalid(f"no file {str(path)!r}: give the model.safetensors of a run") from None
         except Invalid:
@@ -91,7 +98,9 @@ class Trained:
             raise Invalid(f"{path} cannot be read as a model: {error}") from None
         if table.shape != (linear.keys(features),) or str(zlib.crc32(table.data)) != facts.get("crc32"):
             raise Invalid(f"{path} is damaged: its checksum differs; take it from a copy, or train again")
-        return cls(table, linear, features)
+        if hashing is not None and hashing.features != features:
+            raise Invalid(f"{path} is damaged: {features:,} features, and hashes of {hashing.bits} bits: train again")
+        return cls(table, linear, features, hashing)
 
 
 def facts_of(path: str | Path) -> dict[str, str]:
@@ -107,24 +116,3 @@ def facts_of(path: str | Path) -> dict[str, str]:
 
 def _facts(metadata: dict[str, str]) -> dict[str, str]:
     return msgspec.json.decode(metadata.get("shoal", "{}"), type=dict[str, str])
-
-
-def _batch(rows: Any, features: int) -> Batch:
-    if isinstance(rows, Batch):
-        return rows
-    if hasattr(rows, "tocsr"):  # scipy's, whatever the layout
-        rows = rows.tocsr()
-        indptr, columns, values = rows.indptr, rows.indices, rows.data
-    else:
-        dense = np.atleast_2d(np.asarray(rows, np.float32))
-        if dense.ndim != 2 or dense.shape[1] > features:
-            raise Invalid(f"rows of shape {dense.shape}: rows of at most {features:,} features are needed")
-        places = np.nonzero(dense)
-        indptr = np.concatenate([[0], np.cumsum(np.count_nonzero(dense, axis=1))])
-        columns, values = places[1], dense[places]
-    return Batch(
-        np.ascontiguousarray(indptr, np.int64),
-        np.ascontiguousarray(columns, np.uint32),
-        np.ascontiguousarray(values, np.float32),
-        np.zeros(len(indptr) - 1, np.float32),
-    )

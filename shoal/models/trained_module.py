@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.data.user_rows import dense_of, finite
 from shoal.errors import Invalid
 from shoal.files import replace_file
 from shoal.models.inputs import Inputs
@@ -68,7 +69,12 @@ class TrainedModule:
         return np.concatenate(found) if found else np.empty((0,), np.float32)
 
     def prepare(self, rows: Any) -> npt.NDArray[np.float32]:
-        """Rows as the module takes them: of its shape, and scaled (bytes become numbers about 0)."""
+        """Rows as the module takes them: of its shape, and scaled (bytes become numbers about 0).
+
+        Of a module that was trained on sparse rows: also a scipy matrix or the path of a file; hashed where those were.
+        """
+        if self.inputs.sparse:
+            return dense_of(rows, self.inputs.shape[0], self.inputs.hashing)
         array = np.asarray(rows)
         if array.size == math.prod(self.inputs.shape):  # one row, with an axis for rows or without
             array = array.reshape(1, -1)
@@ -76,7 +82,7 @@ class TrainedModule:
             array = array.reshape(len(array), *self.inputs.shape)
         except (TypeError, ValueError):
             raise Invalid(f"rows of shape {array.shape}: rows of shape {self.inputs.shape} are needed") from None
-        scaled = np.array(array, np.float32)
+        scaled = np.array(finite(array))
         if self.inputs.bytes and array.dtype.kind == "f" and array.size:
             low, high = float(array.min()), float(array.max())
             if low < 0 or high > 255:

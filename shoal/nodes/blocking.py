@@ -7,13 +7,15 @@ the user computes. A lock passes the loop from one to the other.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal import limits
 from shoal.errors import Closed, Invalid, TimedOut, UnknownTable
@@ -26,8 +28,12 @@ from shoal.tables import Table, whole
 from shoal.wire import Transport
 from shoal.wire.groups import Group
 
+_open: weakref.WeakSet[KV] = weakref.WeakSet()
+_Seen = TypeVar("_Seen")
 log = logging.getLogger("shoal")
 _REMIND = 10.0  # seconds after which a wait without an end of its own says what it waits for, then twice that, ...
+_STALL = 2.0  # seconds without any push counted: a client that is closed does not wait for the others
+_LOOK = 0.05  # seconds between two looks at what is still under way
 _IDLE = 0.02  # seconds without a user at the loop before the background thread turns it
 
 
@@ -49,6 +55,7 @@ class KV:
         self._alive = alive  # the cluster's own word on whether it still is: empty, or why not
         self._background = threading.Thread(target=_in_background, args=(weakref.ref(self), self._closed), daemon=True)
         self._background.start()
+        _open.add(self)
 
     def __repr__(self) -> str:
         return f"<shoal client {self.name}{': ' + self._over() if self._over() else ''}>"
@@ -121,7 +128,9 @@ class KV:
         self._do(self._client.save).result(seconds)
 
     def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
-        """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``void=``, ``after=[tasks]``."""
+        """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``void=``, ``after=[tasks]``.
+
+        Arrays are not copied: leave keys and values as they are until the push is done, or half of it may be of the new ones."""
         return self._on_table(table, lambda: self._client.push(table, keys, values, **settings))
 
     def pull(self, table: str, keys: Any, **settings: Any) -> Task:
@@ -164,10 +173,55 @@ class KV:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Leave the cluster. What is under way fails with Closed."""
+        """Leave the cluster, once all that was pushed is counted; what is not, for 2 s, fails with Closed, and that is said."""
+        self._close(drain=True)
+
+    def abandon(self) -> None:
+        """Leave at once: what is under way fails with Closed, whether it is counted or not."""
+        self._close(drain=False)
+
+    def _close(self, drain: bool) -> None:
         if self._closed.is_set() or os.getpid() != self._pid:
             return
+        try:
+            if drain and not self._over():
+                self._drain()
+        finally:
+            self._end()
+
+    def _drain(self) -> None:
+        """Until every push is counted, as long as one after the other is; what others push from now on is not waited for."""
+        last, ours = time.monotonic(), set(map(id, begun := self._held_still(self._client.pushes)))
+        while begun and (tasks := [task for task in self._held_still(self._client.pushes) if id(task) in ours]):
+            before = len(tasks)
+            with contextlib.suppress(TimedOut):
+                self._wait(tasks[0], _LOOK)
+            if sum(not task.done for task in tasks) < before:
+                last = time.monotonic()
+            elif time.monotonic() - last > _STALL or self._over():
+                what = "were not acknowledged when it was closed, and whether they count is not known"
+                log.warning("%d pushes of %s %s: wait for them with .result() before that", before, self.name, what)
+                return
+        for table, size in self._held_still(self._client.held_back).items():
+            what = "which are lost now: kv.flush(%r) before it is closed sends them"
+            log.warning(
+                f"%s: filters of table %r have kept back values of size %.3g, {what}", self.name, table, size, table
+            )
+
+    def _held_still(self, look: Callable[[], _Seen]) -> _Seen:
+        """Look at the client while nobody turns its loop."""
+        self._users.add(threading.get_ident())
+        try:
+            if self._in_background:
+                self._loop.transport.wake()  # it sees that a user waits, and gives the loop up
+            with self._turning:
+                return look()
+        finally:
+            self._users.discard(threading.get_ident())
+
+    def _end(self) -> None:
         self._closed.set()
+        _open.discard(self)
         self._loop.transport.wake()
         if threading.current_thread() is not self._background:
             self._background.join(limits.DRAIN / limits.SECOND)
@@ -186,7 +240,7 @@ class KV:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._close(drain=exception[0] is None)  # what went wrong is not made to wait
 
     # ------------------------------------------------------------ who has the loop
 
@@ -301,6 +355,16 @@ class KV:
             self._turning.release()
         self._tell()
         return 0.0
+
+
+def _close_all() -> None:
+    """The program ends: what it pushed, and never asked about, is counted."""
+    for kv in list(_open):
+        with contextlib.suppress(Exception):  # the next one is to be closed all the same
+            kv.close()
+
+
+atexit.register(_close_all)
 
 
 def _in_background(reference: weakref.ref[KV], closed: threading.Event) -> None:

@@ -23,6 +23,7 @@ from shoal.files import Disk
 from shoal.store import checkpoint
 from shoal.store.snapping import LATE
 from shoal.tables import Step
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Store, Stored, Tell
 
@@ -50,6 +51,9 @@ class Run(Protocol):
     def state(self, cut: int) -> Any:
         """All that it takes to go on from there, as something that JSON can hold."""
 
+    def completed(self, state: Any) -> Any:
+        """The same when all is written, with what only became known while servers were on their way to the cut."""
+
 
 @dataclass(slots=True)
 class _Try:
@@ -63,7 +67,7 @@ class _Try:
     owners: Owners = field(default_factory=dict)
     steps: int = 0
     clock: int = m.NO_CLOCK
-    state: bytes = b""
+    state: Any = None  # of the run
     asked: int = 0
     heard: int = 0  # when something was last written
     checked: int = 0  # the newest view in which the owners were still the same
@@ -86,8 +90,10 @@ class Checkpointing:
     ) -> None:
         self.disk, self.root, self.job, self.every, self.keep = disk, root, job, every, keep
         self.group = ""  # of workers, whose they are; empty: the cluster's
+        self.timing = DEFAULT  # until whoever holds it knows better
         self.saved = 0  # the number of the last one that is on disk, of this life
         self.failures = 0  # in a row
+        self.trouble = ""  # why the last one was not saved; empty: it was
         self._try: _Try | None = None
         self._wanted = False  # one that begins from now on
         self._due: int | None = None
@@ -109,6 +115,12 @@ class Checkpointing:
     def is_under_way(self) -> bool:
         """One is being written, or was given up through nobody's fault, and is tried again."""
         return self._try is not None or self._quiet > 0
+
+    def answer(self, request: int) -> m.Done | m.No:
+        """To whoever asked for one, once nothing is under way any more: it is on disk, or why it is not."""
+        if not self.trouble:
+            return m.Done(request)
+        return m.No(request, "disk", f"no checkpoint was saved: {self.trouble}; mend that, and save again")
 
     def soon(self) -> None:
         """Begin one as soon as may be, whatever the time: at an evaluation, at the end."""
@@ -143,11 +155,11 @@ class Checkpointing:
             one.checked = number
         missing = [key for key in one.owners if key not in one.written]
         if not missing:
-            return self._finish(one)
-        if now - one.heard > limits.SNAP_WITHIN:
+            return self._finish(one, run)
+        if now - one.heard > self.timing.snap_within:
             late = ", ".join(sorted({one.owners[key][0] for key in missing}))
-            return self._fail(now, one, f"{late} wrote nothing for {limits.SNAP_WITHIN // limits.SECOND} s")
-        return self._ask(now, one) if now - one.asked >= limits.SNAP_AGAIN else []
+            return self._fail(now, one, f"{late} wrote nothing for {self.timing.snap_within / limits.SECOND:g} s")
+        return self._ask(now, one) if now - one.asked >= self.timing.snap_again else []
 
     def snapped(self, now: int, sender: str, told: m.Snapped) -> list[Effect]:
         """A server wrote some of its segments, or cannot."""
@@ -203,7 +215,7 @@ class Checkpointing:
         if why or cut is None:
             return self._again(now, one, why)
         one.clock, one.steps = cut, run.steps if cut == m.NO_CLOCK else cut
-        one.state = msgspec.json.encode(run.state(cut))
+        one.state = run.state(cut)
         one.view, one.owners, one.checked = view, _owners(view), view.number
         one.heard = now
         return self._ask(now, one)
@@ -217,7 +229,7 @@ class Checkpointing:
         who = dict.fromkeys((one.owners[key][0], key[0]) for key in one.owners if key not in one.written)
         return [Send(to, m.Snap(one.number, table, one.view.number, folder, clocks[table])) for to, table in who]
 
-    def _finish(self, one: _Try) -> list[Effect]:
+    def _finish(self, one: _Try, run: Run) -> list[Effect]:
         assert one.view is not None
         manifest = checkpoint.Manifest(
             number=one.number,
@@ -227,7 +239,7 @@ class Checkpointing:
             loss=self._losses.get(one.steps),
             tables=[checkpoint.Tabled(t.number, t.name, t.spec, t.starts) for t in one.view.tables],
             segments=[one.written[key] for key in one.owners],
-            state=msgspec.Raw(one.state),
+            state=msgspec.Raw(msgspec.json.encode(run.completed(one.state))),
         )
         one.finishing, one.bytes = True, manifest.bytes
         store = self._store(lambda: self._save(manifest))
@@ -248,7 +260,7 @@ class Checkpointing:
     def _done(self, now: int, one: _Try, trouble: str) -> list[Effect]:
         assert one.view is not None
         self._try = None
-        self.saved, self.failures, self._quiet = one.number, 0, 0
+        self.saved, self.failures, self._quiet, self.trouble = one.number, 0, 0, ""
         self._last = (one.view.generation, one.steps)
         self._due = None if self.every is None else max(now, one.began + self.every)
         _remember(self._numbers, one.steps, one.number)
@@ -263,10 +275,10 @@ class Checkpointing:
 
     def _stalls(self, now: int, one: _Try) -> list[Effect]:
         """The disk is at it: there is nothing to do but wait, and to say so."""
-        if one.stalled or now - one.began <= limits.SNAP_WITHIN:
+        if one.stalled or now - one.began <= self.timing.snap_within:
             return []
         one.stalled = True
-        what = f"the disk of {self.root} has been writing for more than {limits.SNAP_WITHIN // limits.SECOND} s"
+        what = f"the disk of {self.root} has been writing for more than {self.timing.snap_within / limits.SECOND:g} s"
         return [Tell(Warned(seconds=self._seconds, what=f"{what}: no checkpoint is saved until it is done"))]
 
     def _again(self, now: int, one: _Try | None, why: str) -> list[Effect]:
@@ -276,15 +288,15 @@ class Checkpointing:
         if self._quiet >= _QUIET:
             self._quiet = 0
             return self._fail(now, one, f"{why}, {_QUIET} times in a row")
-        wait = limits.SAVE_RETRY
+        wait = self.timing.save_retry
         if one is None and not wanted and self.every is not None:
             wait = min(wait, self.every)  # nothing was begun: the first of a short interval is not a second late
         self._not_before, self._wanted = now + wait, wanted
         return self._give_up(one)
 
     def _fail(self, now: int, one: _Try | None, why: str) -> list[Effect]:
-        self.failures += 1
-        wait = min(limits.SAVE_RETRY << min(self.failures - 1, 30), limits.SAVE_RETRY_MOST)
+        self.failures, self.trouble = self.failures + 1, why
+        wait = min(self.timing.save_retry << min(self.failures - 1, 30), self.timing.save_retry_most)
         self._due = self._not_before = now + wait
         self._wanted = self._wanted and one is not None  # else it was this one that was wanted
         what = (
@@ -301,6 +313,15 @@ class Checkpointing:
     def _store(self, function: Callable[[], object]) -> Store:
         self._token += 1
         return Store(self._token, function)
+
+
+def nowhere(request: int) -> m.No:
+    """To whoever wants a checkpoint of what keeps none."""
+    why = (
+        "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
+        "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
+    )
+    return m.No(request, "setting", why)
 
 
 def _not_now(view: m.View, cut: int | None) -> str:

@@ -27,6 +27,7 @@ from shoal.nodes.elastic import Elastic
 from shoal.nodes.greeting import why_not
 from shoal.nodes.saving import Saving
 from shoal.nodes.standing import standing
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.address import check_address
 from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
@@ -47,9 +48,11 @@ class Coordinator:
         dealing: Dealing | None = None,
         saving: Saving | None = None,
         moves: Moves | None = None,
+        timing: Intervals | None = None,
     ) -> None:
+        """``timing`` is what all members go by; None: as the journal has it."""
         self.name, self.dealing, self.saving = name, dealing, saving or Saving()
-        self.roster, self.doorway = Roster(copies=copies), Doorway()
+        self.roster, self.doorway = Roster(copies=copies, timing=timing or DEFAULT), Doorway()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is counted, by whoever holds this node
         self.check_address: Callable[[str], None] = check_address  # may a member be there? With keys, anywhere
@@ -57,14 +60,19 @@ class Coordinator:
         self.changing = Changing()
         self.elastic = Elastic(moves)
         self._again = False  # we are the next life of a coordinator whose run goes on
-        self._replay(journal or [])
+        self._replay(journal or [], timing)
         self._writing = 0  # token of the record that is on its way to the disk
         self._written = self.view  # the view that is in it
         self._retry = 0  # when a journal that could not be written is tried again
         self._last = 0
         self._token = 0
 
-    def _replay(self, journal: list[bytes]) -> None:
+    @property
+    def timing(self) -> Intervals:
+        """What all members go by."""
+        return self.roster.timing
+
+    def _replay(self, journal: list[bytes], timing: Intervals | None) -> None:
         last, others = records.split(journal)
         if last is not None:
             kept = records.replay(self.roster, last)
@@ -72,7 +80,12 @@ class Coordinator:
         self.view = self.roster.view()  # the newest that is on disk, and so may be told
         if last is not None:  # from here on another term; its first view is written before anything else is done
             self.roster.term += 1
+            self.roster.timing = timing or self.roster.timing
             self.roster.changed()
+        if self.saving.points is not None:
+            self.saving.points.timing = self.timing
+        if self.dealing is not None:
+            self.dealing.timing = self.timing
         if self.dealing is not None and others:
             members = (person.member for person in self.roster.people.values())
             workers = [member.incarnation for member in members if member.role == "worker" and not member.group]
@@ -104,7 +117,7 @@ class Coordinator:
                 pass
         for name in self.roster.silent(now):
             self.counts["removed"] += 1
-            effects += self._remove(now, name, f"silent for {limits.DEAD_AFTER / limits.SECOND:g} s", died=True)
+            effects += self._remove(now, name, f"silent for {self.timing.dead / limits.SECOND:g} s", died=True)
         if self.dealing is not None:
             self.dealing.silent = self.roster.suspects()
             effects += self.dealing.tick(now)
@@ -114,7 +127,7 @@ class Coordinator:
         effects += self.saving.tick(now, self)
         effects += self._write(now)
         effects += self.changing.settle(self)
-        effects.append(Wake(now + limits.HEARTBEAT))
+        effects.append(Wake(now + self.timing.heartbeat))
         self.doorway.heard(effects)
         return effects
 
@@ -122,10 +135,9 @@ class Coordinator:
         """It may be us who slept, or were not there: nobody is blamed for what we did not hear meanwhile."""
         if not self._last:
             for person in self.roster.people.values():
-                person.heard = now
-        elif now - self._last > limits.SUSPECT_AFTER:
-            for person in self.roster.people.values():
-                person.heard += now - self._last
+                self.roster.hear(now, person)
+        elif now - self._last > self.timing.suspect:
+            self.roster.forgive(now - self._last)
         self._last = now
 
     # ------------------------------------------------------------ the journal
@@ -218,7 +230,7 @@ class Coordinator:
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
         person = self.roster.people[sender]
-        person.heard = now
+        self.roster.hear(now, person)
         if person.member.leaving and isinstance(ask, m.Want):
             ask = msgspec.structs.replace(ask, more=0)  # it finishes what it has, or gives it back, and goes
         if self.dealing is None or person.member.group:
@@ -252,10 +264,12 @@ class Coordinator:
     def _hello(self, now: int, sender: str, hello: m.Hello) -> list[Effect]:
         if sender != hello.name:
             return [Send(sender, m.No(0, "setting", f"your name is {sender!r}, not {hello.name[:64]!r}"))]
+        if self.roster.is_undecided(hello.name, hello.token):
+            return []  # it asks again
         if (reason := why_not(self.roster, hello, self.check_address)) != "":
             return [Send(sender, m.No(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
-            known.heard = now
+            self.roster.hear(now, known)
             if hello.name in self._welcomes:
                 return []  # a repeat: the first is still on its way to the disk
             return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view, self.elastic.move_rate))]
@@ -299,7 +313,7 @@ class Coordinator:
             return self._fence(sender, leave.incarnation) if leave.patiently else []
         if not leave.patiently:
             return self._remove(now, sender, LEFT, died=False)
-        self.roster.people[sender].heard = now
+        self.roster.hear(now, self.roster.people[sender])
         why, effects = self.elastic.leave(now, sender, "it asked to go", self)
         return [*effects, Send(sender, m.No(0, "setting", why))] if why else effects
 
@@ -321,7 +335,8 @@ class Coordinator:
         if not self._is(sender, beat.incarnation):
             return self._fence(sender, beat.incarnation)
         person = self.roster.people[sender]
-        person.heard, person.view = now, max(person.view, beat.view)
+        self.roster.hear(now, person)
+        person.view = max(person.view, beat.view)
         self.roster.loads.heard(sender, beat, self.roster.tables)
         effects: list[Effect] = []
         for number, reason in beat.failed.items() if person.member.role == "server" else ():

@@ -28,13 +28,15 @@ from shoal.nodes.kept import JOURNAL_TOKEN as JOURNAL_TOKEN
 from shoal.nodes.kept import Kept
 from shoal.nodes.spent import COMPUTE, IDLE, KINDS, WAIT
 from shoal.strategies import TABLE
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
 _TELL = 250 * limits.MILLISECOND  # how often progress is told and journalled
 _LATE = 30 * limits.SECOND  # after the first worker: who has not asked by then is not waited for
 _STILL = 30 * limits.SECOND  # without any slot counted: worth a word
-_NOBODY = 10 * limits.SECOND  # without any worker, or any evaluator, for so long, a run has failed
+# Without any worker, or any evaluator, for so long, a run has failed: a process that is started again takes its time.
+_NOBODY = 10 * limits.SECOND
 
 
 class Dealing(Kept):
@@ -42,6 +44,7 @@ class Dealing(Kept):
 
     silent: Sequence[str] = ()  # servers of which nothing was heard for a while
     _still = (-1, 0)  # slots that were counted, and since when it is so many
+    timing: Intervals = DEFAULT  # until whoever holds it knows better
     elsewhere = False  # workers come and go by themselves: that none is here is no reason to give up
 
     # ------------------------------------------------------------ who is here
@@ -111,27 +114,31 @@ class Dealing(Kept):
         self._it_is(now)
         effects: list[Effect] = []
         if self._unheard:
-            self._listens_until = self._listens_until or now + limits.DEAD_AFTER
+            self._listens_until = self._listens_until or now + self.timing.dead
             if now >= self._listens_until:
                 self._unheard.clear()
+        if self._stops_later and not self._unheard:
+            self._stop(self.over)
+            self._check_finished()
         if not self._begun and not self.ended and self._seen and now - self._first_seen > _LATE:
             missing = self._awaited - len(self._seen)
             effects += self.warn(f"{missing} of the workers did not ask for work in time: it begins without them")
             effects += self._begin(now)
         if not self._begun or self.ended:
             return effects
-        if not self.over and (why := self.stopping.out_of_time(self.seconds)):
+        # Time counts from when the first weights were read: before that nothing is dealt that could be too late.
+        if not self.over and self.evaluations.held >= 0 and (why := self.stopping.out_of_time(self.seconds)):
             self._stop(why)
         if self._seen or self.workload.finished:
             self._alone_since = 0
         else:
             self._alone_since = self._alone_since or now
-            if now - self._alone_since > _NOBODY:
+            if now - self._alone_since > max(_NOBODY, 2 * self.timing.dead):
                 if not self.elsewhere:
                     return self.fail("no worker is left to compute: start it again, with more workers")
                 effects += self.warn("no worker is here any more: it goes on when one comes (shoal launch worker)")
         since, why = self._judge_gone
-        if since and now - since > _NOBODY:
+        if since and now - since > max(_NOBODY, 2 * self.timing.dead):
             return self.fail(f"the evaluator is gone ({why}), and did not come back")
         if self.auto is not None and not self.over and self.auto.look(now, len(self._seen)):
             effects.append(Tell(Delayed(seconds=self.seconds, max_delay=self.auto.delay, waiting=self.auto.share)))
@@ -257,7 +264,7 @@ class Dealing(Kept):
         return bool(self.failed) or (bool(self._begun) and self.workload.finished)
 
     def _may_deal(self, want: m.Want) -> bool:
-        if self._unheard:
+        if self._unheard or self._stops_later:
             return False
         return bool(self._begun) and not want.leaving and not self._done and want.incarnation in self._seen
 
@@ -271,8 +278,10 @@ class Dealing(Kept):
 
     def _stop(self, why: str) -> None:
         self.over = self.over or why
-        self.workload.stop()
-        self.workload.barrier = None
+        self._stops_later = bool(self._unheard)  # what they hold is part of the run
+        if not self._stops_later:
+            self.workload.stop()
+            self.workload.barrier = None
 
     def _check_finished(self) -> None:
         if self._begun and self.workload.finished:
@@ -288,6 +297,8 @@ class Dealing(Kept):
         asked, first = self.evaluations, self.evaluations.held < 0
         if ready.error:
             effects += self.fail(f"the model cannot be judged: {ready.error}")
+        if self.workload.step is not None and ready.clock >= 0:
+            effects += self._moved(ready)
         if asked.read(ready.holds):
             if first and not self.generation:  # the first weights are read: from here on slots are dealt
                 self._since = self._told = now
@@ -304,6 +315,18 @@ class Dealing(Kept):
         if number >= 0 and self.workload.step is not None:
             clock = self.workload.steps_until(asked.at[number][0])
         return self._journalled([*effects, Send(sender, m.Judge(ready.request, number, clock, self.ended))])
+
+    def _moved(self, ready: m.Ready) -> list[Effect]:
+        """Whoever had read the weights of this evaluation died with them: what is judged is a later step, and is said to be."""
+        number, slots = max(ready.holds, ready.found), self.workload.slots_until(ready.clock)
+        if not self.evaluations.moved(number, slots, max(self.examples, self.workload.rows_counted)):
+            return []
+        if self.evaluations.held >= 0:
+            self._set_barrier()
+        self.counts["evaluations of a later step"] += 1
+        return self.warn(
+            "an evaluator was lost with the weights that it had read: another one judged those of a later step"
+        )
 
     def _judged(self, ready: m.Ready, slots: int, examples: int, workers: int) -> list[Effect]:
         best, why = self.stopping.judged(ready.loss, ready.metrics)

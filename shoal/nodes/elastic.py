@@ -204,7 +204,7 @@ class Elastic:
             return effects
         if not of.roster.has_copies or of.saving.is_writing:
             return effects
-        self._again = now + limits.LOAD_EVERY
+        self._again = now + of.roster.timing.load_every
         servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]
         staying = [name for name in servers if not of.roster.people[name].member.leaving]
         of.roster.loads.keep(of.roster.tables)
@@ -226,7 +226,7 @@ class Elastic:
             of.roster.loads.traded()
         self._note(now, begun, of)
         if len(begun) < len(wanted):  # who is to be filled has not shown yet that it let go of what it had
-            self._again = now + limits.HEARTBEAT
+            self._again = now + of.roster.timing.heartbeat
         self._waits = len(begun) < len(wanted)
         self._planned = self._state(of)
         return effects
@@ -260,7 +260,9 @@ class Elastic:
         """By load only if the same server has been asked for too much for a while."""
         if self.moves.balance != "load":
             return self.moves.balance
-        return "load" if of.roster.loads.is_time(now, servers, of.roster.tables) else "count"
+        return (
+            "load" if of.roster.loads.is_time(now, servers, of.roster.tables, of.roster.timing.load_every) else "count"
+        )
 
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
         """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
@@ -287,7 +289,7 @@ class Elastic:
         for one in list(self._openings):
             person = of.roster.people.get(one.target)
             gone = person is None or person.member.incarnation != one.incarnation or one.number not in tables
-            if gone or (one.told and now - one.told >= limits.MOVE_OPENS):
+            if gone or (one.told and now - one.told >= of.roster.timing.move_opens):
                 self._openings.remove(one)
                 of.counts["hand-overs unheard"] += 1
         if not self._begun:

@@ -31,6 +31,13 @@ class Evaluations:
         self.held = number
         return True
 
+    def moved(self, number: int, slots: int, examples: int) -> bool:
+        """It is of a later step than was asked for, whose weights nobody has any more; False if that is no news."""
+        if number <= self.found or number not in self.at or slots <= self.at[number][0]:
+            return False
+        self.at[number] = (slots, examples, self.at[number][2])
+        return True
+
     def judged(self, number: int) -> tuple[int, int, int] | None:
         """The loss of this one is known: where it was; None if that is no news."""
         if number <= self.found or number not in self.at:

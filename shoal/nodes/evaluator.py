@@ -69,7 +69,7 @@ class Evaluator:
         self.last: Judged | None = None
         self.best = best
         self._keep_it = keep
-        self._read: tuple[Asked, Values] | None = None  # the weights that were read last, and what for
+        self._read: tuple[Asked, tuple[Values, int]] | None = None  # the weights that were read last, and what for
         self._found: tuple[Asked, Judged] | None = None
         self._rows = learner.keys
         self._spent = Spent(worker.clock, limits.SPANS)
@@ -133,7 +133,8 @@ class Evaluator:
                 await self._ready(error=str(error))
                 raise
             if client.view.generation == asked.generation:
-                await self._ready(holds=judged.number, found=judged.number, loss=judged.loss, metrics=judged.metrics)
+                found, step = judged.number, m.NO_CLOCK if self._read is None else self._read[1][1]
+                await self._ready(holds=found, found=found, loss=judged.loss, metrics=judged.metrics, clock=step)
 
     async def _answer(self, asked: Asked) -> Judged:
         """Read, say so, judge; or what was found when this was asked before."""
@@ -143,8 +144,8 @@ class Evaluator:
             self._spent.did(IDLE)
             self._read = (asked, await self._weights(asked.clock))
             self._spent.did(COMMUNICATE)
-        weights = self._read[1]
-        await self._ready(holds=asked.number)
+        weights, step = self._read[1]
+        await self._ready(holds=asked.number, clock=step)
         self._spent.did(COMMUNICATE)
         loss, metrics = await self._off_the_loop(lambda: _judge(self.learner, self.test, weights))
         self._spent.did(EVALUATE)
@@ -161,26 +162,37 @@ class Evaluator:
         loss: float = 0.0,
         metrics: dict[str, float | None] | None = None,
         error: str = "",
+        clock: int = m.NO_CLOCK,
     ) -> m.Judge:
         client = self.worker.client
         spans = [one for one in self._spent.told()[1] if one[0] != IDLE]
 
         def ready(request: int) -> m.Message:
-            return m.Ready(request, client.incarnation, holds, found, loss, metrics or {}, error, spans)
+            return m.Ready(request, client.incarnation, holds, found, loss, metrics or {}, error, spans, clock)
 
         while True:
             with contextlib.suppress(Unanswered):  # a coordinator that is away comes back
                 answer: m.Judge = await client.ask("ask what to judge", ready, m.Judge)
                 return answer
 
-    async def _weights(self, clock: int) -> Values:
-        """All weights, one for each row of the table."""
+    async def _weights(self, clock: int) -> tuple[Values, int]:
+        """All weights, one for each row of the table, and the step that they are of, if there are steps.
+
+        One that read this step before and died let training go on: the step is past, servers may be between two, and what
+        was read is of some of both. That settles, for nothing past the next evaluation is dealt before this one is judged.
+        """
         when = None if clock < 0 else clock
-        pulled = await self.worker.client.pull(TABLE, KeyRange(0, self._rows), clock=when, exact=True)
+        while True:
+            pull = self.worker.client.pull(TABLE, KeyRange(0, self._rows), clock=when, exact=True)
+            pulled = await pull
+            if when is None or len(pull.steps) == 1:
+                break
+            await self.worker.sleep(_ASK)
+        step = m.NO_CLOCK if when is None else max(pull.steps)
         if isinstance(pulled, KeyValues):
-            return await self._off_the_loop(lambda: _spread(pulled, self._rows))  # type: ignore[no-any-return]
+            return await self._off_the_loop(lambda: _spread(pulled, self._rows)), step
         weights: Values = pulled
-        return weights
+        return weights, step
 
     def _off_the_loop(self, function: Callable[[], Any]) -> Task:
         """However large the model is, heartbeats go on."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from shoal.nodes.worker import Worker
 from shoal.strategies import TABLE
-from shoal.wire.groups import whole
+from shoal.wire.groups import namespace, whole
 
 
 async def goes_back(worker: Worker, generation: int) -> bool:
-    """Whether the newest view says so: it has another generation, or nobody for a part of the table."""
+    """Whether the newest view says so: it has another generation, or nobody for a part of a table of the run's."""
     await worker.client.refresh()
-    view = worker.client.view
-    name = whole(TABLE, worker.client.group)
-    table = next((one for one in view.tables if one.name == name), None)
-    return view.generation != generation or table is None or any(not place.servers for place in table.places)
+    view, group = worker.client.view, worker.client.group
+    ours = [one for one in view.tables if namespace(one.name) == group]
+    there = any(one.name == whole(TABLE, group) for one in ours)
+    # Also a table beside the weights, such as the tally: a run goes back when a part of any is lost.
+    return view.generation != generation or not there or any(not place.servers for t in ours for place in t.places)

@@ -1,5 +1,6 @@
 """A worker that gossips: it does one leg after another, as it is told, and rests where all models are judged.
 
+    worker      Along, of leg 0, until the first leg comes: home can only answer those who have spoken
     home        Leg: these slots, among these neighbours
     workers     take their means with each other, in rounds (``rounds``) or two at a time (``meetings``)
     worker      Along, now and then;  Rest: this is my model, until home has heard it
@@ -25,6 +26,7 @@ from shoal.nodes.hands import NEVER, Hands
 from shoal.nodes.meetings import Meetings
 from shoal.nodes.rounds import Rounds
 from shoal.nodes.stepper import Floats, Stepper, cut, whole
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire.effects import Computed, Connect, Effect, Event, Received, Wake
 from shoal.wire.neighbours import Along, Heard, Leg, Meet, Met, Offer, Reached, Rest, Show, Without
 
@@ -47,16 +49,17 @@ class Gossiper:
         clock: Callable[[], int] | None = None,
         traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
         quick: int = limits.MILLISECOND,
+        timing: Intervals = DEFAULT,
     ) -> None:
         """``link`` in seconds; ``clock`` is finer than the times of events; ``traffic`` are bytes sent and received."""
         self.name, self.home, self._model, self._traffic = name, home, model, traffic
-        self._link = int(link * limits.SECOND)
+        self._link, self._timing = int(link * limits.SECOND), timing
         self.hands = Hands(model, pace, clock, quick)
         self.part: Rounds | Meetings
         if mode == "sync":
-            self.part = Rounds(self.hands, self._link, self._finished)
+            self.part = Rounds(self.hands, self._link, self._finished, timing)
         else:
-            self.part = Meetings(name, self.hands, chance, self._link, self._finished)
+            self.part = Meetings(name, self.hands, chance, self._link, self._finished, timing)
         self.over = False
         self.rests = True  # nothing to do until the next leg
         self._failed = False
@@ -67,7 +70,7 @@ class Gossiper:
         self._late: deque[tuple[int, Received]] = deque()  # on links that are slower than they are
         self._spent = [0, 0, 0]
         self._shown = 0  # bytes of models that home was sent
-        self._along_at = self._rest_at = NEVER
+        self._along_at, self._rest_at = 0, NEVER
         self._wait = 0
 
     def handle(self, now: int, event: Event) -> list[Effect]:
@@ -139,7 +142,7 @@ class Gossiper:
         self.hands.idled()
         self._gone = {name: number for name, number in self._gone.items() if number >= leg.number}
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
-        self._along_at = self.hands.now + limits.HEARTBEAT
+        self._along_at = self.hands.now + self._timing.heartbeat
         slots = event.arrays[0].tolist() if event.arrays else []
         self.part.begin(leg, slots, self._gone)
 
@@ -157,7 +160,7 @@ class Gossiper:
     def _finished(self) -> None:
         """The leg is done."""
         self.rests, self._heard, self._along_at = True, False, NEVER
-        self._wait = limits.RESEND_FIRST
+        self._wait = self._timing.resend_first
         if isinstance(self.part, Rounds) and not self.hands.error:
             self._show()
         else:
@@ -169,12 +172,16 @@ class Gossiper:
         self.hands.do(slab.copy, self._have_slab, slab.size)
 
     def _have_slab(self, slab: Floats) -> None:
-        self._slab, self._rest_at, self._wait = slab, self.hands.now, limits.RESEND_FIRST
+        self._slab, self._rest_at, self._wait = slab, self.hands.now, self._timing.resend_first
 
     def _tell(self, now: int) -> None:
         if now >= self._along_at:
-            self._along_at = NEVER if self.rests else now + limits.HEARTBEAT
-            lacks = self.part.lacking() if now - self.part.waits_since() >= limits.HEARTBEAT else []
+            self._along_at = NEVER if self.rests and self.part.leg else now + self._timing.heartbeat
+            lacks = (
+                self.part.lacking()
+                if not self.rests and now - self.part.waits_since() >= self._timing.heartbeat
+                else []
+            )
             sent, received = self._moved()
             hands = self.hands
             self.hands.send(
@@ -184,7 +191,7 @@ class Gossiper:
                 ),
             )
         if now >= self._rest_at and not self._heard:
-            self._rest_at, self._wait = now + self._wait, min(2 * self._wait, limits.RESEND_MOST)
+            self._rest_at, self._wait = now + self._wait, min(2 * self._wait, self._timing.resend_most)
             self.hands.send(self.home, self._rest(), cut(self._slab) if self._slab is not None else ())
             self._shown += self._slab.nbytes if self._slab is not None else 0
 

@@ -27,8 +27,9 @@ End = Literal["", "released", "dismissed", "refused", "deserted"]
 class Guest:
     """One node and its end."""
 
-    def __init__(self, node: Node, member: Membership, patience: int | None = limits.HOST_PATIENCE) -> None:
-        """``patience``: nanoseconds without a word from the coordinator; None: for ever, since somebody else sees to that."""
+    def __init__(self, node: Node, member: Membership, patience: int | Literal["timing"] | None = "timing") -> None:
+        """``patience``: nanoseconds without a word from the coordinator; by default as that one says; None: for ever, since somebody else
+        sees to that."""
         self.node, self.member, self.name = node, member, node.name
         self.end: End = ""
         self.why = ""
@@ -42,6 +43,11 @@ class Guest:
         self.asks = True
 
     @property
+    def patience(self) -> int | None:
+        """Nanoseconds without a word from the coordinator after which this node ends."""
+        return self.member.timing.patience if self._patience == "timing" else self._patience
+
+    @property
     def leaving(self) -> bool:
         """It is known to be about to go, by its own wish or somebody else's."""
         return self.asks or any(one.leaving for one in self.member.view.members if one.name == self.name)
@@ -52,21 +58,31 @@ class Guest:
         places = (place for table in self.member.view.tables for place in table.places)
         return sum(self.name in place.servers for place in places)
 
+    @property
+    def silence(self) -> int:
+        """Nanoseconds since the coordinator was heard, when there was last anything to do."""
+        return self._last - self._heard
+
+    @property
+    def waits(self) -> int | None:
+        """Nanoseconds until it takes itself for deserted; None: never."""
+        return None if (patience := self.patience) is None else max(0, patience - self.silence)
+
     def handle(self, now: int, event: Event) -> list[Effect]:
         if self.end:
             return []
-        if now - self._last > limits.SUSPECT_AFTER:  # we slept, or begin: nobody is blamed for what we did not hear
+        if now - self._last > self.member.timing.suspect:  # we slept, or begin: nobody is blamed for it
             self._heard += now - self._last
         self._last = now
         if isinstance(event, Received) and event.sender == self.member.coordinator:
             self._heard = now
             self._listen(event.message)
-        elif self._patience is not None and now - self._heard > self._patience:
-            self._ends("deserted", f"the coordinator has said nothing for {self._patience / limits.SECOND:g} s")
+        elif (patience := self.patience) is not None and now - self._heard > patience:
+            self._ends("deserted", f"the coordinator has said nothing for {patience / limits.SECOND:g} s")
         if self.end:
             return []
         effects = self.node.handle(now, event)
-        if self.asks and self.member.joined and now - self._said >= limits.HEARTBEAT:
+        if self.asks and self.member.joined and now - self._said >= self.member.timing.heartbeat:
             self._said = now
             effects.append(Send(self.member.coordinator, m.Leave(self.member.incarnation, patiently=True)))
         return effects

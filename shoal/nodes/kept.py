@@ -82,6 +82,7 @@ class Kept:
         self._former = False  # workers may hold what a former life of the coordinator dealt them
         self._unheard: dict[int, None] = {}  # of the workers that a former life dealt to: what they hold is not known
         self._listens_until = 0  # for them: who says nothing holds nothing that is waited for
+        self._stops_later = False  # a rule has ended it; where, is known when all of these were heard
         self._new: set[str] = set()  # those that joined in this life, and hold nothing of the kind
         self._last_loss: float | None = None
         self._progress, self._between = Tally(), Tally()
@@ -132,12 +133,17 @@ class Kept:
         counted = work.counted() if cut < 0 else [(0, work.slots_until(cut))] if cut else []
         return State(counted, dict(work.voids), refusals, deaths, self._account())
 
+    def completed(self, state: State) -> State:
+        """What ``state`` said, when the model is cut: slots before a step that is cut later may have become void meanwhile."""
+        return msgspec.structs.replace(state, voids={**state.voids, **self.workload.voids})
+
     def resume(self, lines: Iterable[Line], workers: Iterable[int] = ()) -> None:
         """Take up a run that a former life of the coordinator dealt, by its journal: all others are as they were.
 
-        Workers hold slots that nobody knows of. What they say is counted of these is counted; all else is dealt again, and if
-        two compute it the ledgers count one. In step mode two would not read the same weights: there nothing is dealt before
-        all ``workers`` that were here (by incarnation) have said what they hold, or are gone.
+        Workers hold slots that nobody knows of. What they say is counted of these is counted, what they hold stays theirs, and
+        all else is dealt again. So nothing is dealt, and no rule decides where the run ends, before all ``workers`` that were
+        here (by incarnation) have said what they hold, or are gone: two that compute the same slot would not read the same
+        weights in step mode, and a run that ends would leave out what is under way.
         """
         state = folded(lines)
         self._take(state, state.counted, state.account.dealt)
@@ -147,7 +153,7 @@ class Kept:
         if not self._begun:  # from a checkpoint, if anything is counted: what it says of examples is of another moment
             self.examples = self.workload.rows_counted
         self._former = True
-        self._unheard = dict.fromkeys(workers) if self.workload.step is not None else {}
+        self._unheard = dict.fromkeys(workers)
         self._set_barrier()
         self._noted = self._milestone
 
@@ -206,6 +212,7 @@ class Kept:
             self.second = SecondCopies()
         self.generation = max(self.generation, account.generation)
         self.over, self._finished, self._computed = account.over, False, account.computing
+        self._stops_later = bool(account.over) and account.limit is None
         self.examples, self._before, self._since = account.examples, account.seconds, 0
         self.traffic = Traffic(dict(account.traffic), dict(account.filtered), dict(account.left))
         self.counts = Counter(account.counts)
@@ -232,7 +239,7 @@ class Kept:
             computing=self._computed,
             examples=self.examples,
             dealt=self.workload.next if self.workload.step is not None else 0,
-            limit=self.workload.limit if self.over else None,
+            limit=self.workload.limit if self.over and not self._stops_later else None,
             over=self.over,
             finished=self._finished,
             judgements=Judgements(

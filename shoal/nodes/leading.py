@@ -60,7 +60,7 @@ class Leading:
         """All are here, or it begins without those who were not heard of by now."""
         if self._clock is not None or self._mesh.is_met:
             return True
-        return self._first is not None and now - self._first > limits.JOIN_WITHIN
+        return self._first is not None and now - self._first > self._mesh.timing.join_within
 
     # ------------------------------------------------------------ deciding
 

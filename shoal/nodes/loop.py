@@ -54,16 +54,16 @@ class Loop:
         self._turning = threading.Lock()  # whoever has it may touch the node
         self._broken: BaseException | None = None
         self._journal = journal if journal is not None else Journal()
-        self._wake_at = 0
+        self._wake_at = self._now = 0
         self._events: deque[Event] = deque()  # from the compute thread, the journal, other threads
         self._compute: ThreadPoolExecutor | None = None
         self._disk: DiskThread | None = None
         self.listener: Callable[[RunEvent], None] = lambda event: None
 
     def run(self) -> None:
-        """Turn until told to stop, or until the node is let go."""
+        """Turn until told to stop."""
         try:
-            while not self.stopped.is_set() and not getattr(self.node, "released", False):
+            while not self.stopped.is_set():
                 self.turn()
         finally:
             self.close()
@@ -82,7 +82,7 @@ class Loop:
                 self._feed(self._events.popleft())
             for event in events:
                 self._feed(event)
-            if time.monotonic_ns() >= self._wake_at:
+            if self._time() >= self._wake_at:
                 self._feed(Tick())
             self.transport.flush()
 
@@ -150,7 +150,12 @@ class Loop:
         self._journal.close()
 
     def _feed(self, event: Event) -> None:
-        self.carry_out(self.node.handle(time.monotonic_ns(), event))
+        self.carry_out(self.node.handle(self._time(), event))
+
+    def _time(self) -> int:
+        """Never less than before: on some machines the clocks of two cores differ by milliseconds."""
+        self._now = max(self._now, time.monotonic_ns())
+        return self._now
 
     def _start(self, token: int, function: Callable[[], Any]) -> None:
         if self._compute is None:

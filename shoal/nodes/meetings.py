@@ -24,6 +24,7 @@ import numpy as np
 from shoal import limits
 from shoal.nodes.hands import NEVER, Hands
 from shoal.nodes.stepper import RUNAWAY, Floats, cut, whole
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire.messages import Arrays
 from shoal.wire.neighbours import Leg, Meet, Met
 
@@ -43,8 +44,16 @@ class Asked:
 class Meetings:
     """One worker's part in the legs of a run."""
 
-    def __init__(self, name: str, hands: Hands, chance: Random, link: int, finished: Callable[[], None]) -> None:
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        hands: Hands,
+        chance: Random,
+        link: int,
+        finished: Callable[[], None],
+        timing: Intervals = DEFAULT,
+    ) -> None:
+        self._name, self._timing = name, timing
         self._hands, self._chance, self._link, self._finished = hands, chance, link, finished
         self._size = hands.model.size
         self.leg = self.round = self._rounds = 0
@@ -126,7 +135,7 @@ class Meetings:
         if self._neighbours:  # some may have gone meanwhile
             self._number, self._since = self._number + 1, self._hands.now
             name = self._chance.choice(self._neighbours)
-            self.asked = Asked(name, self._number, weights, self._hands.now, limits.RESEND_FIRST + 2 * self._link)
+            self.asked = Asked(name, self._number, weights, self._hands.now, self._timing.resend_first + 2 * self._link)
             self._hands.send(name, Meet(self._number), cut(weights))
         self._asked()
 
@@ -231,6 +240,6 @@ class Meetings:
     def tick(self, now: int) -> None:
         asked = self.asked
         if asked is not None and now >= asked.at:
-            asked.wait = min(2 * asked.wait, limits.RESEND_MOST + 2 * self._link)
+            asked.wait = min(2 * asked.wait, self._timing.resend_most + 2 * self._link)
             asked.at = now + asked.wait
             self._hands.send(asked.name, Meet(asked.number), cut(asked.weights))

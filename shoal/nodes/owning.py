@@ -21,6 +21,7 @@ from shoal import limits
 from shoal.cluster.book import Book
 from shoal.cluster.mesh import Mesh
 from shoal.nodes.replica import Change
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import peers as p
 from shoal.wire.base import Array, Arrays
 from shoal.wire.effects import Effect, Send
@@ -40,7 +41,7 @@ class Sent:
     cuts: list[int]  # where each part begins in it
     at: int = 0  # when it was sent last, and with which owners
     version: int = -1
-    wait: int = limits.RESEND_FIRST
+    wait: int = 0
 
 
 @dataclass(slots=True)
@@ -56,8 +57,8 @@ class Gathered:
 class Owning:
     """One peer's part in it: as a contributor, and as an owner."""
 
-    def __init__(self, me: str, parts: int, keys: int) -> None:
-        self._me, self._parts = me, parts
+    def __init__(self, me: str, parts: int, keys: int, timing: Intervals = DEFAULT) -> None:
+        self._me, self._parts, self._timing = me, parts, timing
         self._bounds = np.array([-(-part * keys // parts) for part in range(parts + 1)], np.uint64)
         self._number = 0
         self._sent: dict[int, Sent] = {}
@@ -125,9 +126,8 @@ class Owning:
         for sent in self._sent.values():
             if sent.version == owners.version and now - sent.at < sent.wait:
                 continue
-            sent.wait = (
-                limits.RESEND_FIRST if sent.version != owners.version else min(2 * sent.wait, limits.RESEND_MOST)
-            )
+            first, most = self._timing.resend_first, self._timing.resend_most
+            sent.wait = first if sent.version != owners.version else min(2 * sent.wait, most)
             sent.at, sent.version = now, owners.version
             for owner, parts in self._lacking(sent.number, owners):
                 message = p.Share(self._me, sent.number, owners.version, parts)

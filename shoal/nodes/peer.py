@@ -69,7 +69,7 @@ class PeerNode:
         mesh.fit = Fit(keys, facts.limit[0], facts.slots.batch, self._parts)
         self.book = Book(begin, self._parts)
         self.why = ""  # why it left; empty: in order, or it did not
-        self.owning = Owning(self.name, parts, keys) if facts.owned else None
+        self.owning = Owning(self.name, parts, keys, mesh.timing) if facts.owned else None
         self.work = AtWork(replica, facts, hold)
         self.left = False  # it said that it leaves
         self.may_go = False  # nobody needs anything of it any more, or so much time has passed that nobody will ask
@@ -384,7 +384,7 @@ class PeerNode:
         if self._over_at is None or self.may_go:
             return
         quiet = self.mesh.is_quiet if self.ended else not self.mesh.unheard
-        self.may_go = (quiet and self.work.is_idle) or now - self._over_at > limits.DRAIN
+        self.may_go = (quiet and self.work.is_idle) or now - self._over_at > self.mesh.timing.drain
 
     def account(self, now: int, watch: p.Watch) -> p.Account:
         """How the run stands, as far as we have heard."""

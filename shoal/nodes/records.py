@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.cluster.membership import Person, Roster
 from shoal.nodes.dealt import Line, Whole, folded
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.groups import Group
 
@@ -35,6 +36,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=_TAG):
     ] = []  # of tables, by whom and by which request, and of which table: the last ones
     released: dict[str, int] = {}
     groups: list[Group] = []
+    timing: Intervals = DEFAULT
 
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
@@ -51,6 +53,7 @@ def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> b
         list(changes),
         roster.released,
         list(roster.groups.values()),
+        roster.timing,
     )
     return msgspec.msgpack.encode(kept)
 
@@ -64,6 +67,7 @@ def replay(roster: Roster, record: bytes) -> Kept:
     roster.tables = {placed.name: placed for placed in kept.tables}
     roster.retired, roster.lost, roster.released = kept.retired, kept.lost, kept.released
     roster.groups = {group.name: group for group in kept.groups}
+    roster.timing = kept.timing
     return kept
 
 
@@ -89,12 +93,12 @@ def needed(records: Sequence[bytes]) -> list[bytes]:
 
 
 def afresh(records: Sequence[bytes]) -> list[bytes]:
-    """What a new cluster takes over from an old one, of which nobody lives: the counters."""
+    """What a new cluster takes over from an old one, of which nobody lives: the counters, and the timing."""
     last, _ = split(records)
     if last is None:
         return []
     old = msgspec.msgpack.decode(last, type=Kept)
-    kept = Kept(old.term, old.number, old.generation, old.incarnations, old.tables_made)
+    kept = Kept(old.term, old.number, old.generation, old.incarnations, old.tables_made, timing=old.timing)
     return [msgspec.msgpack.encode(kept)]
 
 

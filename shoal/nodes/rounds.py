@@ -31,6 +31,7 @@ import numpy as np
 from shoal import limits
 from shoal.nodes.hands import NEVER, Hands
 from shoal.nodes.stepper import Floats, cut
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire.neighbours import Leg, Offer, Reached
 
 _LEAST = 1e-290  # a weight does not vanish, even where it is only given away
@@ -49,8 +50,8 @@ class Said(NamedTuple):
 class Rounds:
     """One worker's part in the legs of a run."""
 
-    def __init__(self, hands: Hands, link: int, finished: Callable[[], None]) -> None:
-        self._hands, self._link, self._finished = hands, link, finished
+    def __init__(self, hands: Hands, link: int, finished: Callable[[], None], timing: Intervals = DEFAULT) -> None:
+        self._hands, self._link, self._finished, self._timing = hands, link, finished, timing
         self._size = hands.model.size
         self.weight = 1.0  # of push-sum
         self.leg = self.round = self._rounds = self._rides = 0
@@ -140,7 +141,7 @@ class Rounds:
 
     def _have_gradient(self) -> None:
         self._ready, self._since = True, self._hands.now
-        self._wait = limits.RESEND_FIRST + 2 * self._link
+        self._wait = self._timing.resend_first + 2 * self._link
         self._ask_at = self._since + self._wait
         self._try()
 
@@ -236,7 +237,7 @@ class Rounds:
     def tick(self, now: int) -> None:
         if not (lacking := self.lacking()) or now < self._ask_at:
             return
-        self._wait = min(2 * self._wait, limits.RESEND_MOST + 2 * self._link)
+        self._wait = min(2 * self._wait, self._timing.resend_most + 2 * self._link)
         self._ask_at = now + self._wait
         for name in lacking:
             self._hands.send(name, Reached(self.leg, self.round, name in self._hears))

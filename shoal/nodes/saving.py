@@ -1,4 +1,4 @@
-"""What a run keeps on disk, and how it goes back to it: the coordinator's checkpoints and rollbacks.
+"""What a run or a store keeps on disk, and how a run goes back to it: the coordinator's checkpoints and rollbacks.
 
 When some segment is held by nobody any more, everybody goes back: the newest checkpoint that is whole is looked for (damaged
 ones are named and passed over), the tables are made anew from it under a new generation, all who are not servers are
@@ -16,7 +16,7 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.events import Evaluated
 from shoal.files import Disk
-from shoal.nodes.checkpointing import Checkpointing
+from shoal.nodes.checkpointing import Checkpointing, nowhere
 from shoal.nodes.dealt import State, counted_everywhere
 from shoal.store import checkpoint
 from shoal.wire import messages as m
@@ -24,13 +24,35 @@ from shoal.wire.effects import Effect, Send, Store, Stored, Tell
 
 if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
+    from shoal.nodes.dealing import Dealing
 
 _LOOK = -2  # token of the look for the newest checkpoint
 _RETURN = 3 * limits.SECOND  # a server that was lost may be started again meanwhile
 
 
+class Bare(msgspec.Struct, frozen=True):
+    """What a checkpoint of a store without a run says beside its tables."""
+
+    incarnations: int  # handed out by then: their pushes are in the ledgers, so that nobody else may get these numbers
+
+
+class BareStore:
+    """A store without a run, as far as a checkpoint needs to know: it has no steps, and is cut as it is."""
+
+    seconds, steps, cut = 0.0, 0, m.NO_CLOCK
+
+    def __init__(self, incarnations: int) -> None:
+        self._incarnations = incarnations
+
+    def state(self, cut: int) -> Bare:
+        return Bare(self._incarnations)
+
+    def completed(self, state: Bare) -> Bare:
+        return state
+
+
 class Saving:
-    """One run's checkpoints, on a disk, or none at all."""
+    """The checkpoints of one run or store, on a disk, or none at all."""
 
     def __init__(
         self,
@@ -67,7 +89,7 @@ class Saving:
     def save(self, asker: str, request: int) -> list[Effect]:
         """Somebody wants a checkpoint, and to hear when it is there (or cannot be)."""
         if self.points is None:
-            return [Send(asker, m.Done(request))]
+            return [Send(asker, nowhere(request))]
         if (asker, request) in self._askers:
             return [Send(asker, m.Held(request, "the checkpoint that is being written"))]
         self._askers.append((asker, request))
@@ -79,7 +101,8 @@ class Saving:
         roster, dealing = of.roster, of.dealing
         self._servers = max(self._servers, len(roster.servers()))
         if dealing is None:
-            return []
+            bare = BareStore(roster.incarnations)
+            return [] if self.points is None else self._write(now, self.points, of, bare)
         if roster.has_lost() and not dealing.ended:
             self.lost(now, "a part of the model is held by nobody")
             return self._look(now, of)
@@ -89,10 +112,15 @@ class Saving:
                 self._alone = dealing.alone
                 if self._alone:
                     self.points.soon()
-            effects += self.points.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), dealing)
-            if self._askers and not self.points.busy:
-                effects += [Send(name, m.Done(request)) for name, request in self._askers]
-                self._askers.clear()
+            effects += self._write(now, self.points, of, dealing)
+        return effects
+
+    def _write(self, now: int, points: Checkpointing, of: Coordinator, what: BareStore | Dealing) -> list[Effect]:
+        """Go on with a checkpoint if there is one to make, and tell those who wait for it."""
+        effects = points.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), what)
+        if self._askers and not points.busy:
+            effects += [Send(name, points.answer(request)) for name, request in self._askers]
+            self._askers.clear()
         return effects
 
     def heard(self, effects: list[Effect]) -> list[Effect]:

@@ -19,7 +19,7 @@ from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.member import Membership
 from shoal.events import LEFT, Evaluated
-from shoal.nodes.checkpointing import Checkpointing
+from shoal.nodes.checkpointing import Checkpointing, nowhere
 from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
 from shoal.nodes.records import split
 from shoal.nodes.standing import course
@@ -28,9 +28,6 @@ from shoal.strategies import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Ended, Event, Received, Send, Stored, Tell, Wake
 from shoal.wire.groups import SCHEDULER, Lost, dealer, whole
-
-_GONE = 30 * limits.SECOND  # a coordinator that was killed is back sooner
-_AGAIN = limits.SECOND // 2  # what the coordinator has not done yet is asked for again
 
 
 @dataclass(slots=True)
@@ -98,23 +95,24 @@ class Scheduler:
         effects += self.member.tick(now)
         if self.member.view.number:
             effects += self._tick(now)
-        effects.append(Wake(min(self.member.next, now + limits.HEARTBEAT)))
+        effects.append(Wake(min(self.member.next, now + self.member.timing.heartbeat)))
         return effects
 
     def _tick(self, now: int) -> list[Effect]:
         effects = [*self.dealing.tick(now), *self._set_delay(now)]
-        if now - self.member.heard > _GONE:
-            why = f"the cluster's coordinator did not answer for {_GONE // limits.SECOND} s"
+        timing = self.member.timing
+        if now - self.member.heard > timing.gone:  # one that was killed is back sooner
+            why = f"the cluster's coordinator did not answer for {timing.gone / limits.SECOND:g} s"
             effects += self.dealing.fail(f"{why}: see that it runs, and resume this run")
         for one in self._lost.values():
-            if now - one.since >= _AGAIN:
+            if now - one.since >= timing.resend_first:
                 one.since = now
                 effects.append(Send(self.member.coordinator, one.message))
         if self.points is not None:
             effects += self.points.tick(now, self.member.view.number, lambda: self._of_ours, self.dealing)
-        if self._askers and not (self.points is not None and self.points.busy):
-            effects += [Send(name, m.Done(request)) for name, request in self._askers]
-            self._askers.clear()
+            if self._askers and not self.points.busy:
+                effects += [Send(name, self.points.answer(request)) for name, request in self._askers]
+                self._askers.clear()
         return effects
 
     def _set_delay(self, now: int) -> list[Effect]:
@@ -123,7 +121,7 @@ class Scheduler:
         spec = next((one.spec for one in self.member.view.tables if one.name == name), None)
         if auto is None or spec is None or spec.max_delay == auto.delay or now < self._delay_at:
             return []
-        self._delay_at = now + limits.SECOND
+        self._delay_at = now + self.member.timing.notice
         self._requests += 1
         request = self.member.incarnation << 32 | self._requests
         return [Send(self.member.coordinator, m.Delay(request, name, auto.delay))]
@@ -132,10 +130,12 @@ class Scheduler:
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
         change, effects = self.member.handle(now, message)
-        if change.refused:
+        if change.refused and not change.may_pass:
             effects += self.dealing.fail(f"group {self.group!r} cannot take part: {change.refused}")
         if change.view:
-            self.member.shown = self.member.view.number
+            self.member.shown, self.dealing.timing = self.member.view.number, self.member.timing
+            if self.points is not None:
+                self.points.timing = self.member.timing
             effects += self._take_view(now, self.member.view)
         return effects
 
@@ -233,7 +233,7 @@ class Scheduler:
 
     def _save(self, sender: str, request: int) -> list[Effect]:
         if self.points is None:
-            return [Send(sender, m.Done(request))]
+            return [Send(sender, nowhere(request))]
         if (sender, request) in self._askers:
             return [Send(sender, m.Held(request, "the checkpoint that is being written"))]
         self._askers.append((sender, request))
@@ -260,6 +260,7 @@ class Scheduler:
             course(self.dealing),
             self._newest(),
             counts,
+            timing=self.member.timing,
         )
 
     def _newest(self) -> str:

@@ -17,6 +17,7 @@ from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
 from shoal.nodes.backlog import Backlog
 from shoal.nodes.keeping import Keeping
+from shoal.nodes.too_soon import TooSoon
 from shoal.store.calling import Calls
 from shoal.store.handles import Handles
 from shoal.store.holding import FromServer, Holding
@@ -49,7 +50,7 @@ class Server:
         self.member.reaches = {"server"}
         self.tables: dict[int, Holding] = {}
         self._keeping = Keeping(disk or Disk(), self.member)
-        self._calls = Calls()
+        self.calls = Calls()
         self.handles = Handles()
         self.counts: Counter[str] = Counter()
         self.also: Callable[[], Mapping[str, int]] = dict  # what else is told, by whoever holds this node
@@ -58,6 +59,7 @@ class Server:
         self._members: dict[int, m.Member] = {}
         self._groups: dict[str, Group] = {}
         self._backlog = Backlog()
+        self._too_soon = TooSoon()
         self._works: deque[Work] = deque()  # the first one is being computed
         self._token = 0
         self._view_waits = False
@@ -67,23 +69,11 @@ class Server:
         self._early: list[Received] = []  # from servers whose view is newer than ours
         self._copies = False  # somewhere there is more than one
         self._ours: dict[int, Ours] = {}  # by table
-        self.leaving = False  # it goes when others have what it has
-        self.released = False  # nobody needs it any more
-        self.stays = ""  # why it may not go yet
-        self._next_leave = 0
 
     @property
     def computing(self) -> bool:
         """Something is being computed, and all else waits."""
         return bool(self._works)
-
-    def leave(self) -> list[Effect]:
-        """Go, once others have what this server has: asked for until it is granted (``released``). From any thread."""
-        self.leaving = True
-        if not self.member.joined:
-            self.released = True
-            return []
-        return [Send(self.member.coordinator, m.Leave(self.member.incarnation, patiently=True))]
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
@@ -104,19 +94,21 @@ class Server:
                 effects = []
             case _:
                 effects = []
+        effects += self.calls.collect().effects
+        self._let_in()
         while self._backlog and not self._works:
             effects += self._request(now, self._backlog.next())
+            self._let_in()
         if self._keeping.later and not self._works:
             effects += self._carry_on(Outcome(works=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
-        if self.leaving and not self.released and now >= self._next_leave:
-            self._next_leave = now + limits.HEARTBEAT
-            effects += self.leave()
         if now >= self._next_notice:
-            self._next_notice = now + (limits.LEVEL_AGAIN if self._copies else limits.NOTICE // 4)
+            timing = self.member.timing
+            self._next_notice = now + (timing.level_again if self._copies else timing.notice // 4)
             for holding in self.tables.values():
                 effects += holding.tick(now, bool(self._works))
-            effects += self._calls.notices(now)
+            effects += self.calls.notices(now, timing)
+            effects += self._send_back(now)
             self._tell_loads(now)
         if now >= self._next_clear and not self._works:
             more = any(holding.clear_some() for holding in self.tables.values())
@@ -127,7 +119,7 @@ class Server:
 
     def _tell_loads(self, now: int) -> None:
         """Now and then the next heartbeat says how much is asked of our segments."""
-        if now - self._told_loads < limits.LOAD_EVERY:
+        if now - self._told_loads < self.member.timing.load_every:
             return
         seconds = (now - self._told_loads) / limits.SECOND
         first, self._told_loads = not self._told_loads, now
@@ -137,16 +129,6 @@ class Server:
     # ------------------------------------------------------------ views
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
-        match message:
-            case m.Release(incarnation) if incarnation == self.member.incarnation:
-                self.released = True
-                return []
-            case m.No(0, _, why) if self.member.joined and self.leaving:
-                self.stays = why
-                return []
-        if self.leaving and isinstance(message, m.Fence) and message.incarnation == self.member.incarnation:
-            self.released = True  # what we have is worth nothing any more: there is nothing to hand over
-            return []
         change, effects = self.member.handle(now, message)
         self._pace.rate = self.member.move_rate
         if change.for_good:
@@ -155,11 +137,12 @@ class Server:
             self.tables.clear()
             self._members.clear()
             self._backlog.clear()
+            self._too_soon.clear()
             self._early.clear()
             self._keeping.forget()
             self.handles = Handles()
             self._ours.clear()
-            self._calls.clear()
+            self.calls.clear()
             self._works.clear()
             self._view_waits = False
             self._token += 1  # what is still being computed comes back to nobody
@@ -195,11 +178,10 @@ class Server:
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
         self._ours = {one.number: ours(self.name, one, self._ours.get(one.number)) for one in view.tables}
         self.member.shown = view.number
-        self.leaving = self.leaving or any(one.leaving and one.name == self.name for one in view.members)
         for table in view.tables:
             holding = self.tables.get(table.number)
             if holding is not None:
-                outcome += holding.take(now, table, servers, view.number)
+                outcome += holding.take(now, table, servers, view.number, view.timing)
                 outcome += holding.live(workers, everyone)
         outcome.effects += self.member.show(view.number)
         early, self._early = self._early, []
@@ -211,7 +193,7 @@ class Server:
         servers = _servers(view)
         for table in new:
             try:
-                holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace)
+                holding = Holding(self.name, self.member.incarnation, table, self._inline, self._pace, view.timing)
                 holding.set_up(servers, self._keeping.loader(table))
                 made[table.number] = holding
             except MemoryError:
@@ -227,8 +209,8 @@ class Server:
     def _queue(self, now: int, event: Received) -> list[Effect]:
         if not self._works:
             return self._request(now, event)
-        if isinstance(event.message, m.Call) and (self._calls.has(event) or event in self._backlog):
-            return [self._calls.held(event.sender, event.message)]  # nothing long is done twice
+        if isinstance(event.message, m.Call) and (self.calls.has(event) or event in self._backlog):
+            return [self.calls.held(event.sender, event.message)]  # nothing long is done twice
         if self._backlog.add(event):
             return []
         self.counts["backlog full"] += 1
@@ -251,7 +233,8 @@ class Server:
             return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
         if (stopped := self._not_for_us(event.sender, request)) is not None:
-            return [Send(event.sender, stopped)]
+            waits = isinstance(stopped, m.Busy) and self.member.joined and self._too_soon.keep(now, event, self._how())
+            return [] if waits else [Send(event.sender, stopped)]
         if isinstance(request, m.Park):
             return self._carry_on(self._park(now, event.sender, request))
         holding = self.tables[request.table]
@@ -261,11 +244,32 @@ class Server:
             return [Send(event.sender, told)]
         assert holding.own is not None
         if isinstance(request, m.Call):
-            return self._carry_on(self._calls.call(now, event.sender, request, holding.own, self._inline))
+            within = self.member.timing.question
+            return self._carry_on(self.calls.call(now, event.sender, request, holding.own, self._inline, within))
         holding.own.handles = self.handles
         if isinstance(request, m.Push):
             return self._carry_on(holding.own.push(now, event.sender, request, event.arrays))
         return self._carry_on(holding.own.pull(now, event.sender, request, event.arrays))
+
+    def _how(self) -> object:
+        """What decides whether a request comes too soon."""
+        return self.member.shown, [number for number, holding in self.tables.items() if holding.opening]
+
+    def _let_in(self) -> None:
+        """What came too soon goes before what came after it."""
+        if self._too_soon:
+            self._backlog.put_back(self._too_soon.changed(self._how()))
+
+    def _send_back(self, now: int) -> list[Effect]:
+        """What came too soon, and has waited for as long as it may: who asked hears why."""
+        effects: list[Effect] = []
+        for event in self._too_soon.late(now, self.member.timing):
+            assert isinstance(event.message, Request)
+            if (stopped := self._not_for_us(event.sender, event.message)) is None:
+                self._backlog.put_back([event])
+            else:
+                effects.append(Send(event.sender, stopped))
+        return effects
 
     def _park(self, now: int, sender: str, park: m.Park) -> Outcome:
         """Nobody waits for this worker any more; it is told so when all copies know it."""

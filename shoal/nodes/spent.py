@@ -65,20 +65,21 @@ class Spent:
 
     def skip(self) -> None:
         """What was before is nobody's business."""
-        self._mark = self._clock()
+        self._mark = max(self._mark, self._clock())
 
     def told(self) -> tuple[list[int], list[Told]]:
         """Microseconds by kind since the last time this was asked, and spans."""
-        now = self._clock()
+        now = max(self._clock(), self._mark)  # another core's clock may be behind ours
         totals, self._totals = [total // 1_000 for total in self._totals], [0] * len(KINDS)
         spans, self._spans = self._spans, []
         return totals, [(kind, (now - start) // 1_000, (stop - start) // 1_000) for kind, start, stop in spans]
 
     def _account(self, kind: int, now: int = 0) -> None:
         now = now or self._clock()
-        start, self._mark = self._mark, now
+        start = self._mark
         if now <= start:
             return
+        self._mark = now
         self._totals[kind] += now - start
         if self._spans and self._spans[-1][0] == kind and self._spans[-1][2] == start:
             self._spans[-1][2] = now

@@ -49,6 +49,7 @@ def standing(coordinator: Coordinator, now: int, request: int, to: str) -> m.Sta
         "" if namespace(to) else coordinator.saving.newest,
         counts,
         coordinator.elastic.standing(now, coordinator),
+        roster.timing,
     )
 
 

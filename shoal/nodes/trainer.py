@@ -242,7 +242,7 @@ class Trainer:
         if not self.leaving or not self.strategy.in_steps:
             return False
         self._leaves_since = self._leaves_since or self.worker.now
-        return self.worker.now - self._leaves_since > limits.DRAIN
+        return self.worker.now - self._leaves_since > self.worker.member.timing.drain
 
     def _check_module(self) -> None:
         """A module that is another one here would learn nothing, or nonsense."""

@@ -119,7 +119,7 @@ class Worker:
             if self.on_fenced is not None:
                 self.on_fenced()
         self._locked_out = Refused(event.sender, change.refused) if change.for_good else None
-        if change.refused:
+        if change.refused and not (change.may_pass and self.client.patient):
             self.joined.finish(error=Refused(event.sender, change.refused))
             self.client.fail_all(Refused(event.sender, change.refused))
         if change.view:
@@ -134,7 +134,7 @@ class Worker:
     def _check_hello(self, now: int) -> None:
         """Tasks that wait for us to be a member do not wait for ever, unless the client is patient."""
         since = self.member.asking_since
-        if since and now - since >= limits.SILENCE and not self.client.patient:
+        if since and now - since >= self.member.timing.silence and not self.client.patient:
             error = Unanswered("hello", self.member.coordinator, (now - since) / limits.SECOND)
             self.joined.finish(error=error)
             self.client.fail_all(error)

@@ -50,22 +50,13 @@ class Worker:
     gone: int = NEVER
 
 
-@dataclass(slots=True)
-class Past:
-    """What is given up when a run goes back to a checkpoint, and what stays."""
-
-    generations: dict[int, int] = field(default_factory=dict)  # by call: when it was made
-    restored: dict[int, set[int]] = field(default_factory=dict)  # by generation: the slots that its checkpoint has
-
-
-def check(plan: Plan, history: list[Event], void: set[int], past: Past | None = None) -> list[Violation]:
+def check(plan: Plan, history: list[Event], void: set[int]) -> list[Violation]:
     """What pulls saw that they should not have, or should have and did not."""
-    past = past or Past()
     begins = {record.call: record for record in history if isinstance(record, Begin)}
     ends = {record.call: record for record in history if isinstance(record, End)}
     pulls = [Pull(begins[c], end) for c, end in ends.items() if begins[c].kind == "pull" and end.outcome == "ok"]
     found = list(_monotone(pulls))
-    found += _account(plan, past, begins, ends, pulls, void)
+    found += _account(plan, begins, ends, pulls, void)
     if plan.kind == "each":
         found += _staleness(plan, history, begins, pulls, void)
     elif plan.kind == "step":
@@ -115,12 +106,9 @@ def _monotone(pulls: list[Pull]) -> Iterator[Violation]:
 
 
 def _account(
-    plan: Plan, past: Past, begins: dict[int, Begin], ends: dict[int, End], pulls: list[Pull], void: set[int]
+    plan: Plan, begins: dict[int, Begin], ends: dict[int, End], pulls: list[Pull], void: set[int]
 ) -> Iterator[Violation]:
-    """I2: nothing is seen before it was sent. I3: what was acknowledged before a pull began is in it.
-
-    After a rollback what was acknowledged before it is in a pull if the checkpoint has it.
-    """
+    """I2: nothing is seen before it was sent. I3: what was acknowledged before a pull began is in it."""
     slots = plan.kind != "clients"
     pushes = [one for one in begins.values() if one.kind == "push" and not (slots and one.number in void)]
     if not pushes:
@@ -129,17 +117,15 @@ def _account(
     sent_at = np.array([one.time for one in pushes])
     over = [ends.get(one.call) for one in pushes]
     acked_at = np.array([NEVER if end is None or end.outcome != "ok" else end.time for end in over])
-    generations = np.array([past.generations.get(one.call, 0) for one in pushes])
     for pull in pulls:
         seen = np.array(pull.end.seen)
         if not seen.size:
             continue
-        count, generation = seen.shape[1], past.generations.get(pull.begin.call, 0)
+        count = seen.shape[1]
         sent = np.bincount(columns[sent_at <= pull.end.time], minlength=count)
-        acked = np.bincount(columns[(acked_at < pull.begin.time) & (generations == generation)], minlength=count)
+        acked = np.bincount(columns[acked_at < pull.begin.time], minlength=count)
         if slots:  # a slot counts once, whoever sends it
             sent, acked = np.minimum(sent, 1), np.minimum(acked, 1)
-            acked[sorted(past.restored.get(generation, set()) - void)] = 1
         if (ghosts := np.argwhere(seen > sent)).size:
             segment, column = ghosts[0]
             what = (

@@ -1,43 +1,61 @@
 """The coordinator and the servers of one simulated cluster: their lives, and what may befall them.
 
-A server that comes back is empty, under its old name; the coordinator comes back with what its disk kept of its journal.
+A server runs inside ``Guest``, as everywhere. One that comes back is empty, under its old name; one that the coordinator refuses
+is started again by its supervisor. The coordinator comes back with what its disk kept of its journal.
 ``may_lose`` is the promise's other side: copies protect from the loss of all but one member of a segment's current set, so no
 crash takes the last one, unless a plan goes beyond that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from shoal import limits
 from shoal.cluster.membership import Roster
 from shoal.cluster.moves import Moves
-from shoal.limits import MILLISECOND, SUSPECT_AFTER
+from shoal.events import RunEvent
+from shoal.limits import MILLISECOND
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.dealing import Dealing
+from shoal.nodes.guest import Guest
 from shoal.nodes.saving import Saving
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
-from shoal.simulation.deals import Deals
 from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.faults import Plan
 from shoal.simulation.world import World
 from shoal.store import checkpoint
 from shoal.store.part import Part
 from shoal.wire.effects import Ended
-from shoal.wire.messages import Placed
+from shoal.wire.messages import Place, Placed
 
 COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
 SLOW_COPIES = 0.005  # MB/s: a segment takes some 50 ms
-Process = Coordinator | Server | Worker
+START_AGAIN = 300 * MILLISECOND  # after a server has ended by itself
+Process = Coordinator | Guest | Worker
+
+
+class DealingSource(Protocol):
+    """Who knows what the coordinator of a cluster deals; it outlives coordinators."""
+
+    damaged: set[int]  # checkpoints that were damaged
+    generation: Callable[[], int]
+
+    def as_dealing(self) -> Dealing | None:
+        """For the next life of the coordinator."""
+
+    def told(self, event: RunEvent) -> None: ...
 
 
 class Cluster:
     """All that is no worker."""
 
-    def __init__(self, world: World, plan: Plan, deals: Deals) -> None:
+    def __init__(self, world: World, plan: Plan, deals: DealingSource) -> None:
         self.world, self.plan, self.deals = world, plan, deals
+        self.job = ""  # whose checkpoints are made
         self.disk = world.disk = SimulatedDisk(plan.seed)
         deals.generation = lambda: self.coordinator.roster.generation
         world.on_tell = deals.told
@@ -46,6 +64,7 @@ class Cluster:
         self._looked, self._whole = (0, -1), False
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
+        self.guests: dict[str, Guest] = {}  # what each of them runs in
         self.former: list[Server] = []
 
     @property
@@ -71,13 +90,28 @@ class Cluster:
             return
         if name in self.servers:
             self.former.append(self.servers[name])
-        self.servers[name] = self.server(name)
-        self.add(self.servers[name])
+        guest = self.guests[name] = self.server(name)
+        assert isinstance(guest.node, Server)
+        self.servers[name] = guest.node
+        self.add(guest)
 
     def end(self, name: str) -> None:
         """A server that was let go: its process ends, and nobody starts it again by itself."""
+        self.world.carry_out(name, self.guests.pop(name).member.leave())
         self.former.append(self.servers.pop(name))
         self.world.end(name)
+
+    def start_again(self, name: str) -> None:
+        """A server that ended by itself, and was not let go: its supervisor starts another."""
+        guest = self.guests[name]
+        self.world.carry_out(name, guest.member.leave())
+        self.world.end(name)
+
+        def start() -> None:
+            if self.guests.get(name) is guest and name not in self.world.hosts:  # nobody else has done it
+                self.restart(name)
+
+        self.world.at(self.world.now + START_AGAIN, start)
 
     def crash(self, name: str, seen: bool) -> bool:
         """False if that would be more than the copies can bear."""
@@ -93,18 +127,27 @@ class Cluster:
             self.world.at(later, lambda: self.world.tell(COORDINATOR, Ended(name, "it was killed")))
         return True
 
-    def server(self, name: str) -> Server:
+    def server(self, name: str) -> Guest:
+        """As a launcher's own child, or as one on another host, which does not wait for its coordinator for ever."""
         self._lives += 1
-        return Server(name, f"life-{self._lives}", f"memory:{name}", self.plan.inline, self.disk)
+        server = Server(name, f"life-{self._lives}", f"memory:{name}", self.plan.inline, self.disk)
+        return Guest(server, server.member, "timing" if self.plan.seed % 2 else None)
 
     def _coordinator(self, journal: list[bytes]) -> Coordinator:
         every = self.plan.checkpoint * MILLISECOND
-        saving = Saving(ROOT, every=every, disk=self.disk) if every else Saving()
+        saving = Saving(ROOT, self.job, every, disk=self.disk) if every else Saving()
         moves = Moves(
             self.plan.balance, SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
         )
         dealing = self.deals.as_dealing()
-        return Coordinator(copies=self.plan.copies, journal=journal, dealing=dealing, saving=saving, moves=moves)
+        return Coordinator(
+            copies=self.plan.copies,
+            journal=journal,
+            dealing=dealing,
+            saving=saving,
+            moves=moves,
+            timing=self.plan.timing,
+        )
 
     def power_cut(self, seed: str) -> list[str]:
         """All of these processes are gone at once, and of the disk only what was synced is sure. Who is to be started again."""
@@ -138,10 +181,11 @@ class Cluster:
     def tables(self) -> list[Placed]:
         return list(self.coordinator.roster.tables.values())
 
-    def delays(self) -> set[int | None]:
-        """What the servers that are there go by."""
+    def delays(self, table: str) -> set[int | None]:
+        """What the servers that are there go by, in this table."""
+        number = self.coordinator.roster.tables[table].number
         here = [server for name, server in self.servers.items() if name in self.world.hosts]
-        parts = [holding.own for server in here for holding in server.tables.values()]
+        parts = [holding.own for server in here for one, holding in server.tables.items() if one == number]
         return {part.spec.max_delay for part in parts if part is not None}
 
     def incarnations(self) -> list[int]:
@@ -154,12 +198,28 @@ class Cluster:
             for table in roster.tables.values():
                 for segment, place in enumerate(table.places):
                     given = self._is_given(name, table, segment)
-                    others = (one for one in place.servers if one not in (name, place.instead if given else name))
-                    if (given or name in place.servers) and not any(
-                        self._holds(roster, other) and self._is_heard(other) for other in others
-                    ):
+                    if not (given or name in place.servers):
+                        continue
+                    out = {name, place.instead if given else name, *self._let_go(name, roster, place)}
+                    others = (one for one in place.servers if one not in out)
+                    if not any(self._holds(roster, other) and self._is_heard(other) for other in others):
                         return False
         return True
+
+    def _let_go(self, name: str, roster: Roster, place: Place) -> Iterator[str]:
+        """Members of a set that are leaving, and may be let go on this server's word, which may be under way.
+
+        Where nobody is left to take their place, the set gets smaller as soon as one that stays was heard since it knew that they
+        are leaving. Whenever that is decided, the last word of one that stays is some moments old: if it dies in these moments, the
+        last copy is gone. No protocol can do without such a moment, so that is more than copies protect from.
+        """
+        server = self.servers.get(name)
+        free = any(one not in place.servers and not roster.people[one].suspected for one in roster.staying())
+        if server is None or free:
+            return
+        for member in server.member.view.members:
+            if member.leaving and member.role == "server":
+                yield member.name
 
     def _is_given(self, name: str, table: Placed, segment: int) -> bool:
         """Whether it is about to hold that instead of another one: it has all of it, and word of that may be under way."""
@@ -186,7 +246,7 @@ class Cluster:
             return False
         host = world.hosts.get(COORDINATOR)
         person = self.coordinator.roster.people.get(name)
-        return host is None or person is None or world.local_time(host) - person.heard < SUSPECT_AFTER
+        return host is None or person is None or world.local_time(host) - person.heard < self.plan.timing.suspect
 
     def _rosters(self) -> Iterator[Roster]:
         """The coordinator's, and what it would be after a crash now."""
@@ -195,7 +255,7 @@ class Cluster:
         if journal is not None:
             writing = list(journal.writing)
             for kept in range(len(writing) + 1):
-                yield self._coordinator(journal.durable + writing[:kept]).roster
+                yield Coordinator(copies=self.plan.copies, journal=journal.durable + writing[:kept]).roster
 
     def _holds(self, roster: Roster, name: str) -> bool:
         if name not in self.world.hosts or name in self.world.twins:

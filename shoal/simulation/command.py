@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.simulation.names import MODULES, WITH_PLANS
+from shoal.simulation.names import FORMER, MODULES, WITH_PLANS
 
 if TYPE_CHECKING:
     from shoal.simulation.faults import Plan
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from shoal.simulation.run import Verdict
 
 
+class Kinds(click.Choice[str]):
+    """One of what can be simulated, also by the name that it had before."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(FORMER.get(value, value), param, ctx)
+
+
 @click.command()
-@click.option(
-    "--of", type=click.Choice(sorted(MODULES)), default="cluster", show_default=True, help="What to simulate."
-)
+@click.option("--of", type=Kinds(sorted(MODULES)), default="store", show_default=True, help="What to simulate.")
 @click.option("--seed", type=int, help="Run this one seed.")
 @click.option("--plan", help="Run this one plan, as --shrink prints it: Plan(...).")
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
@@ -45,7 +50,8 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Run whole clusters in one thread, with faults, from seeds; check every promise. Servers that come and go
-    all the time (--of moves), workers that gossip (--of gossip), and peers (--of peers), too.
+    all the time (--of moves), whole training runs (--of training), workers that gossip (--of gossip), and peers
+    (--of peers), too.
 
     Exit code 1 if a promise was broken. A seed is all that is needed to see it again (--seed N --trace), and to find out what it
     takes (--seed N --shrink).
@@ -61,7 +67,7 @@ def simulate(
             f"no mutant {mutant!r}: `shoal simulate --of {of} --mutant list` names them", param_hint="--mutant"
         )
     if of not in WITH_PLANS and (plan or shorter or history):
-        raise click.UsageError("--plan, --shrink and --history are of a cluster: with others take --seed and --trace")
+        raise click.UsageError("--plan, --shrink and --history are of a store: with others take --seed and --trace")
     if seed is None and plan is None:
         if trace or history or shorter:
             raise click.UsageError("--trace, --shrink and --history go with one --seed or --plan")
@@ -87,20 +93,20 @@ def simulate(
 
 
 def _of_cluster(plan: Plan, shorter: bool, trace: bool) -> Verdict:
-    from shoal.simulation.run import Run
+    from shoal.simulation.shrink import verdict_of
 
     if shorter:
         _shrink(plan)
-    return Run(plan, click.echo if trace else None).verdict()
+    return verdict_of(plan, click.echo if trace else None)
 
 
 def _plan(of: str, seed: int | None, text: str | None) -> Plan:
-    from shoal.simulation import moves_plan
+    from shoal.simulation import moves_plan, training_plan
     from shoal.simulation.faults import Plan
 
     if text is None:
         assert seed is not None
-        return moves_plan.draw(seed) if of == "moves" else Plan.draw(seed)
+        return {"moves": moves_plan.draw, "training": training_plan.draw}.get(of, Plan.draw)(seed)
     try:
         return Plan.read(text)
     except (ValueError, SyntaxError, TypeError) as error:
@@ -179,7 +185,7 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
         for plan, violation in list(dict(reversed(tally.broken)).items())[:10]:  # one of each seed
             click.secho(f"{plan}\n  broken: {violation}", fg="red")
         if tally.broken:
-            which = "" if of == "cluster" else f" --of {of}"
+            which = "" if of == "store" else f" --of {of}"
             again = f"shoal simulate{which} --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
             shorter = "; make it shorter: --shrink" if of in WITH_PLANS else ""
             click.echo(f"{len(tally.broken)} promises broken; see one again: {again} --trace{shorter}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from shoal import limits
 from shoal.simulation.checker import Violation
 from shoal.simulation.cluster import Cluster
 from shoal.store.part import Part
@@ -16,6 +17,7 @@ from shoal.tables import Step
 from shoal.wire import messages as m
 
 EMPTY = m.Counts(0)
+_ROOM = 8_000  # bytes beyond the bound: of the last push, and of all that is no push
 
 
 class Owners:
@@ -33,6 +35,27 @@ class Owners:
         watch(m.Levels, self._levels)
         watch(m.Adopt, self._levels)
         watch(m.Fill, self._fill)
+        watch(m.Append, self._append)
+        watch(m.Appended, self._appended)
+
+    def _append(self, sender: str, to: str, append: m.Append) -> None:
+        """I12: what waits for a copy is bounded, whatever becomes of the copy."""
+        server = self._cluster.servers.get(sender)
+        holding = server.tables.get(append.table) if server is not None else None
+        link = holding.log.links.get(to) if holding is not None else None
+        if link is not None and link.waits > limits.COPIES_HELD + _ROOM:
+            self._too_much(f"{link.waits:,} bytes of changes wait at {sender} for {to}")
+
+    def _appended(self, sender: str, to: str, appended: m.Appended) -> None:
+        server = self._cluster.servers.get(sender)
+        holding = server.tables.get(appended.table) if server is not None else None
+        for (primary, _), follow in holding.follows.items() if holding is not None else ():
+            if follow.waits > limits.COPIES_HELD + 2 * _ROOM:
+                self._too_much(f"{follow.waits:,} bytes of changes of {primary} wait at {sender} for their segments")
+
+    def _too_much(self, what: str) -> None:
+        if not any(one.rule == "I12 bounded" for one in self.violations):
+            self.violations.append(Violation("I12 bounded", what))
 
     def _push(self, sender: str, to: str, push: m.Push) -> None:
         self._pushes[push.request] = push

@@ -22,6 +22,7 @@ from typing import Protocol
 from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import MILLISECOND, SECOND
+from shoal.nodes.guest import Guest
 from shoal.simulation.checker import Violation
 from shoal.simulation.cluster import COORDINATOR, Cluster
 from shoal.simulation.faults import Fault, Plan
@@ -135,7 +136,7 @@ class Elastic:
             self._gone(leaving, "killed while it was leaving")
             return
         if leaving.how == "leave":
-            self.cluster.servers[leaving.name].leave()
+            self.cluster.guests[leaving.name].leave()
             self.world.poke(leaving.name)
         else:
             leaving.request = self._requests = self._requests + 1
@@ -153,11 +154,21 @@ class Elastic:
         """A node has done something: did a move go on, or is somebody free to go?"""
         if name == COORDINATOR:
             self._see_moves()
-        elif (server := self.cluster.servers.get(name)) is not None and server.released and name in self.world.hosts:
-            self._released(name)
+        elif (guest := self.cluster.guests.get(name)) is not None and guest.end and name in self.world.hosts:
+            self._ended(guest)
+
+    def _ended(self, guest: Guest) -> None:
+        """Its process ends: it was let go, or the coordinator will not have it."""
+        if guest.end == "released":
+            self._released(guest.name)
+            return
+        self.world.counts[f"servers that ended: {guest.end}"] += 1
+        if guest.end != "refused":  # nobody dismisses anybody here, and no coordinator is away for that long
+            self.violations.append(Violation("I13 live", f"{guest.name} was {guest.end}: {guest.why}"))
+        self.cluster.start_again(guest.name)
 
     def _released(self, name: str) -> None:
-        """It was told to go: its process ends."""
+        """It was told to go."""
         person = self.cluster.coordinator.roster.people.get(name)
         ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
         for segment in self._held_by(name) if ours else ():  # else a former life of it did

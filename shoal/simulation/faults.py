@@ -15,6 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.limits import INLINE_ELEMENTS
+from shoal.simulation.scales import draw_scale
+from shoal.timing import Intervals, Timing
 
 Kind = Literal["clients", "each", "step"]
 WEATHER = ("loss", "repeat", "late", "slow", "corrupt")
@@ -77,6 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     checkpoint: int = 0  # how often; 0: never
     beyond: bool = False  # more may be lost than the copies can bear
     balance: Literal["load", "count", "none"] = "count"  # what newcomers are given by themselves
+    scale: float = 1.0  # of the timing that all go by
     faults: tuple[Fault, ...] = ()
     habits: tuple[str, ...] = ()
 
@@ -93,11 +96,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             slots = -(-slots // unit) * unit
         servers = random.choice([1, 1, 2, 2, 3, 3, 4, 5])
         copies = min(servers, random.choice([1, 2, 2, 2, 3, 3]))
-        beyond = kind != "clients" and random.random() < 0.15
         plan = cls(
             seed=seed,
-            checkpoint=random.choice([0, 0, 200, 500]) if beyond or random.random() < 0.2 else 0,
-            beyond=beyond,
             servers=servers,
             copies=copies,
             workers=random.choice([1, 2, 2, 3, 3, 4, 5, 8]),
@@ -112,6 +112,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             delay=random.choice([1, 3, 10]),
             lasts=random.choice([1_000, 2_000, 4_000, 9_000]),
             habits=tuple(random.sample(HABITS, random.choice([0, 1, 2, 3]))),
+            scale=draw_scale(seed),
         )
         return with_stragglers(msgspec.structs.replace(plan, faults=draw_faults(plan)))
 
@@ -122,6 +123,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
         if not isinstance(plan, Plan):
             raise ValueError("that is no Plan(...)")
         return plan
+
+    @property
+    def timing(self) -> Intervals:
+        """What all go by. Runs are short: loads are told more often than usual, and looking at copies is not scaled."""
+        return Timing(scale=self.scale, load_every=0.5, level_again=0.05).intervals()
 
     @property
     def names(self) -> list[str]:
@@ -151,10 +157,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
 
 
 def _literal(node: ast.expr) -> Any:
-    """Plan(...) and Fault(...) of literals; nothing is evaluated."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Plan", "Fault"):
-        facts = {one.arg: _literal(one.value) for one in node.keywords if one.arg is not None}
-        return Plan(**facts) if node.func.id == "Plan" else Fault(*map(_literal, node.args), **facts)
+    """Fault(...) and Plan(...), or a plan of another scenario, of literals; nothing is evaluated."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        plans: list[type[msgspec.Struct]] = [Fault, Plan, *Plan.__subclasses__()]
+        kinds = {one.__name__: one for one in plans}
+        if node.func.id in kinds:
+            facts = {one.arg: _literal(one.value) for one in node.keywords if one.arg is not None}
+            return kinds[node.func.id](*map(_literal, node.args), **facts)
     if isinstance(node, ast.Tuple | ast.List):
         return tuple(_literal(one) for one in node.elts)
     return ast.literal_eval(node)
@@ -166,8 +175,6 @@ def _literal(node: ast.expr) -> Any:
 def draw_faults(plan: Plan) -> tuple[Fault, ...]:
     random = Random(f"{plan.seed}/faults")
     faults: list[Fault] = []
-    if plan.beyond:
-        faults += _beyond(plan, random)
     for family in random.sample(FAMILIES, random.choice([0, 1, 1, 2, 2, 3])):
         faults += _DRAW[family](plan, random)
     if plan.copies > 1 and random.random() < 0.8:
@@ -178,25 +185,25 @@ def draw_faults(plan: Plan) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
+def family(name: str, plan: Plan, random: Random) -> list[Fault]:
+    """Some faults of one family."""
+    return _DRAW[name](plan, random)
+
+
 def with_stragglers(plan: Plan) -> Plan:
-    """In three plans of ten some workers are slow, and mostly something is done about it (drawn apart: S3-07)."""
+    """In three plans of ten some workers are slow (drawn apart: S3-07)."""
     random = Random(f"{plan.seed}/stragglers")
     if random.random() >= 0.3:
         return plan
     faults = [
-        _straggler(plan, random, name)
+        straggler(plan, random, name)
         for name in random.sample(plan.worker_names, min(plan.workers, random.choice([1, 1, 2])))
     ]
-    remedy: tuple[str, ...] = ()
-    if plan.kind == "step" and random.random() < 0.7:
-        remedy = ("lend",)
-    elif plan.kind == "each" and plan.max_delay is not None and "change delay" not in plan.habits:
-        remedy = ("auto delay",) if random.random() < 0.7 else ()
     faults = sorted([*plan.faults, *faults], key=lambda fault: fault.at)
-    return msgspec.structs.replace(plan, faults=tuple(faults), habits=(*plan.habits, *remedy))
+    return msgspec.structs.replace(plan, faults=tuple(faults))
 
 
-def _straggler(plan: Plan, random: Random, name: str) -> Fault:
+def straggler(plan: Plan, random: Random, name: str) -> Fault:
     match random.choice(["slower", "slower", "halting", "stall"]):
         case "slower":  # so many times
             return Fault("slower", random.randrange(plan.lasts // 2), plan.lasts, name, rate=random.choice([3, 5, 10]))
@@ -322,7 +329,7 @@ def _full_disk(plan: Plan, random: Random) -> list[Fault]:
     return [Fault("full", at, random.choice([200, 1_500, 4_000]), "coordinator") for at in _some(plan, random)]
 
 
-def _beyond(plan: Plan, random: Random) -> list[Fault]:
+def beyond(plan: Plan, random: Random) -> list[Fault]:
     """All copies of something are lost: servers one after the other, or all processes at once with what was not synced."""
     faults = []
     for at in _some(plan, random)[:2]:

@@ -19,7 +19,8 @@ from shoal.nodes.meetings import Meetings
 from shoal.nodes.rounds import Rounds
 from shoal.nodes.stepper import Floats
 from shoal.simulation.checker import Violation
-from shoal.simulation.gossip_home import Doubles, SimHome, SimStepper, name_of, node_of
+from shoal.simulation.gossip_driver import GossipDriver
+from shoal.simulation.gossip_model import Doubles, SimStepper, name_of, node_of
 
 CLOSE = 1e-4  # of numbers of size 1, after hundreds of roundings
 
@@ -33,7 +34,7 @@ def _apart(a: Floats | Doubles, b: Floats | Doubles) -> float:
 class RoundChecker:
     """Of gossip in rounds."""
 
-    home: SimHome
+    driver: GossipDriver
     nodes: dict[str, Gossiper]
     models: dict[str, SimStepper]
     violations: list[Violation] = field(default_factory=list)
@@ -42,6 +43,10 @@ class RoundChecker:
     flows: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)  # what it took of each round, and of whom
     steps: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
+
+    @property
+    def directed(self) -> bool:
+        return self.driver.controller.graph.directed
 
     def see(self, name: str) -> None:
         """After an event at this worker."""
@@ -62,11 +67,11 @@ class RoundChecker:
 
     def _round(self, leg: int, number: int, name: str) -> None:
         """From the beginning of this round to that of the next one."""
-        model, matrix, me = self.models[name], self.home.matrices[leg], node_of(name)
+        model, matrix, me = self.models[name], self.driver.matrices[leg], node_of(name)
         before, after = self.said[leg, number, name].astype(np.float64), self.said[leg, number + 1, name]
         own, parts = model.mixes.pop(0) if model.mixes else (1.0, [])
         step = np.zeros(before.size)
-        if number < len(self.home.dealt[leg].get(name, [])):
+        if number < len(self.driver.dealt[leg].get(name, [])):
             if not model.steps:
                 self._broken(leg, number, name, "learned nothing, and had a slot")
                 return
@@ -86,7 +91,7 @@ class RoundChecker:
             self._broken(leg, number, name, f"went on without {missing[0]}, who lives")
         if _apart(after, expected + step) > CLOSE:
             self._broken(leg, number, name, f"is {_apart(after, expected + step):g} off the mean and the step")
-        if self.home.graph.directed:
+        if self.directed:
             self._shares(leg, number, name, dict(zip(used, (weight for weight, _ in parts), strict=True)))
         else:
             wanted = {one: float(matrix[me, node_of(one)]) for one in used}
@@ -100,7 +105,7 @@ class RoundChecker:
 
     def _shares(self, leg: int, number: int, name: str, used: dict[str, float]) -> None:
         """Push-sum: the weight after a round is what was kept and what came; nobody kept what it gave away."""
-        matrix, me = self.home.matrices[leg], node_of(name)
+        matrix, me = self.driver.matrices[leg], node_of(name)
         had, has = self.weights[leg, number, name], self.weights[leg, number + 1, name]
         came = {one: float(matrix[me, node_of(one)]) * self.weights[leg, number, one] for one in used}
         kept = (has - sum(came.values())) / had
@@ -113,15 +118,15 @@ class RoundChecker:
     def end(self) -> None:
         """The sum over those who lived is what it was, but for steps and for what the dead took part in."""
         living = [name for name in self.nodes if name not in self.dead]
-        for leg in self.home.matrices if not self.home.graph.directed else []:
-            for number in range(self.home.plan.rounds):
+        for leg in self.driver.matrices if not self.directed else []:
+            for number in range(self.driver.rounds[leg]):
                 change = sum(
                     (
                         self.said[leg, number + 1, name].astype(np.float64) - self.said[leg, number, name]
                         for name in living
                         if (leg, number + 1, name) in self.said
                     ),
-                    np.zeros(self.home.plan.size),
+                    np.zeros(self.driver.plan.size),
                 )
                 for name in living:
                     change = change - self.steps.get((leg, number, name), 0.0)
@@ -143,24 +148,24 @@ class RoundChecker:
         node, lost = self.nodes[name], 0.0
         for dead, leg in node._gone.items():
             last = max((key[1] for key in self.flows if key[0] == leg and key[2] == f"{name}/{dead}"), default=None)
-            if last is not None and not self.home.graph.directed:
+            if last is not None and not self.directed:
                 lost += float(np.linalg.norm(self.flows[leg, last, f"{name}/{dead}"]))
         if node.part.lost < lost - CLOSE:
             self.violations.append(Violation("I10 lost", f"{name} lost up to {lost:g} and counts {node.part.lost:g}"))
 
     def _product(self) -> None:
         """Nobody was lost: all is as the matrix has it, from the first round to the last; and push-sum's weights add up."""
-        if self.home.graph.directed:
+        if self.directed:
             total = sum(node.part.weight for node in self.nodes.values() if isinstance(node.part, Rounds))
             if abs(total - len(self.nodes)) > 1e-9:
                 self.violations.append(Violation("I10 conservation", f"the weights add up to {total:.12g}"))
-        if self.home.plan.learns or self.home.graph.directed:
+        if self.driver.plan.learns or self.directed:
             return
         now = np.stack([self.said[1, 0, name].astype(np.float64) for name in self.nodes])
-        for leg, matrix in self.home.matrices.items():
-            for _ in range(self.home.plan.rounds):
+        for leg, matrix in self.driver.matrices.items():
+            for _ in range(self.driver.rounds[leg]):
                 now = matrix @ now
-            shown = np.stack([self.home.slabs[leg][name] for name in self.nodes])
+            shown = np.stack([self.driver.slabs[leg][name] for name in self.nodes])
             if _apart(shown, now) > CLOSE:
                 self.violations.append(
                     Violation("I10 product", f"leg {leg}: {_apart(shown, now):g} from what the matrix makes of it")
@@ -183,7 +188,7 @@ class Half:
 class MeetingChecker:
     """Of gossip two at a time."""
 
-    home: SimHome
+    driver: GossipDriver
     nodes: dict[str, Gossiper]
     models: dict[str, SimStepper]
     violations: list[Violation] = field(default_factory=list)
@@ -197,7 +202,7 @@ class MeetingChecker:
     def _total(self) -> Doubles:
         living = [model for name, model in self.models.items() if name not in self.dead]
         total: Doubles = sum(
-            (model.weights.astype(np.float64) - model.moved for model in living), np.zeros(self.home.plan.size)
+            (model.weights.astype(np.float64) - model.moved for model in living), np.zeros(self.driver.plan.size)
         )
         for half in self.halves:
             total = total - half.moved
@@ -214,7 +219,7 @@ class MeetingChecker:
         for half in self.halves:
             if half.who == name and not half.asker:
                 half.asker = next((a for a, (_, d) in part.answered.items() if d is not None and half.moved is d), "")
-        shown = self.home.slabs.get(part.leg, {}).get(name) if part.frozen else None
+        shown = self.driver.slabs.get(part.leg, {}).get(name) if part.frozen else None
         if shown is not None and not np.array_equal(shown, self.models[name].weights):
             self.violations.append(Violation("I10 conservation", f"{name} moved after it had shown its model"))
         if (apart := _apart(self._total(), self.base)) > CLOSE:
@@ -254,7 +259,9 @@ class MeetingChecker:
                     )
         if self.dead:
             return
-        shown = sum((slab.astype(np.float64) for slab in self.home.slabs[self.home.plan.legs].values()), np.zeros(1))
+        shown = sum(
+            (slab.astype(np.float64) for slab in self.driver.slabs[max(self.driver.slabs)].values()), np.zeros(1)
+        )
         steps = sum((model.moved for model in self.models.values()), np.zeros(1))
         if _apart(shown - steps, self.base) > CLOSE:
             self.violations.append(Violation("I10 conservation", "what was shown at the end is not of one moment"))

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from shoal.limits import MILLISECOND
+from shoal.simulation.scales import draw_scale
 from shoal.strategies.gossip import Gossip, Topology
 from shoal.strategies.topology import Graph
 
@@ -49,6 +50,10 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     pauses: tuple[tuple[int, int, int], ...] = ()  # who, when, for how long
     cuts: tuple[tuple[int, int, int, int], ...] = ()  # from whom, to whom, when, for how long
     crashes: tuple[Crash, ...] = ()
+    scale: float = 1.0  # of the timing that all go by
+    left: float | None = None  # seconds that every leg may take, at most
+    home_pauses: tuple[tuple[int, int], ...] = ()  # when, for how long
+    home_cuts: tuple[tuple[int, bool, int, int], ...] = ()  # whom, from home or to it, when, for how long
 
     @classmethod
     def draw(cls, seed: int) -> GossipPlan:
@@ -68,10 +73,11 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
             link=random.choice([0.0, 0.0, 0.02, 0.3]),
             delay=random.choice([1, 5, 20]),
             lasts=random.choice([500, 2_000, 5_000]),
+            scale=draw_scale(seed),
         )
         for trouble in sorted(set(random.sample(TROUBLE, random.choice([0, 1, 2, 2, 3])))):
             plan = _with(plan, trouble, random)
-        return plan
+        return _with_home(plan, Random(f"{seed}/home"))
 
     def graph(self) -> Graph:
         if self.shape == "arcs":
@@ -94,6 +100,11 @@ class GossipPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         ]
         trouble += [f"worker-{who} pauses at {at} for {lasts}" for who, at, lasts in self.pauses]
         trouble += [f"worker-{a} to worker-{b} cut at {at} for {lasts}" for a, b, at, lasts in self.cuts]
+        trouble += [f"home pauses at {at} for {lasts}" for at, lasts in self.home_pauses]
+        trouble += [
+            f"home {'to' if told else 'from'} worker-{who} cut at {at} for {lasts}"
+            for who, told, at, lasts in self.home_cuts
+        ]
         trouble += [
             f"worker-{one.who} dies " + (f"after {one.words} words" if one.words else f"at {one.at}")
             for one in self.crashes
@@ -126,3 +137,16 @@ def _with(plan: GossipPlan, trouble: str, random: Random) -> GossipPlan:
     if len({one.who for one in plan.crashes} | {who}) == plan.nodes:
         return plan  # somebody stays
     return replace(plan, crashes=(*plan.crashes, crash))
+
+
+def _with_home(plan: GossipPlan, random: Random) -> GossipPlan:
+    """What befalls the controller: drawn apart, so that it reshuffles nothing else."""
+    trouble, at = random.random(), random.randrange(plan.lasts)
+    if plan.crashes and random.random() < 0.3:  # what it says of the dead is lost
+        plan = msgspec.structs.replace(plan, loss=max(plan.loss, random.choice([0.1, 0.3])))
+    if trouble < 0.15:
+        return msgspec.structs.replace(plan, home_pauses=((at, random.choice([100, 1_000, 4_000])),))
+    if trouble < 0.3:
+        cut = random.randrange(plan.nodes), random.random() < 0.5, at, random.choice([300, 3_000])
+        return msgspec.structs.replace(plan, home_cuts=(cut,))
+    return msgspec.structs.replace(plan, left=random.choice([0.05, 0.5])) if trouble < 0.4 else plan

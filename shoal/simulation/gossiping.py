@@ -1,7 +1,7 @@
-"""Workers that gossip in one thread, with faults, from seeds: the nodes of ``nodes.gossiper`` on virtual time, and a home that deals legs.
+"""Workers that gossip in one thread, with faults, from seeds: ``Gossiper`` and ``GossipController``, the nodes that ship, on virtual time.
 
 Checked after every event: nothing of the models' sum comes or goes but as it should (I10). At the end: all legs are over in time (I13),
-every slot was learned once by whom it was dealt to, and where nobody was lost all is as the mixing matrix has it.
+every slot was learned by whom it was dealt to and is counted once (I1), and where nobody was lost all is as the mixing matrix has it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 from traceback import format_tb
-from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from shoal import limits
 from shoal.nodes import hands
+from shoal.nodes.gossip_controller import GossipController
+from shoal.nodes.gossip_home import HOME, Home
 from shoal.nodes.gossiper import Gossiper
 from shoal.nodes.meetings import Meetings
-from shoal.nodes.rounds import Rounds
-from shoal.nodes.stepper import Floats
 from shoal.simulation.checker import Violation
 from shoal.simulation.gossip_checker import MeetingChecker, RoundChecker
-from shoal.simulation.gossip_home import HOME, SimHome, SimStepper, name_of
+from shoal.simulation.gossip_driver import GossipDriver
+from shoal.simulation.gossip_model import STEP, SimStepper, name_of
+from shoal.simulation.gossip_mutants import MUTANTS
 from shoal.simulation.gossip_plan import Crash, GossipPlan
 from shoal.simulation.run import Verdict
 from shoal.simulation.world import World
-from shoal.wire.effects import Ended
+from shoal.strategies.topology import Graph
+from shoal.timing import Timing
 from shoal.wire.messages import Message
 from shoal.wire.neighbours import Meet, Met, Offer, Reached
 
@@ -37,6 +39,7 @@ MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all model
 RUNAWAY = 100.0  # all that models are drawn to is of size 1
 _FOREVER = 1 << 60
 
+NODES = (GossipController, Gossiper, Home)
 SOMETIMES = (
     "a graph fell apart",
     "asked for an offer again",
@@ -46,7 +49,9 @@ SOMETIMES = (
     "fault: crash",
     "fault: crash in mid exchange",
     "fault: cut",
+    "fault: cut from home",
     "fault: pause",
+    "fault: pause of home",
     "lost with the dead, and counted",
     "network: cut off",
     "network: lost",
@@ -66,21 +71,29 @@ def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
 class GossipRun:
     """One plan, from its workers to the verdict."""
 
-    def __init__(self, plan: GossipPlan, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, plan: GossipPlan, trace: Callable[[str], None] | None = None, graph: Graph | None = None
+    ) -> None:
         self.plan = plan
         self.world = World(plan.seed)
         self.world.trace, self.world.after_event = trace, self._after_event
         self.counts: Counter[str] = Counter()
-        self.home = SimHome(plan, plan.graph())
+        self.driver = GossipDriver(self.world, plan, graph or plan.graph())
         drawn = np.random.default_rng(plan.seed).normal(0.0, 1.0, (plan.nodes, plan.size)).astype(np.float32)
-        self.models = {name_of(i): SimStepper(drawn[i]) for i in range(plan.nodes)}
+        self.models = {name_of(i): SimStepper(drawn[i], STEP if plan.learns else 0.0) for i in range(plan.nodes)}
         self.nodes = {
             name: Gossiper(
-                name, model, plan.mode, chance=Random(f"{plan.seed}/{name}"), link=plan.link, quick=plan.quick
+                name,
+                model,
+                plan.mode,
+                chance=Random(f"{plan.seed}/{name}"),
+                link=plan.link,
+                quick=plan.quick,
+                timing=Timing(scale=plan.scale).intervals(),
             )
             for name, model in self.models.items()
         }
-        self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.home, self.nodes, self.models)
+        self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.driver, self.nodes, self.models)
         self._words: Counter[str] = Counter()
         self._asked: set[tuple[str, int]] = set()
         for kind in (Offer, Reached, Meet, Met):
@@ -103,28 +116,30 @@ class GossipRun:
         weather.late, weather.slow = plan.late, plan.slow
         for node in self.nodes.values():
             world.add(node)
-        world.add(self.home)
-        self.counts["push-sum"] += self.home.graph.directed
+        self.driver.begin()
+        self.counts["push-sum"] += self.driver.controller.graph.directed
         self._schedule()
         first = self._distance()
         lasts = plan.lasts * limits.MILLISECOND
         if not self._until(self._is_over, lasts):
             self._heal()
-            if not self._until(self._is_over, LIVE_WITHIN):
+            if not self._until(self._is_over, round(LIVE_WITHIN * max(1.0, self.plan.scale))):
                 return [*self.checker.violations[:3], Violation("I13 live", self._stuck())]
         if not self.checker.violations:
             self.checker.end()
         violations = [*self.checker.violations, *self._slots(), *self._nearer(first)]
-        violations += [Violation("raised", error) for error in self.home.errors]
+        violations += [Violation("raised", error) for error in self.driver.errors]
+        if len(set(self.driver.ready)) < len(self.driver.ready):
+            violations.append(Violation("I1 joined", f"a worker was ready more than once: {self.driver.ready}"))
         self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
-        self.counts["a graph fell apart"] += len(self.home.graph.parts()) > 1
+        self.counts["a graph fell apart"] += len(self.driver.controller.graph.parts()) > 1
         return violations
 
     def _until(self, done: Callable[[], bool], within: int) -> bool:
         return self.world.run(lambda: done() or bool(self.checker.violations), self.world.now + within, MOST_EVENTS)
 
     def _is_over(self) -> bool:
-        return self.home.over and all(node.over for name, node in self.nodes.items() if name not in self.checker.dead)
+        return self.driver.over  # whoever holds the controller ends the workers then
 
     def _stuck(self) -> str:
         told = [
@@ -133,15 +148,24 @@ class GossipRun:
             for name, node in self.nodes.items()
             if name not in self.checker.dead
         ]
-        return f"not over {LIVE_WITHIN // limits.SECOND} s after all was healed: leg {self.home.leg}; {'; '.join(told)}"
+        return f"not over {LIVE_WITHIN // limits.SECOND} s after all was healed: leg {self.driver.controller.home.leg}; {'; '.join(told)}"
 
     def _slots(self) -> list[Violation]:
-        """Every slot was learned once, by whom it was dealt to; of the dead, at most once."""
-        violations = []
+        """Every slot was learned by whom it was dealt to; of all that were dealt each is counted once, whoever died."""
+        driver, violations, counted = self.driver, list[Violation](), list[int]()
         for name, model in self.models.items():
-            dealt = [slot for leg in self.home.dealt.values() for slot in leg.get(name, [])]
+            dealt = [slot for leg in driver.dealt.values() for slot in leg.get(name, [])]
             if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
                 violations.append(Violation("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}"))
+            counted += driver.kept.get(name, dealt)
+        if len(set(counted)) < len(counted):
+            twice = next(slot for slot, count in Counter(counted).items() if count > 1)
+            violations.append(Violation("I1 slots", f"slot {twice} is counted more than once"))
+        if not len(counted) == driver.done == driver.rows == driver.total or abs(driver.loss - driver.done) > 1e-6:
+            told = f"{driver.done} slots of {driver.total} are counted, {driver.rows} rows, a loss of {driver.loss:g}"
+            violations.append(Violation("I1 slots", f"{told}; {len(counted)} were dealt and are kept"))
+        if missing := driver.unseen(counted):
+            violations.append(Violation("I1 slots", f"slot {missing[0]} was left out: later passes have begun"))
         return violations
 
     def _distance(self) -> float:
@@ -169,28 +193,33 @@ class GossipRun:
             world.at(at * limits.MILLISECOND, lambda who=who, lasts=lasts: self._pause(name_of(who), lasts))  # type: ignore[misc]
         for a, b, at, lasts in self.plan.cuts:
             world.at(at * limits.MILLISECOND, lambda a=a, b=b, lasts=lasts: self._cut(name_of(a), name_of(b), lasts))  # type: ignore[misc]
+        for at, lasts in self.plan.home_pauses:
+            world.at(at * limits.MILLISECOND, lambda lasts=lasts: self._pause(HOME, lasts))  # type: ignore[misc]
+        for who, told, at, lasts in self.plan.home_cuts:
+            ends = (HOME, name_of(who)) if told else (name_of(who), HOME)
+            world.at(at * limits.MILLISECOND, lambda ends=ends, lasts=lasts: self._cut(*ends, lasts))  # type: ignore
         for crash in self.plan.crashes:
             if not crash.words:
                 world.at(crash.at * limits.MILLISECOND, lambda crash=crash: self._crash(crash))  # type: ignore[misc]
 
     def _pause(self, name: str, lasts: int) -> None:
         if name in self.world.hosts and not self._is_over():
-            self.counts["fault: pause"] += 1
+            self.counts["fault: pause of home" if name == HOME else "fault: pause"] += 1
             self.world.pause(name, lasts * limits.MILLISECOND)
 
     def _cut(self, sender: str, to: str, lasts: int) -> None:
-        self.counts["fault: cut"] += sender != to
+        self.counts["fault: cut from home" if HOME in (sender, to) else "fault: cut"] += sender != to
         self.world.weather.cuts[sender, to] = self.world.now + lasts * limits.MILLISECOND
 
     def _crash(self, crash: Crash) -> None:
         name = name_of(crash.who)
-        if name not in self.world.hosts or self.home.over:
+        if name not in self.world.hosts or self.driver.over:
             return
         self.counts["fault: crash in mid exchange" if crash.words else "fault: crash"] += 1
         self.checker.crash(name)
         self.world.crash(name)
         told = self.world.now + crash.told * limits.MILLISECOND
-        self.world.at(told, lambda: self.world.tell(HOME, Ended(name, "killed")))
+        self.world.at(told, lambda: self.driver.ended(name))
 
     def _heal(self) -> None:
         weather = self.world.weather
@@ -202,6 +231,8 @@ class GossipRun:
     def _after_event(self, name: str) -> None:
         if name in self.nodes:
             self.checker.see(name)
+        else:
+            self.driver.look()
 
     def _says(self, sender: str, to: str, message: Message) -> None:
         self._count(sender, to, message)
@@ -230,106 +261,4 @@ class GossipRun:
                 self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg
 
 
-# ---------------------------------------------------------------- broken variants
-
-MUTANTS: dict[str, Callable[[], Any]] = {}
-
-
-def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
-    MUTANTS[function.__name__.replace("_", " ")] = function
-    return function
-
-
-@mutant
-def met_applied_twice() -> Any:
-    """An answer that comes again moves who asked once more."""
-    real = Meetings.answers
-
-    def answers(self: Meetings, sender: str, met: Met, arrays: Any) -> None:
-        if self.asked is None and arrays and self._number == met.number:
-            self._hands.do(lambda: self._hands.model.add(arrays[0], -1.0), lambda nothing: None, 1, first=True)
-            return
-        real(self, sender, met, arrays)
-
-    return mock.patch.object(Meetings, "answers", answers)
-
-
-@mutant
-def meet_answered_twice() -> Any:
-    """A question that comes again moves who is asked once more."""
-    real = Meetings.asks
-
-    def asks(self: Meetings, sender: str, meet: Meet, values: Floats) -> None:
-        if self.answered.get(sender, (-1, None))[0] == meet.number:
-            self.answered[sender] = meet.number - 1, None
-        real(self, sender, meet, values)
-
-    return mock.patch.object(Meetings, "asks", asks)
-
-
-@mutant
-def offer_of_any_round() -> Any:
-    """An offer is used in whatever round it comes."""
-    real = Rounds.offered
-
-    def offered(self: Rounds, sender: str, offer: Offer, values: Floats) -> None:
-        late = offer.leg == self.leg and sender in self._hears and offer.round < self.round and not self._settling
-        real(self, sender, Offer(offer.leg, self.round, offer.weight) if late else offer, values)
-
-    return mock.patch.object(Rounds, "offered", offered)
-
-
-@mutant
-def weight_of_the_dead_forgotten() -> Any:
-    """Who loses a neighbour takes the mean of what is left by the old weights."""
-    real = Rounds._leave
-
-    def leave(self: Rounds, name: str) -> None:
-        own = self._own
-        real(self, name)
-        self._own = own
-
-    return mock.patch.object(Rounds, "_leave", leave)
-
-
-@mutant
-def shown_before_all_are_done() -> Any:
-    """A worker shows its model when it is done itself, and is met after that."""
-    real = Gossiper._finished
-
-    def finished(self: Gossiper) -> None:
-        real(self)
-        if isinstance(self.part, Meetings):
-            self._show()
-
-    return mock.patch.object(Gossiper, "_finished", finished)
-
-
-@mutant
-def share_kept_and_given() -> Any:
-    """Push-sum: what is given away is kept as well."""
-    real = Rounds._start
-
-    def start(self: Rounds, weights: Floats) -> None:
-        real(self, weights)
-        self._said[self.round] = self._said[self.round]._replace(kept=self.weight)
-
-    return mock.patch.object(Rounds, "_start", start)
-
-
-@mutant
-def steps_divided_by_what_vanishes() -> Any:
-    """Push-sum: a worker that nobody tells any more divides its steps by a weight that goes to nothing."""
-    real = Rounds._weighed
-
-    def weighed(self: Rounds, parts: Any) -> Any:
-        self._rides = min(self._rides, 1)
-        return real(self, parts)
-
-    return mock.patch.object(Rounds, "_weighed", weighed)
-
-
-@mutant
-def nobody_asks_again() -> Any:
-    """What is lost is never asked for again."""
-    return mock.patch.object(Rounds, "tick", lambda self, now: None)
+__all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]

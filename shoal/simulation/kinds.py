@@ -3,6 +3,7 @@
 simulate(seed, trace)   one seed, from its plan to the verdict
 MUTANTS                 broken variants, by name: each gives a context in which it is in place
 SOMETIMES               what must happen in some seed or other, or the faults are not reaching where they should
+NODES                   the classes that ship and that run in it: a test holds this against what does run
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Kind(Protocol):
 
     MUTANTS: dict[str, Callable[[], Any]]
     SOMETIMES: tuple[str, ...]
+    NODES: tuple[type[Any], ...]
 
     def simulate(self, seed: int, trace: Callable[[str], None] | None = None) -> Verdict: ...
 

@@ -19,7 +19,7 @@ _CHUNK = 25
 class Tally:
     """What many seeds came to."""
 
-    of: str = "cluster"
+    of: str = "store"
     seeds: int = 0
     events: int = 0
     virtual_seconds: float = 0.0
@@ -56,7 +56,7 @@ def simulate_many(
     jobs: int | None = None,
     mutant: str = "",
     progress: Callable[[Tally], None] = lambda _: None,
-    of: str = "cluster",
+    of: str = "store",
 ) -> Tally:
     tally = Tally(of)
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
@@ -75,7 +75,7 @@ def _parts(chunks: list[range], jobs: int, mutant: str, of: str) -> Iterator[Tal
         yield from pool.map(run_chunk, chunks, [mutant] * len(chunks), [of] * len(chunks))
 
 
-def run_chunk(seeds: range, mutant: str = "", of: str = "cluster") -> Tally:
+def run_chunk(seeds: range, mutant: str = "", of: str = "store") -> Tally:
     tally, simulate = Tally(of), kind(of).simulate
     with mutated(of, mutant):
         for seed in seeds:

@@ -1,11 +1,13 @@
-"""Broken variants of how segments change hands. Each must be caught by a few seeds of ``--of moves``.
+"""Broken variants of how segments change hands, and of how a server leaves. Each must be caught by a few seeds of ``--of moves``.
 
-As in ``mutants``: each replaces a method of a real class for as long as its ``with`` block lasts.
+As in ``mutants``: each replaces a method of a real class for as long as its ``with`` block lasts. One that is not there is an error
+(``mock.patch.object``), so that no mutant turns into the real thing unnoticed when a method gets another name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace as replace_fields
 from typing import Any
 from unittest import mock
@@ -13,8 +15,10 @@ from unittest import mock
 from msgspec.structs import replace
 
 from shoal.cluster.handing import Handing
+from shoal.cluster.membership import Roster
 from shoal.keys import KeyRange
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.guest import Guest
 from shoal.nodes.server import Server
 from shoal.store import anew, dispatch
 from shoal.store.filling import Filling
@@ -27,7 +31,7 @@ from shoal.store.outcome import Outcome
 from shoal.store.replicate import Link, Log, Parcel
 from shoal.store.split import Layout
 from shoal.wire import messages as m
-from shoal.wire.effects import Effect, Persist, Send
+from shoal.wire.effects import Effect, Event, Persist, Send
 
 MUTANTS: dict[str, Callable[[], Any]] = {}
 
@@ -35,6 +39,14 @@ MUTANTS: dict[str, Callable[[], Any]] = {}
 def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
     MUTANTS[function.__name__.replace("_", " ")] = function
     return function
+
+
+@contextlib.contextmanager
+def _all(*patches: Any) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
 
 
 def _filled_without(**facts: Any) -> Any:
@@ -105,6 +117,56 @@ def full_before_it_is_required() -> Any:
         return effects
 
     return mock.patch.object(Filling, "_tell", tell)
+
+
+@mutant
+def view_takes_the_waiting_back() -> Any:
+    """A view between "full" and "told" makes the old owner count alone again, until it hears that it is deposed."""
+    real_filled, real_tell = Filling.filled, Filling._tell
+
+    def filled(self: Filling, now: int, message: m.Filled) -> None:
+        real_filled(self, now, message)
+        self.link.required = self.link.required or self.is_full
+
+    def require(self: Filling) -> None:
+        self.link.required = self.link.required or bool(self.promised)
+
+    def tell(self: Filling, now: int, coordinator: str) -> list[Effect]:
+        before = self.link.required
+        effects = real_tell(self, now, coordinator)
+        self.link.required = before
+        return effects
+
+    return _all(
+        mock.patch.object(Filling, "filled", filled),
+        mock.patch.object(Filling, "require", require),
+        mock.patch.object(Filling, "_tell", tell),
+    )
+
+
+@mutant
+def demoted_with_less_than_it_has() -> Any:
+    """A deposed owner says of a segment that came back to it that it has no more than what its log has carried out."""
+    return mock.patch.object(Log, "reached", lambda self, segment: self.applied)
+
+
+@mutant
+def cut_off_and_blames_the_others() -> Any:
+    """Of servers that are all silent, all but one are removed; and it counts against them that nobody was heard at all."""
+
+    def hear(self: Roster, now: int) -> None:
+        self.heard = now
+
+    def is_needed(self: Handing, name: str) -> bool:
+        return any(place.servers == [name] for table in self.tables.values() for place in table.places)
+
+    return _all(mock.patch.object(Roster, "_hear", hear), mock.patch.object(Handing, "_is_needed", is_needed))
+
+
+@mutant
+def new_table_on_the_last_that_stays() -> Any:
+    """A new table has one copy where all but one of the servers are leaving, though that one may be dead."""
+    return mock.patch.object(Roster, "_until_they_go", lambda self, copies: [])
 
 
 @mutant
@@ -237,3 +299,42 @@ def heirs_not_asked() -> Any:
         return found if found is None else [server for server in found if server in refused]
 
     return mock.patch.object(dispatch, "asked_anew", asked)
+
+
+@mutant
+def leave_said_only_once() -> Any:
+    """A server that wants to go says so once: if that is lost, it stays for ever."""
+    real = Guest.handle
+
+    def handle(self: Guest, now: int, event: Event) -> list[Effect]:
+        if self._said:
+            self._said = now
+        return real(self, now, event)
+
+    return mock.patch.object(Guest, "handle", handle)
+
+
+@mutant
+def gone_before_it_is_let_go() -> Any:
+    """A server that wants to go ends as soon as the coordinator has heard of it."""
+    real = Guest._listen
+
+    def listen(self: Guest, message: m.Message) -> None:
+        real(self, message)
+        if self.leaving and not self.end and isinstance(message, m.View):
+            self._ends("released", "it was heard")
+
+    return mock.patch.object(Guest, "_listen", listen)
+
+
+@mutant
+def let_go_by_a_word_to_its_former_life() -> Any:
+    """A server believes a release that was meant for the process that had its name before."""
+    real = Guest._listen
+
+    def listen(self: Guest, message: m.Message) -> None:
+        if isinstance(message, m.Release):
+            message = m.Release(self.member.incarnation)
+        real(self, message)
+
+    return mock.patch.object(Guest, "_listen", listen)

@@ -6,8 +6,12 @@
     ambush   wait for a segment that is at this stage of its move, then strike one of those who take part in it (F13)
     freeze   a clock stands still (F28)
     sluggish a disk takes its time (F32)
+    far      some messages take longer than all others, by who sends them to whom: so one hears of a view long after another
 
 ``with_moves`` adds these to a plan, in which other things may go wrong, too; in four of ten nothing else does: then no call may fail.
+
+One plan in five is a rush: several servers join within moments, clients push without a break, and segments move a few at a time. So
+many views come while a segment is on its way, and there is always a push for whoever does not know yet that it was deposed.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ STAGES = ("named", "copied", "full", "handed")
 VICTIMS = ("source", "target", "left", "other", "coordinator")
 ACTIONS = ("crash", "pause", "cut", "deaf", "alone")
 PLANNED = ("join", "drain", "roll")  # what an operator does: no fault at all
+RUSHED = 0.2  # of all plans
 LONGEST_WAIT = 30  # milliseconds from a stage to what it brings about: another stage may be reached by then
 
 
@@ -35,7 +40,6 @@ def with_moves(plan: Plan) -> Plan:
     plan = replace(
         plan,
         faults=() if alone else plan.faults,
-        beyond=plan.beyond and not alone,
         lasts=max(plan.lasts, random.choice([3_000, 6_000, 10_000])),
         think=random.choice([50, 300, 300, 1_200]),  # there must be something to do while they move
         balance=random.choice(["count", "count", "load", "none"]),
@@ -47,7 +51,59 @@ def with_moves(plan: Plan) -> Plan:
         for draw_more in random.sample([_freezes, _sluggish, _worker_cuts, _one_way], random.choice([0, 0, 1, 2])):
             faults += draw_more(plan, random)
     ordered = sorted(faults, key=lambda fault: fault.at)
-    return replace(plan, faults=tuple(ordered), habits=(*plan.habits, *habits))
+    return _perhaps_rushed(replace(plan, faults=tuple(ordered), habits=(*plan.habits, *habits)))
+
+
+def _perhaps_rushed(plan: Plan) -> Plan:
+    """Drawn apart, so that all other plans are what they would be without it."""
+    random = Random(f"{plan.seed}/rush")
+    return rushed(plan, random) if random.random() < RUSHED else plan
+
+
+def rushed(plan: Plan, random: Random) -> Plan:
+    """The same cluster in a rush. Nothing else goes wrong: what shows then is seldom seen among other faults."""
+    servers = random.choice([1, 2, 2, 3])
+    plan = replace(
+        plan,
+        kind="clients",
+        servers=servers,
+        copies=min(servers, random.choice([1, 1, 1, 2])),  # with few copies a server is free to count alone
+        workers=random.choice([3, 4, 4, 6]),
+        slots=random.choice([40, 60]),
+        slots_per_pass=None,
+        think=random.choice([3, 10, 10]),
+        delay=random.choice([3, 10, 10]),
+        lasts=3_000,
+        checkpoint=0,
+        beyond=False,
+        balance="count",
+        habits=tuple(dict.fromkeys([*plan.habits, "pipeline", "small batches"])),
+    )
+    joins = [plan.newcomer(i) for i in range(random.choice([2, 3, 3]))]
+    first, within = random.randrange(100, 300), random.choice([50, 300, 600])
+    faults = [Fault("join", first + random.randrange(within), who=name) for name in joins]
+    if random.random() < 0.3:
+        faults.append(Fault("drain", first + random.randrange(1_000), 0, random.choice(plan.server_names), how="drain"))
+    faults += _far(plan, random, joins)
+    if random.random() < 0.3:
+        faults.append(Fault("slow", lasts=plan.lasts, rate=0.05))
+    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _far(plan: Plan, random: Random, joins: list[str]) -> list[Fault]:
+    """Newcomers that are slow to acknowledge, nodes that hear of views late, and any two others."""
+
+    def far(who: str, others: list[str]) -> Fault:
+        some = tuple(random.sample(others, random.randint(1, len(others))))
+        return Fault("far", 0, plan.lasts, who, some, rate=random.choice([20, 50, 80, 80, 150]), how="out")
+
+    found = [far(random.choice(joins), plan.server_names), far("coordinator", plan.worker_names)]
+    if random.random() < 0.5:
+        found.append(far("coordinator", plan.server_names))
+    if random.random() < 0.3:
+        who = random.choice([*plan.names, *joins])
+        found.append(far(who, [name for name in (*plan.names, *joins) if name != who]))
+    return found
 
 
 def _comings(plan: Plan, random: Random) -> list[Fault]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shoal.simulation.clusters import NODES
 from shoal.simulation.move_mutants import MUTANTS
 from shoal.simulation.moves_plan import draw
 from shoal.simulation.run import Run, Verdict
@@ -12,10 +13,12 @@ SOMETIMES = (
     "fault: ambush",
     "fault: drain server",
     "coordinator: segments split",
+    "fault: far server",
     "fault: freeze server",
     "fault: join server",
     "fault: roll",
     "fault: sluggish coordinator",
+    "network: far",
     "moves: named",
     "moves: copied",
     "moves: full",
@@ -25,6 +28,7 @@ SOMETIMES = (
     "moves: servers that left",
     "moves: servers that came back",
     "moves: told that it was handed over",
+    "servers that ended: refused",
 )
 
 
@@ -33,4 +37,4 @@ def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
     return Run(draw(seed), trace).verdict()
 
 
-__all__ = ["MUTANTS", "SOMETIMES", "simulate"]
+__all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]

@@ -13,10 +13,8 @@ from unittest import mock
 from msgspec.structs import replace
 
 from shoal import limits
-from shoal.cluster.delay import AutoDelay
 from shoal.cluster.membership import Roster
 from shoal.keys import KeyRange, Keys, KeyValues
-from shoal.simulation.disk import CHECKPOINT_MUTANTS
 from shoal.store.aggregate import OpenStep, Piece
 from shoal.store.clock import Clocks
 from shoal.store.follow import Follow
@@ -27,10 +25,11 @@ from shoal.store.outcome import Asker, Outcome
 from shoal.store.part import Part
 from shoal.store.replicate import Entry, Log
 from shoal.store.segment import Segments
+from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
-MUTANTS: dict[str, Callable[[], Any]] = dict(CHECKPOINT_MUTANTS)
+MUTANTS: dict[str, Callable[[], Any]] = {}
 
 
 def mutant(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -95,6 +94,18 @@ def incarnation_not_bumped() -> Any:
 
     _lives: dict[int, dict[str, int]] = {}
     return mock.patch.object(Roster, "join", join)
+
+
+@mutant
+def array_checksum_not_checked() -> Any:
+    """A bit that was flipped inside an array is believed."""
+    return mock.patch.object(coding, "check_arrays", lambda header, frames: None)
+
+
+@mutant
+def log_without_a_bound() -> Any:
+    """Pushes are taken however much waits for a copy already."""
+    return mock.patch.object(Log, "is_full", False)
 
 
 @mutant
@@ -293,12 +304,6 @@ def delay_never_shrinks() -> Any:
     return mock.patch.object(Segments, "set_delay", set_delay)
 
 
-@mutant
-def delay_shrinks_while_they_wait() -> Any:
-    """Where workers wait too much, the automatic delay gets shorter."""
-    return mock.patch.object(AutoDelay, "_longer", lambda self: max(0, self.delay - 1))
-
-
 # ---------------------------------------------------------------- lists of keys that are known by a number
 
 
@@ -312,19 +317,3 @@ def list_found_by_its_number_alone() -> Any:
         return real(self, 0, number, known, count, crc if listed is None else listed.crc, sent)
 
     return mock.patch.multiple(Handles, _list=found, live=lambda self, incarnations: None)
-
-
-# ---------------------------------------------------------------- checkpoints; more of them in simulation.disk
-
-
-@mutant
-def no_generation_after_rollback() -> Any:
-    """Everybody goes on as if nothing had been taken back."""
-
-    def roll_back(self: Roster, origins: dict[str, tuple[list[int], str]]) -> None:
-        for name, table in list(self.tables.items()):
-            del self.tables[name]
-            starts, origin = origins.get(name, (table.starts, ""))
-            self.create(name, table.spec, starts, origin)
-
-    return mock.patch.object(Roster, "roll_back", roll_back)

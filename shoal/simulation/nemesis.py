@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shoal.limits import MILLISECOND, SECOND, SUSPECT_AFTER
+from shoal.limits import MILLISECOND, SECOND
 from shoal.simulation.cluster import COORDINATOR
 from shoal.simulation.faults import STRAGGLING, WEATHER, Fault, Plan
 from shoal.simulation.world import Journal, World
@@ -71,7 +71,7 @@ class Nemesis:
         if self._healed:
             return
         world, until = self._world, self._world.now + fault.lasts * MILLISECOND
-        long = fault.kind in ("pause", "freeze", "cut", "clog") and until - world.now > SUSPECT_AFTER
+        long = fault.kind in ("pause", "freeze", "cut", "clog") and until - world.now > self._plan.timing.suspect
         if long and not all(self._stage.may_silence(name) for name in self._silenced(fault)):
             world.counts["fault: withheld"] += 1
             return
@@ -81,10 +81,11 @@ class Nemesis:
                 world.at(until, lambda: setattr(world.weather, kind, 0.0))
             case "cut":
                 for other in fault.others:
-                    if fault.how != "in":
-                        world.weather.cuts[fault.who, other] = until
-                    if fault.how != "out":
-                        world.weather.cuts[other, fault.who] = until
+                    world.weather.cuts.update(dict.fromkeys(_links(fault, other), until))
+            case "far":
+                longer = int(fault.rate * MILLISECOND)
+                for other in fault.others:
+                    world.weather.far.update(dict.fromkeys(_links(fault, other), (until, longer)))
             case "clog":
                 world.weather.clogs[fault.who] = until
             case "pause":
@@ -120,7 +121,7 @@ class Nemesis:
                 self._stage.rogue(fault)
             case kind if kind in STRAGGLING:
                 self._stage.straggle(fault, until)
-            case "join" | "drain" | "roll" | "ambush":
+            case "join" | "drain" | "roll" | "ambush" | "hire" | "leave":
                 if not self._stage.come_or_go(fault):
                     world.counts["fault: withheld"] += 1
                     return
@@ -129,6 +130,11 @@ class Nemesis:
         role = fault.who.partition("-")[0]
         named = role and fault.kind not in ("rogue", "clog", "ambush")
         world.counts[f"fault: {fault.kind}" + (f" {role}" if named else "")] += 1
+
+    def stop(self) -> None:
+        """What is to come does not come: all is healed now."""
+        if not self._healed:
+            self._heal()
 
     def _back(self, name: str) -> None:
         self._away -= 1
@@ -140,6 +146,7 @@ class Nemesis:
             setattr(world.weather, kind, 0.0)
         world.weather.cuts.clear()
         world.weather.clogs.clear()
+        world.weather.far.clear()
         world.twins.clear()
         for host in world.hosts.values():
             host.paused_until = min(host.paused_until, world.now + SETTLE)
@@ -158,3 +165,9 @@ class Nemesis:
         if fault.who == COORDINATOR:
             return list(fault.others)
         return [fault.who] if COORDINATOR in fault.others else []
+
+
+def _links(fault: Fault, other: str) -> list[tuple[str, str]]:
+    """The ways between the two that a fault is about: both, or only those from or to whom it befalls."""
+    both = [("in", (fault.who, other)), ("out", (other, fault.who))]
+    return [link for but, link in both if fault.how != but]

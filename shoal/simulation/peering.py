@@ -17,6 +17,7 @@ from traceback import format_tb
 
 from shoal.cluster.mesh import Mesh
 from shoal.limits import MILLISECOND, SECOND
+from shoal.nodes.peer import PeerNode
 from shoal.simulation.checker import Violation
 from shoal.simulation.counted import Learner
 from shoal.simulation.peer_mutants import MUTANTS
@@ -26,12 +27,13 @@ from shoal.simulation.sayer import SLOTS, Sayer
 from shoal.simulation.world import World
 from shoal.wire import peers as p
 
-__all__ = ["MUTANTS", "SOMETIMES", "Peering", "simulate"]
+__all__ = ["MUTANTS", "NODES", "SOMETIMES", "Peering", "simulate"]
 
 MOST_EVENTS = 40_000
 LIVE_WITHIN = 40 * SECOND
 ANSWER_WITHIN = 15 * SECOND  # a newcomer that nobody answers is started again, through somebody who is there
 
+NODES = (Mesh, PeerNode)
 # What must happen in some seed or other, or the faults are not reaching where they should.
 SOMETIMES = (
     "claims refused",
@@ -99,7 +101,11 @@ class Peering:
         try:
             self._begin()
             world.run(lambda: self._healed, self.plan.lasts * MILLISECOND + SECOND, MOST_EVENTS)
-            latest = world.now + LIVE_WITHIN + self.plan.slots * self.plan.took * MILLISECOND  # one may be left for all
+            latest = (
+                world.now
+                + round(LIVE_WITHIN * max(1.0, self.plan.scale))
+                + self.plan.slots * self.plan.took * MILLISECOND
+            )  # one may be left for all
             if not world.run(self._settled, latest, MOST_EVENTS):
                 self._wrong("live", self._unsettled())
             self._check()
@@ -114,7 +120,7 @@ class Peering:
     def _begin(self) -> None:
         founders = [self._who(f"worker-{i}", i) for i in range(self.plan.founders)]
         for me in founders:
-            self._add(Mesh(me, founders))
+            self._add(Mesh(me, founders, timing=self.plan.timing))
         for fault in self.plan.faults:
             self.world.at(fault.at * MILLISECOND, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
         self.world.at(self.plan.lasts * MILLISECOND, self._heal)
@@ -135,18 +141,22 @@ class Peering:
         self._slots += 1
         return self._slots - 1
 
-    def _join(self, name: str, through: list[tuple[str, str]]) -> None:
+    def _join(self, name: str, through: list[str]) -> None:
+        """It comes through these lives, and knows where they are."""
         self._numbers += 1
-        mesh = Mesh.joining(self._who(name, self._numbers), through)
+        ways = [(life, f"memory:{life}") for life in through]
+        mesh = Mesh.joining(self._who(name, self._numbers), ways, timing=self.plan.timing)
         self._add(mesh)
-        self.world.at(self.world.now + ANSWER_WITHIN, lambda: self._still_alone(mesh))
+        self.world.at(
+            self.world.now + round(ANSWER_WITHIN * max(1.0, self.plan.scale)), lambda: self._still_alone(mesh)
+        )
 
     def _still_alone(self, mesh: Mesh) -> None:
         """As whoever started it would: it is begun again, through somebody who is there."""
         life = mesh.me.life
         if life in self.peers and not mesh.filled and not mesh.put_out and not mesh.members and self._filled:
             self._end(life, told=False)
-            self._join(mesh.me.name, [(self._pick(self._filled, 0.0), "")])
+            self._join(mesh.me.name, [self._pick(self._filled, 0.0)])
 
     # ------------------------------------------------------------ who is there
 
@@ -196,7 +206,7 @@ class Peering:
         elif peer.put_out:
             self._end(life, told=False)
             self.counts["rejoined"] += 1
-            self._join(peer.mesh.me.name, [(name, "") for name, _ in peer.mesh.ways])
+            self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.ways])
 
     # ------------------------------------------------------------ faults
 
@@ -215,7 +225,7 @@ class Peering:
                 return
             case "join":
                 self._numbers += 1
-                self._join(f"worker-{self._numbers}", [(victim, "")])
+                self._join(f"worker-{self._numbers}", [victim])
             case "leave":
                 if len(self._stay) < 2:
                     return
@@ -274,7 +284,7 @@ class Peering:
 
     def _back(self, name: str) -> None:
         if filled := self._filled:
-            self._join(name, [(self._pick(filled, self._random.random()), "")])
+            self._join(name, [self._pick(filled, self._random.random())])
 
     def _on_piece(self, sender: str, to: str, piece: p.Piece) -> None:
         if not self._on_pieces or self._healed:

@@ -10,6 +10,9 @@ from random import Random
 
 import msgspec
 
+from shoal.simulation.scales import draw_scale
+from shoal.timing import Intervals, Timing
+
 WEATHER = ("loss", "repeat", "slow")
 
 
@@ -39,6 +42,7 @@ class PeersPlan(msgspec.Struct, frozen=True):
     slots: int = 0  # to be learned
     told_every: int = 1  # slots
     took: int = 20  # milliseconds for one, at most
+    scale: float = 1.0  # of the timing that all go by
 
     @classmethod
     def draw(cls, seed: int) -> PeersPlan:
@@ -54,12 +58,17 @@ class PeersPlan(msgspec.Struct, frozen=True):
             slots=random.choice([30, 100, 250]),
             told_every=random.choice([1, 3, 8]),
             took=random.choice([20, 200, 400]),
+            scale=draw_scale(seed),
         )
         families = random.sample(list(_DRAW), random.choice([0, 1, 2, 2, 3, 4, 5]))
         faults = [fault for family in families for fault in _DRAW[family](plan, random)]
         if random.random() < 0.1:
             faults += _hushed(plan, random)
         return msgspec.structs.replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+    @property
+    def timing(self) -> Intervals:
+        return Timing(scale=self.scale).intervals()
 
     def __str__(self) -> str:
         faults = ", ".join(f"{one.kind}{' ' + one.how if one.how else ''}@{one.at}" for one in self.faults)

@@ -20,11 +20,11 @@ from shoal.simulation.bystander import NAME, Bystander, little_load
 from shoal.simulation.checker import Violation, check, check_end
 from shoal.simulation.cluster import COORDINATOR, Cluster
 from shoal.simulation.copies import Owners, differences, left_behind, settled
-from shoal.simulation.deals import Deals
 from shoal.simulation.elastic import Elastic
 from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.idle_run import IdleRun
 from shoal.simulation.nemesis import Nemesis
-from shoal.simulation.stragglers import Auto, Lending, Stragglers, quick
+from shoal.simulation.stragglers import Stragglers
 from shoal.simulation.tallied import counts_of
 from shoal.simulation.workload import (
     COLUMNS,
@@ -34,6 +34,7 @@ from shoal.simulation.workload import (
     Stop,
     client_life,
     in_order,
+    little_log,
     little_room,
     nonsense,
     second_hand,
@@ -46,7 +47,9 @@ from shoal.tables import Dense, Each, Filter, Sparse, Step, Table, Wire
 BATCH = 3 * 4 * COLUMNS  # bytes: a few segments
 MOST_EVENTS = 60_000
 REST = 3 * limits.SECOND  # until nothing is under way any more
-LIVE_WITHIN = 40 * limits.SECOND  # after all is healed: 30 s, and what a dead worker costs to be noticed
+LIVE_WITHIN = (
+    40 * limits.SECOND
+)  # after all is healed: 30 s, and what a dead worker costs to be noticed, by the usual timing
 
 
 @dataclass(slots=True)
@@ -85,12 +88,9 @@ class Run:
         self.random = Random(f"{plan.seed}/run")
         self.dealer = Dealer(plan)
         self.stragglers = Stragglers(plan, lambda: self.world.now)
-        self.lending, self.auto = Lending(plan, self.dealer), Auto(plan, self.stragglers, self.scribe)
-        self.scribe.takes, self.scribe.waited = self.stragglers.takes, self.stragglers.did_wait
-        self.scribe.took, self.scribe.lent = self.lending.took, self.lending.choose
-        self.deals = Deals(plan, self.dealer, self.scribe)
-        self.deals.on_rollback, self.deals.auto = self._rolled_back, self.auto
-        self.cluster = Cluster(self.world, plan, self.deals)
+        self.scribe.takes = self.stragglers.takes
+        self.idle = IdleRun()
+        self.cluster = Cluster(self.world, plan, self.idle)
         self.owners, self.elastic = Owners(self.cluster), Elastic(self.cluster, plan)
         self.world.on_tell = self._told
         self.bystander = Bystander(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
@@ -102,6 +102,9 @@ class Run:
         self._members: dict[str, int] = {}
         self._view = (0, 0)
         self._silent = False
+        self._healed = 0  # when, if all is
+        self._unanswered: dict[Worker, int] = {}  # calls of each that ended so
+        self._wronged = False  # one of them for no reason
         self._failure: Exception | None = None
         self.everyone: list[Worker] = []
 
@@ -111,7 +114,7 @@ class Run:
         batch = BATCH if "small batches" in self.plan.habits else limits.MOVE_BYTES
         small = mock.patch.multiple(limits, FILL_BYTES=pieces, MOVE_BYTES=batch)
         try:
-            with small, little_load(), little_room(self.plan.seed), quick():
+            with small, little_load(), little_room(self.plan.seed), little_log(self.plan.seed):
                 violations = self._run()
         except Exception as error:  # what must never happen at all
             violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
@@ -141,24 +144,29 @@ class Run:
             self._start(name)
         self.elastic.nemesis = nemesis = Nemesis(self.world, self.plan, self)
         nemesis.begin()
-        if "bystander" in self.plan.habits and not self.plan.beyond:
+        if "bystander" in self.plan.habits:
             self._stand_by()
         if "change delay" in self.plan.habits and self.plan.kind == "each":
             operator.start(self._change_delay(operator))
         self._until(lambda: nemesis.over, self.plan.lasts * limits.MILLISECOND + 30 * limits.SECOND)
         self.scribe.note("healed")
-        if not self._until(self._at_rest, LIVE_WITHIN):
-            what = f"not done {LIVE_WITHIN // limits.SECOND} s after all was healed: {self._stuck()}"
-            return [*self.deals.violations, *self.elastic.violations, Violation("I13 live", what)]
+        self._healed = self.world.now
+        if not self._until(self._at_rest, self._live_within):
+            what = f"not done {self._live_within // limits.SECOND} s after all was healed: {self._stuck()}"
+            return [*self.idle.violations, *self.elastic.violations, Violation("I13 live", what)]
         violations = [
-            *self.deals.violations,
-            *check(self.plan, self.scribe.history, self.dealer.void, self.scribe.past),
+            *self.idle.violations,
+            *check(self.plan, self.scribe.history, self.dealer.void),
         ]
-        violations += [*self.auto.violations, *self.bystander.violations, *self.elastic.check(self.scribe.history)]
+        violations += [*self.bystander.violations, *self.elastic.check(self.scribe.history)]
         violations += self._check_end(operator)
         violations += self._check_copies()
         if self._silent:
             violations.append(Violation("I14 no hang", "a call was silent past its deadline"))
+        if self._wronged:
+            violations.append(
+                Violation("I14 no hang", "a server that is here was called silent, long after all was healed")
+            )
         return violations
 
     async def _create(self, operator: Worker) -> None:
@@ -199,13 +207,13 @@ class Run:
         return self.cluster.crash(fault.who, fault.how == "seen")
 
     def may_silence(self, name: str) -> bool:
-        return self.plan.beyond or self.cluster.may_silence(name)
+        return self.cluster.may_silence(name)
 
     def power_cut(self, fault: Fault) -> list[str]:
-        return self.cluster.power_cut(f"{self.plan.seed}/{fault.at}")
+        raise AssertionError("no plan of a store takes all copies")
 
     def rot(self, fault: Fault) -> None:
-        self.cluster.rot(fault.at)
+        raise AssertionError("no plan of a store has checkpoints")
 
     def restart(self, name: str) -> None:
         if name in self.workers:
@@ -282,17 +290,9 @@ class Run:
             self.world.crash(worker.name)
             self.restart(worker.name)
 
-    def _rolled_back(self) -> None:
-        """Who was done has something to do again; all others are fenced, and begin another life."""
-        self.lending.forget()
-        for name, life in self._lives.items():
-            if life.done:
-                self._stopped(self.workers[name])
-
     def _crashed(self, name: str) -> None:
         if name in self.workers:
             self._note_end(self.workers[name])
-            self.lending.gone(name)
 
     def _twin_ended(self, worker: Worker) -> None:
         self._note_end(worker)
@@ -330,6 +330,10 @@ class Run:
 
     # ------------------------------------------------------------ watching
 
+    @property
+    def _live_within(self) -> int:
+        return round(LIVE_WITHIN * max(1.0, self.plan.scale))
+
     def _until(self, done: Callable[[], bool], within: int) -> bool:
         ended = self.world.run(done, self.world.now + within, MOST_EVENTS)
         if self._failure is not None:
@@ -337,22 +341,30 @@ class Run:
         return ended
 
     def _told(self, event: RunEvent) -> None:
-        self.deals.told(event)
+        self.idle.told(event)
         self.elastic.told(event)
 
     def _counted(self, what: str) -> None:
         self.counts[what] += 1
 
     def _after_event(self, name: str) -> None:
-        if self.auto.pending is not None:
-            self.auto.seen(self.cluster.delays())
         self.elastic.after_event(name)
         if name == COORDINATOR:
             self._see_members()
-        elif (worker := self.workers.get(name)) is not None and worker.client.flight.letters:
-            now = worker.now
-            longest = max(now - letter.heard for letter in worker.client.flight.letters.values())
-            self._silent |= longest > limits.SILENCE + limits.RESEND_MOST
+        elif (worker := self.workers.get(name)) is not None:
+            if worker.client.flight.letters:
+                now = worker.now
+                longest = max(now - letter.heard for letter in worker.client.flight.letters.values())
+                self._silent |= longest > worker.member.timing.silence + worker.member.timing.resend_most
+            self._see_unanswered(worker)
+
+    def _see_unanswered(self, worker: Worker) -> None:
+        """Whoever is here, and can be reached, answers: once all has been well for long enough nobody is called silent."""
+        count = worker.client.counts["unanswered"]
+        if count > self._unanswered.get(worker, 0):
+            self._unanswered[worker] = count
+            self._wronged |= 0 < self._healed < self.world.now - 2 * worker.member.timing.silence
+            self._counted("unanswered")
 
     def _see_members(self) -> None:
         roster = self.cluster.coordinator.roster
@@ -378,7 +390,7 @@ class Run:
 
         whole = operator.start(look())
         self.world.poke("operator")
-        if not self._until(lambda: whole.done, LIVE_WITHIN) or not found:
+        if not self._until(lambda: whole.done, self._live_within) or not found:
             return [Violation("I13 live", f"the last pull: {whole.error or 'no answer'}")]
         values = found[0].reshape(-1, self.scribe.columns + 1)
         sums = [float(value) for value in values[:, -1]]
@@ -396,5 +408,7 @@ class Run:
         later = self.world.now + REST
         self.world.at(later, lambda: None)
         self._until(lambda: self.world.now >= later, 2 * REST)
-        self._until(lambda: self._at_rest() and settled(self.cluster), LIVE_WITHIN)  # something may have moved since
+        self._until(
+            lambda: self._at_rest() and settled(self.cluster), self._live_within
+        )  # something may have moved since
         return [*self.owners.violations, *differences(self.cluster), *left_behind(self.cluster)]

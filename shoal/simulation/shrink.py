@@ -12,7 +12,9 @@ from msgspec.structs import replace
 
 from shoal.simulation.checker import Violation
 from shoal.simulation.faults import Plan
-from shoal.simulation.run import Run
+from shoal.simulation.run import Run, Verdict
+from shoal.simulation.training import TrainingScenario
+from shoal.simulation.training_plan import TrainingPlan
 
 MOST_TRIES = 400
 
@@ -23,7 +25,14 @@ def broken_rule(plan: Plan) -> str:
 
 
 def first_violation(plan: Plan) -> Violation | None:
-    return next(iter(Run(plan).verdict().violations), None)
+    return next(iter(verdict_of(plan).violations), None)
+
+
+def verdict_of(plan: Plan, trace: Callable[[str], None] | None = None) -> Verdict:
+    """Run a plan of any scenario that has plans."""
+    if isinstance(plan, TrainingPlan):
+        return TrainingScenario(plan, trace).verdict()
+    return Run(plan, trace).verdict()
 
 
 def shrink(plan: Plan, tried: Callable[[int, Plan], None] = lambda tries, plan: None, most: int = MOST_TRIES) -> Plan:
@@ -61,6 +70,8 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield _without(plan.server_names[-1], replace(plan, servers=plan.servers - 1))
     if plan.copies > 1:
         yield replace(plan, copies=plan.copies - 1)
+    if isinstance(plan, TrainingPlan):
+        return
     unit = (plan.slots_per_pass or plan.slots_per_step) if plan.kind == "step" else 1
     for slots in (plan.slots // 2 // unit * unit, plan.slots - unit):
         if 0 < slots < plan.slots:
@@ -86,5 +97,5 @@ def as_test(plan: Plan, violation: str) -> str:
     plan = (
         {text})
     )
-    assert Run(plan).verdict().violations == []
+    assert verdict_of(plan).violations == []
 """

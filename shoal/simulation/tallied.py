@@ -19,10 +19,7 @@ def counts_of(run: Run) -> Counter[str]:
 
 
 def _parts(run: Run) -> Iterator[dict[str, int]]:
-    deals = run.deals
-    yield {"rollbacks": deals.rollbacks, "checkpoints": deals.checkpoints, "slots lent": run.lending.lent}
-    yield {**run.stragglers.counts, "delays that changed": run.auto.changes}
-    yield {"rare: restored from an older checkpoint": deals.older}
+    yield run.stragglers.counts
     for coordinator in run.cluster.coordinators:
         yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
     for server in [*run.cluster.former, *run.cluster.servers.values()]:

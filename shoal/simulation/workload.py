@@ -21,7 +21,7 @@ from shoal.events import Begin, End, Event, Note
 from shoal.keys import KeyList, Keys, Values
 from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
-from shoal.simulation.checker import Past, steps_of
+from shoal.simulation.checker import steps_of
 from shoal.simulation.faults import Plan
 from shoal.store.split import Layout
 from shoal.store.task import Task
@@ -35,6 +35,11 @@ COLUMNS = 64  # keys in one segment, as the table is made: more than any plan ha
 def little_room(seed: int) -> AbstractContextManager[object]:
     """In every other four seeds a server keeps so few lists of keys that it lets most of them go."""
     return mock.patch.object(limits, "HANDLE_BYTES", 8_000 if seed // 4 % 2 else limits.HANDLE_BYTES)
+
+
+def little_log(seed: int) -> AbstractContextManager[object]:
+    """In every other sixteen seeds so little may wait for a copy that pushes are put off."""
+    return mock.patch.object(limits, "COPIES_HELD", 2_000 if seed // 16 % 2 else limits.COPIES_HELD)
 
 
 class Stop(Exception):
@@ -51,7 +56,6 @@ class Dealer:
         self._out: dict[int, list[str]] = {}
         self._copies = "second copies" in plan.habits
         self.done: set[int] = set()
-        self.generation = 0
         self.twice: set[int] = set()  # slots that more than one worker had
         self.void = {slot for slot in range(plan.slots) if "void" in plan.habits and self._random.random() < 0.2}
         self._all = plan.slots
@@ -80,30 +84,9 @@ class Dealer:
         holders.append(worker)
         return slot
 
-    def held(self, worker: str) -> list[int]:
-        """What it has, and is not counted."""
-        return [slot for slot in sorted(self._out) if worker in self._out[slot]]
-
-    def lend(self, slot: int, worker: str) -> None:
-        """It has this one, too."""
-        self._deal(slot, worker)
-
-    @property
-    def reached(self) -> int:
-        """No slot from here on was ever dealt."""
-        return self._new[0] if self._new else self._all
-
-    def counted(self, slot: int, generation: int) -> None:
-        if generation == self.generation:  # else: it was, in a future that was given up
-            self.done.add(slot)
-            self._out.pop(slot, None)
-
-    def roll_back(self, counted: set[int], generation: int) -> None:
-        """The run went back: these are counted, all others are dealt anew."""
-        self.generation, self.done = generation, set(counted)
-        self._new = deque(slot for slot in range(self._all) if slot not in counted)
-        self._again.clear()
-        self._out.clear()
+    def counted(self, slot: int) -> None:
+        self.done.add(slot)
+        self._out.pop(slot, None)
 
     def give_back(self, worker: str) -> None:
         """The worker is gone: what it had is dealt again."""
@@ -125,10 +108,6 @@ class Scribe:
         self._calls = 0
         self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push of it failed for good: it cannot go on
         self.takes: Callable[[str, int], int] = lambda worker, nanoseconds: nanoseconds  # what would take so long
-        self.took: Callable[[str, int], None] = lambda worker, nanoseconds: None
-        self.waited: Callable[[int], None] = lambda nanoseconds: None  # for slower ones, for a step
-        self.lent: Callable[[int, str], list[int]] = lambda now, worker: []  # slots that this worker is lent
-        self.past = Past()
         self._steps: dict[int, int] = {}  # the last one named, by incarnation
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
         self._lists: dict[
@@ -170,7 +149,6 @@ class Scribe:
         call = self._begin(worker, "pull", clock=client.clock if clock is None else clock, enter=enter)
         task.then(lambda task: self._ended(call, task))
         await _or_stop(task)
-        self.waited(worker.now - task.held if task.held else 0)
 
     def push(
         self, worker: Worker, layout: Layout, column: int, amounts: Values, number: int, void: bool = False
@@ -194,7 +172,6 @@ class Scribe:
     def _begin(self, worker: Worker, kind: str, **facts: int) -> int:
         self._calls += 1
         client = worker.client
-        self.past.generations[self._calls] = client.view.generation
         self.history.append(Begin(self.now(), self._calls, worker.name, client.incarnation, kind, **facts))  # type: ignore[arg-type]
         return self._calls
 
@@ -283,7 +260,7 @@ async def worker_life(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
         task = scribe.push(
             worker, layout, slot, amounts(scribe.plan, len(scribe.starts(layout)), slot), slot, void=slot in dealer.void
         )
-        _count(task, dealer, slot, client.view.generation)
+        _count(task, dealer, slot)
         under_way.append(task)
         await _no_more_than(under_way, ahead)
     if entered:
@@ -295,11 +272,10 @@ async def second_hand(worker: Worker, scribe: Scribe, dealer: Dealer, random: Ra
     layout = await _table(worker)
     while not dealer.finished:
         slot = dealer.take_again(worker.name)
-        again = scribe.lent(worker.now, worker.name) if slot is None else [slot]
-        if not again:
+        if slot is None:
             await worker.sleep(50 * MILLISECOND)
-        for one in again:  # each on a lane of its own: an earlier one may come back while this one waits
-            worker.start(_once_more(worker, scribe, dealer, layout, one))
+        else:  # on a lane of its own: an earlier one may come back while this one waits
+            worker.start(_once_more(worker, scribe, dealer, layout, slot))
 
 
 async def _once_more(worker: Worker, scribe: Scribe, dealer: Dealer, layout: Layout, slot: int) -> None:
@@ -311,11 +287,11 @@ async def _once_more(worker: Worker, scribe: Scribe, dealer: Dealer, layout: Lay
     task = scribe.push(
         worker, layout, slot, amounts(scribe.plan, len(scribe.starts(layout)), slot), slot, void=slot in dealer.void
     )
-    _count(task, dealer, slot, worker.client.view.generation)
+    _count(task, dealer, slot)
 
 
-def _count(task: Task, dealer: Dealer, slot: int, generation: int) -> None:
-    task.then(lambda task: dealer.counted(slot, generation) if task.error is None else None)
+def _count(task: Task, dealer: Dealer, slot: int) -> None:
+    task.then(lambda task: dealer.counted(slot) if task.error is None else None)
 
 
 async def _park(worker: Worker, scribe: Scribe) -> None:
@@ -342,7 +318,6 @@ async def _think(worker: Worker, scribe: Scribe, random: Random) -> None:
     longest = scribe.plan.think * MILLISECOND
     takes = scribe.takes(worker.name, random.randrange(longest // 10, longest))
     await worker.sleep(takes)
-    scribe.took(worker.name, takes)
 
 
 async def _or_stop(task: Task) -> None:

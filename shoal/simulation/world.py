@@ -18,7 +18,7 @@ from typing import Any
 
 from shoal.errors import ShoalError, WireError
 from shoal.events import RunEvent
-from shoal.limits import MILLISECOND, SECOND
+from shoal.limits import COORDINATOR, MILLISECOND, SECOND
 from shoal.simulation.disk import Crashed, SimulatedDisk
 from shoal.wire.coding import decode, encode, name_of
 from shoal.wire.effects import (
@@ -41,6 +41,7 @@ from shoal.wire.effects import (
 from shoal.wire.messages import Arrays, Message
 
 Frames = list[memoryview | bytes]
+FOUND = (COORDINATOR, "home")  # whoever starts a node tells it where these are
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class Host:
     computing: int = 0  # until when its compute thread is busy
     storing_until: int = 0
     stores: deque[Callable[[], object]] = field(default_factory=deque)  # for its disk thread
+    reaches: set[str] = field(default_factory=set)  # those that it has called or heard
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class Weather:
         default_factory=dict
     )  # until when nothing reaches or leaves this node: it comes later
     cuts: dict[tuple[str, str], int] = field(default_factory=dict)  # (from, to) -> until when nothing passes
+    far: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # until when, how much longer it takes
 
 
 class World:
@@ -104,6 +107,8 @@ class World:
         self.on_crash: Callable[[str], None] | None = None
         self.on_tell: Callable[[RunEvent], None] | None = None
         self.computing = (MILLISECOND, 20 * MILLISECOND)  # how long a computation takes: at least, and less than
+        self.takes: Callable[[str, int], int] = lambda name, nanoseconds: nanoseconds  # it does, at this node
+        self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False  # this one, on its way
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self.on_send: dict[type[Message], Callable[[str, str, Any], None]] = {}
         self._network = Random(f"{seed}/network")
@@ -129,9 +134,13 @@ class World:
         while self._heap and not until():
             if self._heap[0][0] > latest or self.events >= most_events:
                 return False
-            self.now, _, _, action = heapq.heappop(self._heap)
-            action()
+            self.turn()
         return until()
+
+    def turn(self) -> None:
+        """Let the next thing happen."""
+        self.now, _, _, action = heapq.heappop(self._heap)
+        action()
 
     # ------------------------------------------------------------ nodes
 
@@ -210,6 +219,12 @@ class World:
         if (host := self.hosts.get(name)) is not None:
             self._feed(host, event)
 
+    def carry_out(self, name: str, effects: list[Effect]) -> None:
+        """What is asked for in a node's name by whoever holds it; nothing happens if the node is gone."""
+        if (host := self.hosts.get(name)) is not None:
+            for effect in effects:
+                self._carry_out(host, effect)
+
     def local_time(self, host: Host) -> int:
         frozen = min(self.now, host.frozen_until) - host.frozen_at
         passed = self.now - host.behind - frozen
@@ -228,6 +243,7 @@ class World:
             return
         self.events += 1
         if isinstance(event, Received):
+            host.reaches.add(event.sender)
             self._log(event.sender, host.node.name, encode(event.message))
         for effect in host.node.handle(self.local_time(host), event):
             self._carry_out(host, effect)
@@ -237,7 +253,10 @@ class World:
     def _carry_out(self, host: Host, effect: Effect) -> None:
         match effect:
             case Send(to, message, arrays):
-                self.send(host.node.name, to, message, arrays)
+                if to in host.reaches or to in FOUND:
+                    self.send(host.node.name, to, message, arrays)
+                else:
+                    self.counts["nobody there"] += 1
             case Wake(at):
                 self._wake(host, at)
             case Compute(token, function):
@@ -249,8 +268,10 @@ class World:
             case Tell(event):
                 if self.on_tell is not None:
                     self.on_tell(event)
-            case Connect():
-                pass  # here everybody reaches everybody
+            case Connect(name, ""):
+                host.reaches.discard(name)
+            case Connect(name):
+                host.reaches.add(name)
 
     def _wake(self, host: Host, at: int) -> None:
         if at == host.wake_at:
@@ -312,7 +333,8 @@ class World:
             self.counts["disk: writes torn by a crash"] += 1
 
     def _compute(self, host: Host, token: int, function: Callable[[], object]) -> None:
-        host.computing = max(self.now, host.computing) + self._disk.randrange(*self.computing)
+        takes = self.takes(host.node.name, self._disk.randrange(*self.computing))
+        host.computing = max(self.now, host.computing) + takes
 
         def finish() -> None:
             if not self._is_here(host):
@@ -334,11 +356,13 @@ class World:
         if weather.cuts.get((sender, to), 0) > self.now:
             self.counts["cut off"] += 1
             return
+        if self.drop(sender, to, message):
+            return
         if weather.loss and random.random() < weather.loss:
             self.counts["lost"] += 1
             return
-        header = encode(message)
         frames = [array.data.cast("B") if array.size else b"" for array in arrays]
+        header = encode(message, frames)
         if weather.corrupt and random.random() < weather.corrupt:
             header, frames = self._corrupted(header, frames)
         self._deliver(sender, to, header, frames, self._delay(sender, to))
@@ -351,6 +375,10 @@ class World:
 
     def _delay(self, sender: str, to: str) -> int:
         delay = int(self._network.expovariate(1.0) * self.weather.delay)
+        until, longer = self.weather.far.get((sender, to), (0, 0))
+        if until > self.now:
+            self.counts["far"] += 1
+            delay += longer
         if clogs := self.weather.clogs:
             clogged = max(clogs.get(sender, 0), clogs.get(to, 0)) - self.now
             if clogged > 0:
@@ -377,14 +405,21 @@ class World:
         self.at(self.now + delay, arrive)
 
     def _corrupted(self, header: bytes, frames: Frames) -> tuple[bytes, Frames]:
-        """One bit of the header is flipped, or the last array is cut short."""
+        """One bit of the header or of an array is flipped, or the last array is cut short."""
         self.counts["corrupted"] += 1
         random = self._network
         if frames and len(frames[-1]) and random.random() < 0.3:
             return header, [*frames[:-1], frames[-1][: random.randrange(len(frames[-1]))]]
-        flipped = bytearray(header)
-        flipped[random.randrange(len(flipped))] ^= 1 << random.randrange(8)
-        return bytes(flipped), frames
+        which = random.randrange(-1, len(frames))
+        if which < 0 or not len(frames[which]):
+            return self._flipped(header), frames
+        self.counts["corrupted in an array"] += 1
+        return header, [*frames[:which], self._flipped(frames[which]), *frames[which + 1 :]]
+
+    def _flipped(self, data: bytes | memoryview) -> bytes:
+        flipped = bytearray(data)
+        flipped[self._network.randrange(len(flipped))] ^= 1 << self._network.randrange(8)
+        return bytes(flipped)
 
     def _log(self, sender: str, to: str, header: bytes) -> None:
         self._hash.update(f"{self.now} {sender} {to} ".encode() + header)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from itertools import takewhile
 
 from shoal.store.flight import Flight, Letter
 from shoal.store.operation import Operation
@@ -45,9 +44,9 @@ class Anew:
         """They go before all that was not begun yet, and among themselves in the order in which they were begun."""
         if not self._ops:
             return
-        begun = list(takewhile(lambda op: op.begun, queue))
-        for _ in begun:
-            queue.popleft()
+        begun: list[Operation] = []
+        while queue and queue[0].begun:  # never by iterating: other threads append to it
+            begun.append(queue.popleft())
         queue.extendleft(sorted([*begun, *self._ops], key=lambda op: op.begun, reverse=True))
         self._ops.clear()
 

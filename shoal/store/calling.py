@@ -1,13 +1,14 @@
 """Calls: a question goes to every server that holds keys of a range, and what they find is put together at the client.
 
 A server answers a call as it would a pull at no clock: at once, from rows that all copies have. It may take long, so a client is told
-that it is under way, and asks no second time. Whoever asks need not be a member: nothing is counted, and nobody waits for it.
+that it is under way, and asks no second time. A user's own question is asked in another process (``apart``): it may take long, fail, end its
+process or want all memory, and costs its own answer only. Whoever asks need not be a member: nothing is counted, and nobody waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from shoal.store.pieces import pieces
 from shoal.store.question import Found, Question, question_named
 from shoal.store.split import Layout
 from shoal.store.task import Task
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 
@@ -139,15 +141,30 @@ def _check_servers(layout: Layout, servers: list[str]) -> None:
         raise Invalid(f"servers={servers!r}: {who} of table {layout.name!r} (servers: {', '.join(layout.servers)})")
 
 
+class Pending(Protocol):
+    """A question that is asked in another process."""
+
+    done: bool
+
+    def found(self) -> Found: ...
+
+
+Apart = Callable[[Callable[[], Found], int], Pending]
+
+
 class Calls:
-    """Those under way at a server."""
+    """Those under way at a server. ``apart``, where the server is a process, is how users' questions are asked in another one."""
 
     def __init__(self) -> None:
+        self.apart: Apart | None = None
         self._under_way: dict[tuple[str, int], m.Call] = {}
+        self._pending: dict[tuple[str, int], Pending] = {}
         self._told = 0
 
-    def call(self, now: int, sender: str, call: m.Call, part: Part, inline: int) -> Outcome:
-        """Answer it: now, if it is short and our own, else off the loop, and say so."""
+    def call(self, now: int, sender: str, call: m.Call, part: Part, inline: int, within: int) -> Outcome:
+        """Answer it: now, if it is short and our own, else off the loop, and say so. A user's has ``within`` nanoseconds."""
+        if (sender, call.request) in self._under_way:
+            return Outcome([self.held(sender, call)])
         try:
             question = question_named(call.name)
             settings = question.settings(call.settings)
@@ -164,6 +181,8 @@ class Calls:
         if question.own and part.extent.work(keys) <= inline:
             ask()
             return Outcome(found)
+        if self.apart is not None and not question.own:
+            return self._call_apart(sender, call, question, settings, part, keys, within)
         self._under_way[sender, call.request] = call
 
         def answer(now: int) -> Outcome:
@@ -172,13 +191,42 @@ class Calls:
 
         return Outcome([self.held(sender, call)], [Work(ask, answer, None)])
 
+    def _call_apart(
+        self, sender: str, call: m.Call, question: Question, settings: Any, part: Part, keys: KeyRange, within: int
+    ) -> Outcome:
+        if len(self._pending) >= limits.CALLS_APART:
+            return Outcome([Send(sender, m.Busy(call.request, limits.BUSY_RETRY, "other questions are being asked"))])
+        apart, asked = self.apart, (sender, call.request)
+        assert apart is not None
+        self._under_way[asked] = call
+
+        def ask() -> None:  # off the loop, when nobody else is at the table: what it sees is of one moment
+            rows = pieces(part.table, keys, limits.CALL_PIECE, question.keys)
+            self._pending[asked] = apart(lambda: question.ask(rows, settings), within)
+
+        return Outcome([self.held(sender, call)], [Work(ask, self.collect, None)])
+
+    def collect(self, now: int = 0) -> Outcome:
+        """Answers that have come from elsewhere."""
+        found: list[Effect] = []
+        for asked in [one for one, pending in list(self._pending.items()) if pending.done]:
+            pending, call = self._pending.pop(asked), self._under_way.pop(asked, None)
+            if call is None:
+                continue  # all was given up meanwhile
+            try:
+                found.append(_told(asked[0], call, pending.found()))
+            except Invalid as error:
+                named = str(error) if str(error).startswith("question ") else f"question {call.name!r}: {error}"
+                found.append(_no(asked[0], call, "question", Invalid(named)))
+        return Outcome(found)
+
     def has(self, event: Received) -> bool:
         """Is this the same call once more?"""
         return (event.sender, getattr(event.message, "request", 0)) in self._under_way
 
-    def notices(self, now: int) -> list[Effect]:
-        """Once a second, who waits is told."""
-        if now - self._told < limits.NOTICE:
+    def notices(self, now: int, timing: Intervals = DEFAULT) -> list[Effect]:
+        """Now and then, who waits is told."""
+        if now - self._told < timing.notice:
             return []
         self._told = now
         return [self.held(sender, call) for (sender, _), call in self._under_way.items()]
@@ -195,6 +243,10 @@ def _answer(sender: str, call: m.Call, question: Question, settings: Any, part: 
         found = question.ask(pieces(part.table, keys, limits.CALL_PIECE, question.keys), settings)
     except Invalid as error:
         return _no(sender, call, "question", error)
+    return _told(sender, call, found)
+
+
+def _told(sender: str, call: m.Call, found: Found) -> Effect:
     arrays = (found.keys, found.values.reshape(-1)) if len(found.keys) else ()
     return Send(sender, m.Called(call.request, found.numbers.tolist()), arrays)
 

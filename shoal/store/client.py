@@ -284,6 +284,8 @@ class Client(Dispatch):
         unique, places = tidy(listed)
         if places is None:
             return KeyValues(unique, rows), None
+        if len(unique) < len(listed):
+            _check_adds_up(layout, keys, places)
         summed = add_up(rows, places, len(unique))
         if not np.isfinite(summed).all():
             raise BadValues("values under a repeated key add up to more than float32 holds: nothing was sent")
@@ -380,6 +382,18 @@ def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:
     if not all(isinstance(task, Task) for task in tasks):
         raise Invalid(f"after={after!r}: needs tasks, as push and pull return them")
     return tasks
+
+
+def _check_adds_up(layout: Layout, keys: Any, places: Any) -> None:
+    """Values under a repeated key are added up, which makes no sense where a push replaces what is there."""
+    rule = layout.spec.update.name
+    if rule != "assign":
+        return
+    key = np.asarray(keys).reshape(-1)[int(np.argmax(np.bincount(places)[places] > 1))]
+    raise BadKeys(
+        f"key {key} stands there more than once, and update {rule!r} of table {layout.name!r} does not add up what is pushed: "
+        f"give each key once"
+    )
 
 
 def _slot(slot: object) -> Slot:

@@ -155,6 +155,7 @@ class Dispatch:
 
     def handle(self, now: int, sender: str, message: m.Message, arrays: m.Arrays) -> list[Effect]:
         request = getattr(message, "request", 0)
+        self.flight.hears(now, sender, request)
         op = self._running.get(request)
         if op is None or not self.awaits(sender, request):
             self.counts["late answers"] += 1
@@ -289,11 +290,11 @@ class Dispatch:
                 self.flight.renew(now, letter)
             elif op is not None:
                 self.counts["unanswered"] += 1
-                self._end(op, error=Unanswered(op.task.what, letter.to, limits.SILENCE / limits.SECOND))
+                self._end(op, error=Unanswered(op.task.what, letter.to, self.view.timing.silence / limits.SECOND))
         return effects + self.submit(now)
 
     def take_view(self, now: int, view: m.View, incarnation: int) -> list[Effect]:
-        self.view, self.incarnation = view, incarnation
+        self.view, self.incarnation, self.flight.timing = view, incarnation, view.timing
         self._anew.seen()
         tables = {placed.number: placed for placed in view.tables}
         known = {
@@ -364,6 +365,18 @@ class Dispatch:
     def _dropped(self, number: int) -> UnknownTable:
         """The table that was meant is gone, even if there is another of its name by now."""
         return UnknownTable(self._names.get(number, f"number {number}"), sorted(self.layouts), dropped=True)
+
+    def pushes(self) -> list[Task]:
+        """Those under way that only time separates from being counted: not one that waits for other slots of its step."""
+        self._anew.join(self._new)
+        ops = dict.fromkeys([*self._running.values(), *self._new])
+        return [op.task for op in ops if isinstance(op, Pushing) and not (op.slot is not None and op.task.held)]
+
+    def held_back(self) -> dict[str, float]:
+        """Tables of which filters have kept something for a later push, and its size."""
+        named = {layout.number: name for name, layout in self.layouts.items()}
+        sizes = {number: 0.0 if one.feedback is None else one.feedback.norm for number, one in self._filters.items()}
+        return {named[number]: size for number, size in sizes.items() if size > 0 and number in named}
 
     def fail_all(self, error: Exception) -> None:
         self._anew.join(self._new)

@@ -28,6 +28,7 @@ class Moving:
     after: int  # it is copied when all changes up to this one are made
     image: Image | None = None
     seq: int = 0  # the last change that the image has
+    taken: int = 0  # bytes of changes that the other side had got by then
     pieces: int = 0
     per_piece: int = 0  # rows
     sent: dict[int, int] = field(default_factory=dict)  # piece -> when
@@ -44,7 +45,7 @@ class Filling:
         self.promised: dict[int, int] = {}  # those that the coordinator was told of: nothing is counted without them
         self._left: list[int] = []
         self._moving: Moving | None = None
-        self._told = -limits.SECOND
+        self._told: int | None = None
         self._heard = 0  # when the other side last said anything
 
     def want(self, epochs: dict[int, int], slowly: Iterable[int] = ()) -> None:
@@ -57,8 +58,15 @@ class Filling:
             self._moving = None
         self.promised = {segment: epoch for segment, epoch in self.promised.items() if segment in stay}
         if new:
-            self._told = -limits.SECOND
+            self._told = None
         self.epochs = dict(epochs)
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of changes since the image, which the other side keeps until that is whole."""
+        return (
+            self.link.taken - self._moving.taken if self._moving is not None and self._moving.image is not None else 0
+        )
 
     @property
     def is_full(self) -> bool:
@@ -77,6 +85,7 @@ class Filling:
             if self.log.applied < moving.after:
                 return []
             moving.image, moving.seq = part.image(moving.segment), self.log.applied
+            moving.taken = self.link.taken
             rows = len(moving.image.rows)
             moving.per_piece = max(1, limits.FILL_BYTES // max(1, 4 * moving.image.rows.shape[1] + 8))
             moving.pieces = max(1, -(-rows // moving.per_piece))
@@ -100,7 +109,7 @@ class Filling:
         self.link.required = self.link.required or self.is_full or bool(self.promised)
 
     def _send(self, now: int, moving: Moving, image: Image) -> list[Effect]:
-        late = [piece for piece, when in moving.sent.items() if now - when >= 3 * limits.COPY_RESEND]
+        late = [piece for piece, when in moving.sent.items() if now - when >= 3 * self.log.timing.copy_resend]
         new = [piece for piece in range(moving.pieces) if piece not in moving.there and piece not in moving.sent]
         room = max(0, limits.FILLS_FLYING - len(moving.sent))
         effects: list[Effect] = []
@@ -139,7 +148,7 @@ class Filling:
 
     def _tell(self, now: int, coordinator: str) -> list[Effect]:
         self.require()  # full also by a view, in which it gets no more than it has
-        if now - self._told < limits.SECOND or self.link.acked < self.log.applied:
+        if (self._told is not None and now - self._told < self.log.timing.notice) or self.link.acked < self.log.applied:
             return []  # what was counted before it was required must be there, too
         self._told = now
         self.promised = dict(self.epochs)
@@ -149,8 +158,8 @@ class Filling:
         return [Send(coordinator, full)]
 
     def is_stuck(self, now: int) -> bool:
-        """Nothing was heard of what was sent, for too long; said once a second."""
-        if self._moving is None or not self._moving.sent or now - self._heard < limits.SHRINK_AFTER:
+        """Nothing was heard of what was sent, for too long; said now and then."""
+        if self._moving is None or not self._moving.sent or now - self._heard < self.log.timing.shrink:
             return False
-        self._heard = now - limits.SHRINK_AFTER + limits.SECOND
+        self._heard = now - self.log.timing.shrink + self.log.timing.notice
         return True

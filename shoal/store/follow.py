@@ -2,7 +2,8 @@
 
 Changes are taken in order, acknowledged when they are here, and made at once. Those that are not known to be on all copies are
 kept: if the primary dies, the survivors bring each other level with them. A segment that is still being filled gets its
-image in pieces; what is done to it meanwhile waits until the image is whole.
+image in pieces; what is done to it meanwhile waits until the image is whole. That has a bound, which the primary keeps: past it no more
+pushes are taken until the image is here. So has what is kept: it is no more than waits at the primary to be on all copies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shoal.store.image import Image
 from shoal.store.outcome import Outcome, Together, Work
 from shoal.store.part import Part
 from shoal.store.renumber import Into, renamed, those
-from shoal.store.replicate import cut, packed, unpacked
+from shoal.store.replicate import cut, packed, size_of, unpacked
 from shoal.store.table import Ground, ground_of
 from shoal.tables import Sparse
 from shoal.tables import Table as Spec
@@ -81,6 +82,7 @@ class Follow:
         self._arriving: dict[int, Arriving] = {}
         self._whole: dict[int, tuple[int, m.Books]] = {}  # all of whose rows are here, not yet part of the part
         self._waiting: list[Kept] = []  # changes for segments that are not here yet
+        self.waits = 0  # bytes of these
         self.awaited: set[int] = set()  # segments that we are being filled with
         self._frozen: dict[
             int, list[Kept]
@@ -110,10 +112,13 @@ class Follow:
         """Take changes; the answer says up to which they are here."""
         self.have = max(self.have, message.base)
         if message.changes and message.changes[0].seq > self.have + 1:
-            if len(self._early) < limits.COPIES_EARLY:
+            size = sum(array.nbytes for _, others in self._early.values() for array in others)
+            if len(self._early) < limits.COPIES_EARLY and size <= limits.COPIES_HELD:
                 self._early[message.changes[0].seq] = (message, arrays)
             return Outcome([self._acknowledge(sender)])
-        outcome = self._take(message, arrays, Outcome())
+        # As a rule all that we are filled with becomes ours at once; but the primary counts what waits for one segment, not for all.
+        outcome = self.merge() if self._whole and self.waits > limits.COPIES_HELD else Outcome()
+        outcome = self._take(message, arrays, outcome)
         while (at := next((seq for seq in self._early if seq <= self.have + 1), None)) is not None:
             outcome = self._take(*self._early.pop(at), outcome)
         while self.kept and self.kept[0].change.seq <= message.committed:
@@ -138,6 +143,7 @@ class Follow:
                 outcome += self._make(one, self.segments, outcome)
                 if self.awaited and self._is_awaited(one):
                     self._waiting.append(one)
+                    self.waits += size_of(one.given)
         return outcome
 
     def _make(self, one: Kept, among: Sequence[int], before: Outcome) -> Outcome:
@@ -185,6 +191,7 @@ class Follow:
         if arriving is None or arriving.seq < message.seq:
             self._give_up(segment)
             arriving = self._arriving[segment] = Arriving(message.seq, message.pieces)
+            self._let_go()
         if arriving.seq != message.seq or message.piece >= arriving.pieces:
             return Outcome()
         if message.piece not in arriving.here and not self._place(message, arrays):
@@ -229,7 +236,7 @@ class Follow:
         waiting, outcome = self._waiting, Outcome()
         for one in waiting:
             outcome += self._make(one, list(new), outcome)
-        self._waiting = [one for one in waiting if self._is_awaited(one)]
+        self._let_go()
         return outcome
 
     def settle(self, members: Callable[[int], bool]) -> None:
@@ -278,7 +285,7 @@ class Follow:
         for segment in sorted(gone):
             self._give_up(segment)
         self.keep([number for number in self.segments if number not in gone])
-        self._waiting = [one for one in self._waiting if self._is_awaited(one)]
+        self._let_go()
 
     def renumber(self, to: Into) -> None:
         """The table was cut more finely: all that is held, kept or waited for has other numbers, and nothing else changes.
@@ -297,8 +304,21 @@ class Follow:
             self.part = Part(self.number, self.spec, held, self.part.ground)
             self.part.enter(books)
 
+    def _let_go(self) -> None:
+        """Of what waits nothing is kept that nobody waits for."""
+        self._waiting = [one for one in self._waiting if self._is_awaited(one)]
+        self.waits = sum(size_of(one.given) for one in self._waiting)
+
     def _is_awaited(self, one: Kept) -> bool:
-        return any(number in self.awaited and number not in self._after for number in one.covers)
+        return any(self._lacks(number, one.change.seq) for number in one.covers)
+
+    def _lacks(self, number: int, seq: int) -> bool:
+        """Whether a segment that we are being filled with will need this change: it may be in its image."""
+        if number not in self.awaited or number in self._after:
+            return False
+        if (arriving := self._arriving.get(number)) is not None:
+            return seq > arriving.seq
+        return number not in self._whole or seq > self._whole[number][0]
 
     @property
     def known(self) -> set[int]:

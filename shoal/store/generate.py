@@ -22,10 +22,12 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+from shoal import limits
 from shoal.cache import cache_folder
 from shoal.errors import Invalid
 from shoal.store.source import JIT, Source
-from shoal.store.update import Rule
+from shoal.store.update import Rule, is_own
+from shoal.theirs import Child
 
 HEAD = '''"""Made by shoal from an update rule; the name of this file is the hash of its text.
 
@@ -166,6 +168,9 @@ class DenseKernels:
     push_rows: Callable[..., None]
 
 
+_ANSWER = 65_536  # bytes that a trial may say
+_TRIED = (0.0, 1e-6, 1.0, 1e6, -1e-6, -1.0, -1e6)
+
 _made: dict[str, ModuleType] = {}
 _one_at_a_time = threading.Lock()  # servers may be threads of one process, and CPython 3.11's parser is not safe there
 
@@ -187,15 +192,54 @@ def _module(rule: Rule, loops: str) -> ModuleType:
 
 
 def _make(rule: Rule, loops: str) -> ModuleType:
-    _try(rule)
     source = Source(rule.name)
-    if not source.add(rule.function):
-        return _in_memory(rule, _text(rule, f"\n_shoal_rule = {JIT[1:-1]}(_shoal_given)\n", loops, cache=False))
+    written = source.add(rule.function)  # what it may not refer to is refused before it is run
+    _apart(rule, lambda: _try(rule))
+    if not written:
+        made = _in_memory(rule, _text(rule, f"\n_shoal_rule = {JIT[1:-1]}(_shoal_given)\n", loops, cache=False))
+        _apart(rule, lambda: _try_compiled(rule, made))
+        return made
     body = f"{source.text()}\n\n\n_shoal_rule = {rule.function.__name__}\n"
     text = _text(rule, body, loops, cache=True)
     if text not in _made:
-        _made[text] = _on_disk(text) or _in_memory(rule, _text(rule, body, loops, cache=False))
+        made = _on_disk(text) or _in_memory(rule, _text(rule, body, loops, cache=False))
+        _apart(rule, lambda: _try_compiled(rule, made))
+        _made[text] = made
     return _made[text]
+
+
+def _apart(rule: Rule, act: Callable[[], None]) -> None:
+    """A user's rule is tried in a fork first: one that never returns, ends its process or wants all memory is refused, and costs nobody.
+
+    What it does with other numbers than those it is tried with cannot be known: compiled, it runs in the server.
+    """
+    if is_own(rule):
+        act()
+        return
+
+    def tried() -> bytes:
+        act()
+        return b"fine"
+
+    try:
+        Child(tried, limits.TRY_WITHIN / limits.SECOND, limits.TRY_MEMORY, _ANSWER).wait()
+    except Invalid as error:
+        said = str(error)
+        raise Invalid(said if said.startswith("update ") else f"update {rule.name!r} cannot be used: {said}") from None
+
+
+def _try_compiled(rule: Rule, made: ModuleType) -> None:
+    """On weights and gradients of all sizes, as compiled."""
+    if not hasattr(made, "push_rows"):  # Hogwild's racing loops: they run on arrays of their own
+        return
+    import numpy as np
+
+    grid = np.array(_TRIED, np.float32)
+    weights, gradients = (one.reshape(-1, 1) for one in np.meshgrid(grid, grid))
+    slab = np.zeros((len(weights), 1 + rule.state), np.float32)
+    slab[:, :1] = weights
+    pushed = np.ascontiguousarray(np.repeat(gradients, rule.pushed, axis=1))
+    made.push_rows(slab, 0, np.arange(len(slab)), pushed, np.array(rule.settings({}), np.float64))
 
 
 def _text(rule: Rule, body: str, loops: str, cache: bool) -> str:

@@ -28,6 +28,7 @@ from shoal.store.pace import Pace
 from shoal.store.part import Part
 from shoal.store.renumber import into
 from shoal.store.segment import Segments
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -38,8 +39,16 @@ FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.
 class Holding(Levelling):
     """What one server has of one table."""
 
-    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int, pace: Pace | None = None) -> None:
-        super().__init__(me, incarnation, placed, inline)
+    def __init__(
+        self,
+        me: str,
+        incarnation: int,
+        placed: m.Placed,
+        inline: int,
+        pace: Pace | None = None,
+        timing: Intervals = DEFAULT,
+    ) -> None:
+        super().__init__(me, incarnation, placed, inline, timing)
         self._pace = pace or Pace()
         self.own: Segments | None = None
         self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
@@ -87,10 +96,12 @@ class Holding(Levelling):
 
     # ------------------------------------------------------------ a new view
 
-    def take(self, now: int, placed: m.Placed, members: dict[str, int], view: int) -> Outcome:
+    def take(
+        self, now: int, placed: m.Placed, members: dict[str, int], view: int, timing: Intervals = DEFAULT
+    ) -> Outcome:
         """Put this placement into effect."""
         old, outcome = self.placed, Outcome()
-        self.log.view = view
+        self.log.view, self.log.timing = view, timing
         if old.starts != placed.starts:
             outcome += self._cut(now, placed)
         self.placed, self._members = placed, members
@@ -123,7 +134,9 @@ class Holding(Levelling):
             return Outcome()
         outcome = self.own.advance(now, at_once=True)
         follow = self._following(self.me)
-        follow.adopt([self.own.image(segment, copy=False) for segment in segments], self.log.applied)
+        reached = {segment: self.log.reached(segment) for segment in segments}
+        for seq in sorted(set(reached.values())):
+            follow.adopt([self.own.image(one, copy=False) for one, up_to in reached.items() if up_to == seq], seq)
         follow.have = self.log.applied
         follow.freeze(segments)
         return outcome
@@ -134,7 +147,7 @@ class Holding(Levelling):
         for follow in self.follows.values():
             follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
             follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
-        self.placed, self._fillings = placed, {}
+        self.placed, self._fillings, self.log.fillings = placed, {}, []
         for follow in self.follows.values():
             follow.renumber(to)
         old = self.own
@@ -175,6 +188,7 @@ class Holding(Levelling):
             else:
                 self.log.narrow(now, link, segments, self.range)
         self._fillings, self._linked = self._filled(now), True
+        self.log.fillings = list(self._fillings.values())
         for name, link in self.log.links.items():
             link.required = bool(self._of_mine(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
             if (filling := self._fillings.get(name)) is not None:
@@ -219,6 +233,7 @@ class Holding(Levelling):
         ]
         kept = [] if self.own is None else self.own.segments
         outcome = self._rebuild(now, kept, images)
+        self.log.opened(promoted)
         for follow in list(self.follows.values()):
             follow.drop([segment for segment in promoted if segment in follow.segments])
         self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)

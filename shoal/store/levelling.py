@@ -6,7 +6,7 @@ So nothing that any of them acknowledged is lost, and all agree, whoever was cho
 answers the same.
 
 Where the former primary lives, and only gave them away, it is asked as well: it answers when it has let go of them, so that nobody reads there what
-was overtaken here. One that does not answer is not waited for longer than ``SHRINK_AFTER``: it may count nothing, whatever it believes.
+was overtaken here. One that does not answer is not waited for longer than ``timing.shrink``: it may count nothing, whatever it believes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shoal.store.outcome import Outcome, Work
 from shoal.store.replicate import Log
 from shoal.store.slab import DenseRows
 from shoal.store.table import Ground, ground_of
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.effects import Send
 
@@ -55,9 +56,9 @@ def _same(other: Other, before: Other | None) -> Other:
 class Levelling:
     """One server's part in it, for one table: ``Holding`` is what it has."""
 
-    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int) -> None:
+    def __init__(self, me: str, incarnation: int, placed: m.Placed, inline: int, timing: Intervals = DEFAULT) -> None:
         self.me, self.incarnation, self.placed, self.inline = me, incarnation, placed, inline
-        self.log = Log(placed.number, incarnation)
+        self.log = Log(placed.number, incarnation, timing)
         self.follows: dict[tuple[str, int], Follow] = {}
         self.counts: dict[str, int] = {}
         self._members: dict[str, int] = {}  # servers by name: incarnation
@@ -139,8 +140,9 @@ class Levelling:
         return next((follow for follow in self.follows.values() if segment in follow.segments), None)
 
     def _level(self, now: int) -> Outcome:
+        timing = self.log.timing
         for other in self._others.values():
-            if other.leaves and other.since and now - other.since >= limits.SHRINK_AFTER:
+            if other.leaves and other.since and now - other.since >= timing.shrink:
                 other.level = other.adopted = True
         if all(other.adopted for other in self._others.values()):
             return self._open(now)
@@ -148,10 +150,10 @@ class Levelling:
         for key, other in self._others.items():
             if now < other.again or other.adopted:
                 continue
-            other.again = now + limits.LEVEL_AGAIN
+            other.again = now + timing.level_again
             other.since = other.since or now
-            if now - other.since >= limits.SHRINK_AFTER:  # the coordinator may know better than we whether it is there
-                other.since = now - limits.SHRINK_AFTER + limits.SECOND
+            if now - other.since >= timing.shrink:  # the coordinator may know better than we whether it is there
+                other.since = now - timing.shrink + timing.notice
                 shrink = m.Shrink(self.incarnation, key[0], other.incarnation)
                 outcome.effects.append(Send(limits.COORDINATOR, shrink))
             name, table, view = key[0], self.placed.number, self.log.view

@@ -372,6 +372,7 @@ class Pulling(_Rows):
         assert isinstance(answer, m.Values)
         share = self._shares[letter.request]
         self.task.versions[letter.to] = answer.versions
+        self.task.steps.update(answer.versions)
         self._entered = max(self._entered, answer.entered)
         if answer.clocks:
             found = [(KeyRange(start, stop), VectorClock(dict(counts))) for start, stop, counts in answer.clocks]

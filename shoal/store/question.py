@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -204,6 +205,24 @@ def as_found(returned: Any) -> Found:
             f"it returned keys of shape {keys.shape} and values of shape {values.shape}: one row for each key is needed"
         )
     return _checked(Found(numbers, keys, values.reshape(len(keys), -1)))
+
+
+def packed(found: Found) -> bytes:
+    """As bytes, for another process."""
+    values = found.values
+    return msgspec.msgpack.encode(
+        (found.numbers.tobytes(), found.keys.tobytes(), values.astype(np.float32).tobytes(), values.shape[1])
+    )
+
+
+def unpacked(data: bytes) -> Found:
+    """What another process packed; Invalid if it is anything else."""
+    try:
+        numbers, keys, values, width = msgspec.msgpack.decode(data, type=tuple[bytes, bytes, bytes, int])
+        rows = np.frombuffer(values, np.float32).reshape(-1, max(1, width))
+        return as_found((np.frombuffer(numbers, np.float64), np.frombuffer(keys, np.uint64), rows))
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Invalid(f"it wrote what is no answer ({error})") from None
 
 
 def _real(given: Any, kind: Any) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -23,8 +24,11 @@ from shoal.keys import KeyRange, KeyValues
 from shoal.store.ledger import Mask
 from shoal.store.outcome import Asker, Later
 from shoal.store.renumber import Into, renamed, those
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
+
+_CHANGE = 256  # bytes of a change without its rows, about
 
 
 @dataclass(slots=True)
@@ -45,6 +49,10 @@ class Parcel:
     change: m.Change
     given: KeyValues | None
     covers: tuple[int, ...]
+    size: int = 0  # bytes, as it was made: of what is cut later no less is counted
+
+    def __post_init__(self) -> None:
+        self.size = size_of(self.given)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +66,8 @@ class Link:
     required: bool  # nothing is counted before it has it
     acked: int = 0
     queue: deque[Parcel] = field(default_factory=deque)  # not acknowledged
+    waits: int = 0  # bytes of these
+    taken: int = 0  # bytes of all that there ever were
     sent: int = 0  # the last that was sent
     flying: deque[int] = field(default_factory=deque)  # the last change of each message under way
     again: int = 0  # when to send again
@@ -67,6 +77,8 @@ class Link:
         if not self.queue:
             self.since = now
         self.queue.append(parcel)
+        self.waits += parcel.size
+        self.taken += parcel.size
 
     def acknowledge(self, now: int, seq: int) -> bool:
         """It has all up to ``seq``. True if that is news."""
@@ -75,24 +87,37 @@ class Link:
         self.acked = seq
         self.since = now
         while self.queue and self.queue[0].change.seq <= seq:
-            self.queue.popleft()
+            self.waits -= self.queue.popleft().size
         while self.flying and self.flying[0] <= seq:
             self.flying.popleft()
         self.sent = max(self.sent, seq)
         return True
 
 
+class Ahead(Protocol):
+    """A server that is being filled."""
+
+    link: Link
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of changes that it keeps until what they are done to is there."""
+
+
 class Log:
     """The changes of one table on its way to the backups."""
 
-    def __init__(self, table: int, incarnation: int) -> None:
-        self.table, self.incarnation = table, incarnation
+    def __init__(self, table: int, incarnation: int, timing: Intervals = DEFAULT) -> None:
+        self.table, self.incarnation, self.timing = table, incarnation, timing
         self.seq = 0  # of the last change
         self.applied = 0  # the last that is made here
         self.links: dict[str, Link] = {}
         self.entries: deque[Entry] = deque()  # not made here yet, in order
         self.view = 0  # by which we are primary
+        self.fillings: list[Ahead] = []  # those who are being filled
+        self._opened: dict[int, int] = {}  # by segment that became ours later on: the last change before that
         self._pending: dict[tuple[int, int], Mask] = {}
+        self._ticked = 0  # when it was last seen what is due
 
     # ------------------------------------------------------------ changes
 
@@ -128,6 +153,18 @@ class Log:
             if left.any():
                 self._pending[key] = left
 
+    def opened(self, segments: Sequence[int]) -> None:
+        """These segments are ours from here on, also if changes before are not made here yet."""
+        self._opened.update(dict.fromkeys(segments, self.seq))
+
+    def reached(self, segment: int) -> int:
+        """Up to which change our copy of this segment has all that was done to it.
+
+        A segment that became ours has what any survivor had. Changes of our log that are older and still wait for a copy are
+        for other segments, or in it already, from the time when it was ours before: nobody may bring them to it again.
+        """
+        return max(self.applied, self._opened.get(segment, 0))
+
     def pending(self, stream: int, number: int) -> Mask | None:
         """The segments in which this push waits to be counted."""
         return self._pending.get((stream, number))
@@ -153,6 +190,7 @@ class Log:
     def renumber(self, now: int, to: Into, numbers: Sequence[int]) -> None:
         """The table was cut more finely; ``numbers`` are the primary's segments, as they were. Who asked asks again."""
         self._pending.clear()
+        self._opened = {new: seq for number, seq in self._opened.items() for new in to[number]}
         parts = [len(to[number]) for number in numbers]
         for entry in self.entries:
             entry.segments, entry.change = np.repeat(entry.segments, parts), renamed(entry.change, to)
@@ -194,6 +232,12 @@ class Log:
         """All changes up to this one are on all copies."""
         return min((link.acked for link in self.links.values() if link.required), default=self.seq)
 
+    @property
+    def is_full(self) -> bool:
+        """Some copy has so much to take, or to keep until its image is whole, that no push is taken before it is further, or given up."""
+        most = limits.COPIES_HELD
+        return any(link.waits > most for link in self.links.values()) or any(one.ahead > most for one in self.fillings)
+
     def _pend(self, entry: Entry) -> None:
         key = entry.change.stream, entry.change.number
         before = self._pending.get(key)
@@ -220,7 +264,7 @@ class Log:
                 break
             link.sent = parcels[-1].change.seq
             link.flying.append(link.sent)
-            link.again = now + limits.COPY_RESEND
+            link.again = now + self.timing.copy_resend
             effects.append(self._message(link, parcels))
         return effects
 
@@ -249,21 +293,35 @@ class Log:
         """What is to be sent again, and the links that nothing was heard of for too long."""
         effects: list[Effect] = []
         silent: list[Link] = []
+        gap, self._ticked = now - self._ticked, now
+        slept = gap if gap > self.timing.suspect else 0  # by ourselves: nobody is blamed for what we did not hear
         for link in self.links.values():
+            link.since = min(now, link.since + slept)
             if not link.queue:
                 continue
             if now >= link.again:
                 link.sent = link.acked
                 link.flying.clear()
                 effects += self.send(now, link)
-            if now - link.since >= limits.SHRINK_AFTER:
-                link.since = now - limits.SHRINK_AFTER + limits.SECOND
+            if now - link.since >= self.timing.shrink:
+                link.since = now - self.timing.shrink + self.timing.notice
                 silent.append(link)
         return effects, silent
 
     def waits_for(self) -> str:
-        late = [link.name for link in self.links.values() if link.required and link.acked < self.seq]
+        late = [
+            link.name
+            for link in self.links.values()
+            if (link.required and link.acked < self.seq) or link.waits > limits.COPIES_HELD
+        ] or [one.link.name for one in self.fillings if one.ahead > limits.COPIES_HELD]
         return f"the copies on {', '.join(late)}" if late else "its turn"
+
+
+def size_of(given: KeyValues | None) -> int:
+    """Bytes that a change with these rows takes while it waits."""
+    if given is None:
+        return _CHANGE
+    return _CHANGE + given.values.nbytes + (0 if isinstance(given.keys, KeyRange) else given.keys.nbytes)
 
 
 def packed(changes: Sequence[tuple[m.Change, KeyValues | None]]) -> tuple[list[m.Change], m.Arrays]:

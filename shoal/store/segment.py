@@ -77,6 +77,9 @@ class Segments(Stepping):
             return self._told_promised(now, asker)
         if slot is not None:
             return self._push_slot(now, asker, slot, given)
+        if self.log.is_full:
+            self.counts["copies behind"] += 1
+            return self._busy(asker, self.log.waits_for())
         return self._push_each(now, asker, given)
 
     def _push_each(self, now: int, asker: Asker, given: KeyValues | None) -> Outcome:

@@ -31,6 +31,7 @@ class Task:
         "done",
         "error",
         "held",
+        "steps",
         "value",
         "versions",
         "waits_for",
@@ -45,6 +46,7 @@ class Task:
         self.value: Any = None
         self.error: Exception | None = None
         self.versions: dict[str, list[int]] = {}  # of a pull: what each server's segments were at
+        self.steps: set[int] = set()  # of a pull: all versions that were in any piece of it
         self.clocks: list[Any] = []  # of a pull that asked for them: (range, vector clock), in key order
         self.held = 0  # when somebody first said that it is kept back; 0: nobody has
         self.waits_for = ""  # the last thing that was heard about it

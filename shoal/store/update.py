@@ -134,6 +134,11 @@ def forgets(update: Update) -> bool:
     return rule.function(1e6, nothing, 0.0, plain)[0] == rule.function(2e6, nothing, 0.0, plain)[0]
 
 
+def is_own(rule: Rule) -> bool:
+    """Whether it is shoal's."""
+    return _builtin.get(rule.name) is rule
+
+
 def known_rule(name: str) -> Rule | None:
     """The rule of that name, if this process knows it."""
     return _rules.get(name)

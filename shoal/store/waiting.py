@@ -149,17 +149,17 @@ class Waiting(Part):
     # ------------------------------------------------------------ what they are told
 
     def notices(self, now: int) -> list[Effect]:
-        """Once a second, who waits is told for what."""
+        """Now and then, who waits is told for what."""
         effects: list[Effect] = []
         for asker in self._waiting.values():
-            if now - asker.told >= limits.NOTICE:
+            if now - asker.told >= self.log.timing.notice:
                 asker.told = now
                 effects.append(Send(asker.name, m.Held(asker.ask.request, self._waits_for(asker))))
         for asker in self._promised.values():
-            if now - asker.told >= limits.NOTICE:
+            if now - asker.told >= self.log.timing.notice:
                 effects += self._told_promised(now, asker).effects
         for step, _, asker in self._held.values():
-            if now - asker.told >= limits.NOTICE:
+            if now - asker.told >= self.log.timing.notice:
                 effects.append(self._told_held(now, step, asker))
         return effects
 

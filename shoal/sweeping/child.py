@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.signals import handle
+
 GRACE = 20.0  # seconds for a run to end in order
 
 
@@ -30,8 +32,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def main() -> int:
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     os.sched_setaffinity(0, orders.cores)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    handle((signal.SIGTERM, signal.SIGHUP), _interrupt)
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     from shoal.errors import ShoalError
     from shoal.job import Job

@@ -21,7 +21,7 @@ import numpy as np
 from shoal.events import Evaluated, Gone, Stopped
 from shoal.job import Job
 from shoal.settings import changed
-from shoal.testing.serial import serial
+from shoal.simulation.reference import serial
 from shoal.testing.watch import Watched, kill, watch
 
 SUMMARY = (

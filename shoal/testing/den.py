@@ -35,12 +35,13 @@ class Den:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for child in self._children:
-            child.kill()
-            child.communicate()
+        # All of them first: one that has outlived its parent may hold the pipe that is read below.
         for pid in self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for child in self._children:
+            child.kill()
+            child.communicate(timeout=PATIENCE)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(

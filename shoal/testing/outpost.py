@@ -2,7 +2,7 @@
 
     python -m shoal.testing.outpost '{"kind": "server", "name": "server-0", "bind": "tcp://...", ...}'
 
-It prints its address when it listens, and runs until it is killed. What it counts is what the transport counts.
+It prints its address when it listens, and runs until it is killed; a server also ends when the coordinator lets it go or refuses it. What it counts is what the transport counts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal
 import msgspec
 
 from shoal import limits
-from shoal.launch.child import moved_by, prepare
+from shoal.launch.child import prepare
+from shoal.launch.serving import Serving
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.loop import Loop
 from shoal.nodes.records import needed
-from shoal.nodes.server import Server
 from shoal.nodes.storage import Journal
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
@@ -48,14 +48,12 @@ def stand(post: Post) -> None:
         journal.rewrite(needed(journal.records))
         node = Coordinator(post.name, post.copies, journal.records)
         node.also, node.check_address = transport.counters, safety.check
-        loop = Loop(node, transport, journal)
+        run = Loop(node, transport, journal).run
     else:
         transport.connect(limits.COORDINATOR, post.coordinator)
-        server = Server(post.name, secrets.token_hex(8), transport.address)
-        server.also = moved_by(transport)
-        loop = Loop(server, transport)
+        run = Serving(post.name, secrets.token_hex(8), transport).run
     os.write(1, f"{transport.address}\n".encode())
-    loop.run()
+    run()
 
 
 if __name__ == "__main__":

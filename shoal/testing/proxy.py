@@ -37,10 +37,10 @@ from shoal.testing.zmtp import Frames, head, written
 from shoal.wire import coding
 from shoal.wire import messages as m
 
-Where = Literal["prefix", "header", "length", "framing"]
-EVERYWHERE: tuple[Where, ...] = ("prefix", "header", "length", "framing")
+Where = Literal["prefix", "header", "length", "array", "framing"]
+EVERYWHERE: tuple[Where, ...] = ("prefix", "header", "length", "array", "framing")
 _TRIES = 200
-_PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+_PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,9 @@ class Proxy:
             link.schedule(up, data, delay + again, in_order=not late)
         if draw.random() < weather.alter:
             self.counts["altered"] += 1
-            data = written(weather.change(passing))
+            header, *arrays = weather.change(passing)
+            # It stands for a sender that is wrong, not for a wire that is: what it says of its arrays is so.
+            data = written([coding.encode(coding.decode_header(header), arrays), *arrays])
         if draw.random() < weather.flip:
             where = draw.choice(weather.where)
             self.counts[f"flipped in {where}"] += 1
@@ -282,7 +284,7 @@ class Proxy:
         return msgspec.structs.replace(view, members=members)
 
     def _flipped(self, frames: Frames, where: Where, draw: Random) -> bytes:
-        """The message with one bit changed, so that it can be noticed: there is no checksum of ours behind TCP's."""
+        """The message with one bit changed, so that it can be noticed."""
         first = frames[0]
         if where == "framing":
             sizes = [len(head(len(frame), False)) for frame in frames]
@@ -293,6 +295,10 @@ class Proxy:
             which = draw.randrange(1, len(frames))
             size = len(frames[which]) ^ (1 << draw.randrange(12))
             return written([*frames[:which], frames[which][:size].ljust(size, b"\0"), *frames[which + 1 :]])
+        if where == "array" and (full := [n for n in range(1, len(frames)) if frames[n]]):
+            which = draw.choice(full)
+            flipped = _with_bit(frames[which], draw.randrange(8 * len(frames[which])))
+            return written([*frames[:which], flipped, *frames[which + 1 :]])
         for _ in range(_TRIES if where != "prefix" else 0):
             header = _with_bit(first, draw.randrange(16, max(17, 8 * len(first))) if len(first) > 2 else 0)
             try:

@@ -1,180 +1,165 @@
-"""All nodes of a run in one thread, with a seeded order of messages: nothing sleeps, and a run is a function of its seed."""
+"""All nodes of a run in a simulated world without weather: nothing sleeps, and a run is a function of its seed.
+
+The loop is ``simulation.world.World``; what is said here is who is there, and how a test reaches them. Messages take about
+a millisecond, drawn from the seed, and none is lost unless a test says so (``drop``).
+"""
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-import msgspec
-
-from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
-from shoal.data.slots import Slots
 from shoal.events import RunEvent
-from shoal.filters import described
 from shoal.job import Job
-from shoal.launch.coordination import dealing_for
-from shoal.launch.work import parts_of
 from shoal.limits import SECOND
-from shoal.models.learning import learner_of
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.dealing import Dealing
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.rows import Rows as SparseRows
+from shoal.nodes.factory import dealing_for
+from shoal.nodes.guest import Guest
 from shoal.nodes.server import Server
-from shoal.nodes.trainer import Shelf, Trainer
-from shoal.nodes.worker import Worker
+from shoal.nodes.trainer import Trainer
 from shoal.settings import changed
+from shoal.simulation.training_nodes import TrainingNodes
+from shoal.simulation.world import World
 from shoal.store.task import Task
-from shoal.strategies import TABLE
-from shoal.strategies.turns import Turns
 from shoal.wire import messages as m
-from shoal.wire.effects import (
-    Compute,
-    Computed,
-    Durable,
-    Ended,
-    Event,
-    Node,
-    Persist,
-    Received,
-    Send,
-    Store,
-    Stored,
-    Tell,
-    Tick,
-    Wake,
-)
+from shoal.wire.effects import Ended, Event, Node, Tick
 
+COORDINATOR = "coordinator"
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 400, "features": 1_000, "batch": 16},  # a pass has 25 slots
     "stop": {"epochs": 3},
     "servers": 2,
 }
+Kind = TypeVar("Kind", bound=RunEvent)
 
 
-class Ship:
-    """All nodes of a run. Messages between two of them keep their order, all else is drawn by lot."""
+class CalmWorld:
+    """Nodes on hosts whose clocks are right, and a network that loses nothing."""
 
-    def __init__(self, rows: Dataset, seed: int = 0, cache: int = 1 << 30, **settings: Any) -> None:
-        changes = {name.replace("__", "."): value for name, value in settings.items()}
-        self.job, self.rows, self.cache = Job.of(changed(JOB, changes)), rows, cache
-        self.dealing = dealing_for(self.job, rows)
-        self.draw = random.Random(seed)
-        self.now = 1_000 * SECOND
-        self.nodes: dict[str, Node] = {}
-        self.wakes: dict[str, int] = {}
-        self.roads: dict[tuple[str, str], deque[Event]] = {}
+    def __init__(self, seed: int = 0) -> None:
+        self.world, self.draw = World(seed), random.Random(seed)
+        self.world.on_tell, self.world.after_event = self._told, self._after_event
         self.told: list[RunEvent] = []
-        self.trainers: dict[str, Trainer] = {}
-        self.ends: dict[str, Task] = {}
-        self.drop: Callable[[str, str, m.Message], bool] = lambda sender, to, message: False
-        self.journal: list[bytes] = []
-        self.board(Coordinator(copies=self.job.copies, dealing=self.dealing, moves=self.job.moves))
-        for i in range(self.job.servers):
-            self.board(Server(f"server-{i}", "token", f"memory:server-{i}"))
-        client = Worker("launcher", "client", "token")
-        self.board(client)
-        self.learner = learner_of(self.job.model, rows.train, self.job.seed)
-        keys = self.learner.keys
-        table = self.job.servers_strategy.table(keys, self.job.update.update(), self.dealing.workload.per_pass)
-        table = msgspec.structs.replace(table, filters=described(self.job.filters))
-        self.until(lambda: client.joined.done and len(client.member.view.members) == 1 + self.job.servers)
-        made = client.client.create(TABLE, table)
-        self.feed("launcher", Tick())
-        self.until(lambda: made.done)
-        assert made.error is None
-        self.launcher = client
-        self.evaluator = Evaluator(Worker("evaluator", "evaluator", "token"), self.learner, rows.test)
-        self.ends["evaluator"] = self.evaluator.start()
-        self.board(self.evaluator.worker)
-        for i in range(self.job.workers):
-            self.hire(f"worker-{i}")
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        return {name: host.node for name, host in self.world.hosts.items()}
+
+    @property
+    def now(self) -> int:
+        """As the nodes read it."""
+        return SECOND + self.world.now
+
+    @property
+    def journal(self) -> list[bytes]:
+        """What the coordinator's disk has."""
+        kept = self.world.journals.get(COORDINATOR)
+        return [] if kept is None else list(kept.durable)
+
+    @property
+    def drop(self) -> Callable[[str, str, m.Message], bool]:
+        """Whether a message of this sender to this node is lost."""
+        return self.world.drop
+
+    @drop.setter
+    def drop(self, drop: Callable[[str, str, m.Message], bool]) -> None:
+        self.world.drop = drop
 
     def board(self, node: Node) -> None:
-        self.nodes[node.name] = node
-        self.feed(node.name, Tick())
+        self.world.add(node)
+        self.feed(node.name, Tick())  # it has begun, also if the test never lets time pass
 
-    def hire(self, name: str) -> Trainer:
-        worker = Worker(name, "worker", "token")
-        slots = self.dealing.workload.order
-        assert isinstance(slots, Slots | Turns)
-        if isinstance(slots, Turns):
-            shelf: Shelf = parts_of(self.job, self.learner, slots)
-        else:
-            shelf = SparseRows(worker, sparse(self.rows.train), slots, self.job.linear.bias, self.cache)
-        trainer = Trainer(
-            worker,
-            self.job.servers_strategy,
-            self.learner,
-            shelf,
-            slots,
-            lambda: (0, 0),
-        )
-        self.trainers[name] = trainer
-        self.ends[name] = trainer.start()
-        self.board(worker)
-        return trainer
+    def serve(self, name: str) -> Guest:
+        """One more server, as it runs everywhere: inside a guest."""
+        server = Server(name, f"token of {name}", f"memory:{name}")
+        guest = Guest(server, server.member)
+        self.board(guest)
+        return guest
 
     def feed(self, name: str, event: Event) -> None:
-        for effect in self.nodes[name].handle(self.now, event):
-            match effect:
-                case Send(to, message, arrays) if not self.drop(name, to, message):
-                    self.roads.setdefault((name, to), deque()).append(Received(name, message, arrays))
-                case Wake(at) if name in self.nodes:
-                    self.wakes[name] = at
-                case Compute(token, function):
-                    self.roads.setdefault((name, name), deque()).append(Computed(token, function()))
-                case Store(token, function):
-                    self.roads.setdefault((name, name), deque()).append(Stored(token, function()))
-                case Persist(token, record):
-                    self.journal.append(record)
-                    self.roads.setdefault((name, name), deque()).append(Durable(token))
-                case Tell(happening):
-                    self.told.append(happening)
+        self.world.tell(name, event)
 
     def turn(self) -> None:
-        for name in [name for name, node in self.nodes.items() if getattr(node, "released", False)]:
-            self.nodes.pop(name)  # it was let go, and its process ends
-            self.wakes.pop(name)
-        open_roads = [road for road, letters in self.roads.items() if letters]
-        if open_roads:
-            road = self.draw.choice(open_roads)
-            event = self.roads[road].popleft()
-            if road[1] in self.nodes:
-                self.feed(road[1], event)
-            return
-        name = min(self.wakes, key=lambda one: (self.wakes[one], one))
-        self.now = max(self.now, self.wakes[name])
-        self.feed(name, Tick())
+        """Let the next thing happen."""
+        self.world.turn()
 
-    def until(self, done: Callable[[], bool], turns: int = 60_000) -> None:
+    def until(self, done: Callable[[], bool], turns: int = 300_000) -> None:
         for _ in range(turns):
             if done():
                 return
             self.turn()
-        raise AssertionError(f"not done at {self.now / SECOND:.1f} s: {self.told[-3:]}")
+        raise AssertionError(f"not done at {self.world.now / SECOND:.1f} s: {self.told[-3:]}")
 
     def kill(self, name: str) -> None:
-        self.nodes.pop(name)
-        self.wakes.pop(name)
+        """It ends, and the launcher sees it."""
+        self.world.crash(name)
+        self.feed(COORDINATOR, Ended(name, "killed by signal 9"))
+
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.told if isinstance(event, kind)]
+
+    def _told(self, event: RunEvent) -> None:
+        self.told.append(event)
+
+    def _after_event(self, name: str) -> None:
+        node = self.world.hosts[name].node if name in self.world.hosts else None
+        if isinstance(node, Guest) and node.end:  # its process ends
+            self.world.end(name)
+
+
+class Ship(CalmWorld):
+    """All nodes of a run on a data set; settings of its job as ``strategy__max_delay=1``."""
+
+    def __init__(self, rows: Dataset, seed: int = 0, cache: int = 1 << 30, **settings: Any) -> None:
+        super().__init__(seed)
+        changes = {name.replace("__", "."): value for name, value in settings.items()}
+        self.job, self.rows = Job.of(changed(JOB, changes)), rows
+        self.run = TrainingNodes(self.world, self.job, rows, add=self.board)
+        self.run.cache = cache
+        self._coordinate([])
+        for i in range(self.job.servers):
+            self.serve(f"server-{i}")
+        self.launcher = self.run.client()
+        made = self.run.create_tables(self.launcher, self.job.servers)
+        self.until(lambda: made.done)
+        assert made.error is None
+        self.evaluator: Evaluator = self.run.start_evaluator()
+        for i in range(self.job.workers):
+            self.hire(f"worker-{i}")
+
+    @property
+    def trainers(self) -> dict[str, Trainer]:
+        return self.run.trainers
+
+    @property
+    def ends(self) -> dict[str, Task]:
+        """Of everybody who takes part: done when it has nothing more to do."""
+        return self.run.ends
+
+    def hire(self, name: str) -> Trainer:
+        return self.run.hire(name)
+
+    def _after_event(self, name: str) -> None:
+        super()._after_event(name)
+        self.run.after_event(name)
+
+    def kill(self, name: str) -> None:
         self.ends.pop(name, None)
-        self.feed("coordinator", Ended(name, "killed by signal 9"))
+        super().kill(name)
 
     def restart_coordinator(self) -> None:
-        """The coordinator dies; of what was on its way, to it and from it, some arrives. Another goes on by the journal."""
-        for road, letters in self.roads.items():
-            if road == ("coordinator", "coordinator"):
-                letters.clear()
-            elif "coordinator" in road:  # in order: of what it said the last is lost, of what it was told the first
-                arrives = self.draw.randrange(len(letters) + 1)
-                for _ in range(len(letters) - arrives):
-                    letters.pop() if road[0] == "coordinator" else letters.popleft()
-        self.dealing = dealing_for(self.job, self.rows)
-        self.board(
-            Coordinator(copies=self.job.copies, journal=self.journal, dealing=self.dealing, moves=self.job.moves)
-        )
+        """It dies, and another goes on by what its disk kept of the journal."""
+        self.world.crash(COORDINATOR)
+        self._coordinate(self.journal)
+
+    def _coordinate(self, journal: list[bytes]) -> None:
+        self.dealing: Dealing = dealing_for(self.job, self.rows)
+        made = Coordinator(copies=self.job.copies, journal=journal, dealing=self.dealing, moves=self.job.moves)
+        self.board(made)
 
     def home(self) -> Ship:
         """To the end of the run, and of all who take part."""
@@ -183,9 +168,6 @@ class Ship:
 
     def slots_done(self) -> int:
         return self.dealing.workload.done
-
-    def all(self, kind: type[Any]) -> list[Any]:
-        return [event for event in self.told if isinstance(event, kind)]
 
     @property
     def weights(self) -> Any:

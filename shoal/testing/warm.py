@@ -96,6 +96,7 @@ class Warm:
         _waiting.discard(self._process.pid)
 
     def start(self) -> children.Hatchery:
+        sys.audit("shoal.testing.start")  # a process will be there that no system call of ours started
         orders, ours = os.pipe()
         reports, theirs = os.pipe()
         here = os.open(".", os.O_PATH)  # it may have been removed

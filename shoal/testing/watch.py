@@ -32,7 +32,7 @@ from shoal.strategies import TABLE
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.wire.messages import Course
 
-PATIENCE = 60.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 150.0  # seconds: a guard against hanging, not a measure; a busy machine may take long
 _LOOK = 0.002  # seconds
 
 Kind = TypeVar("Kind", bound=RunEvent)

@@ -101,5 +101,7 @@ def _name(ready: bytes) -> str:
         value = ready[at + 4 : at + 4 + size]
         at += 4 + size
         if key.lower() == _IDENTITY:
-            return value.decode(errors="replace")
+            return value.partition(b"\0")[0].decode(
+                errors="replace"
+            )  # what follows says which process of that name it is
     return ""

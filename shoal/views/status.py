@@ -15,6 +15,7 @@ from shoal import limits
 from shoal.cluster.stopping import ENDLESS
 from shoal.events import LEFT
 from shoal.launch.looking import Copy, Segment, Status
+from shoal.timing import others_than, seconds_of
 from shoal.views import words
 from shoal.views.ring import band, ring, style_of
 from shoal.wire.address import parsed
@@ -50,6 +51,7 @@ def facts(status: Status) -> dict[str, Any]:
         "view": standing.view,
         "generation": standing.generation,
         "copies": standing.copies,
+        "timing": seconds_of(standing.timing),
         "checkpoint": standing.checkpoint or None,
         "members": [
             {
@@ -158,6 +160,8 @@ def _head(status: Status, where: str, width: int, numbers: bool) -> list[Text]:
         parts.append(
             f"went back to a checkpoint {'once' if standing.generation == 1 else f'{standing.generation:,} times'}"
         )
+    if other := others_than(standing.timing):
+        parts.append(f"timing {other}")
     if numbers:
         parts += [f"term {standing.term:,}", f"view {standing.view:,}", f"generation {standing.generation:,}"]
     name, said = Text(words.clean(parsed(where).plain), "bold"), Text(" · ".join(parts), "dim")

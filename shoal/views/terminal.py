@@ -5,8 +5,8 @@
         for event in run:
             show(event)
 
-A view may be called from any thread. It never breaks what it looks at: a terminal or pipe that is gone, or that cannot
-write a character, costs the view and nothing else; the cursor is given back whatever ends the run.
+A view may be called from any thread. It never breaks what it looks at, and never holds it up: a terminal or pipe that is gone, that nobody
+reads, or that cannot write a character, costs the view and nothing else; the cursor is given back whatever ends the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
+from shoal.aside import GONE, Outlet
 from shoal.events import RunEvent
+from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.views.frame import frame
 from shoal.views.lines import Lines
 from shoal.views.sofar import SoFar
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 REFRESHES = 4  # a second
-GONE = (OSError, ValueError)  # what a stream raises that was closed, or whose other end was
 
 
 def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: int = 1) -> View:
@@ -78,7 +79,7 @@ class LineView(View):
     """Lines, each written whole."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, verbosity: int = 1) -> None:
-        self._stream, self._clock = stream, clock
+        self._outlet, self._clock = Outlet(stream), clock
         self._lines = Lines(verbosity)
         self._lock = threading.Lock()
         self._closed = False
@@ -98,6 +99,7 @@ class LineView(View):
             if not self._closed:
                 self._write(self._lines.end())
                 self._closed = True
+                self._outlet.close(HEAR_WITHIN / SECOND)
 
     def write(self, lines: list[str]) -> None:
         """Lines of somebody else's."""
@@ -108,13 +110,8 @@ class LineView(View):
     def _write(self, lines: list[str]) -> None:
         if not lines:
             return
-        text = "".join(f"{line}\n" for line in lines)
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        try:
-            self._stream.write(text.encode(encoding, "replace").decode(encoding))
-            self._stream.flush()
-        except GONE:
-            self._closed = True
+        self._outlet.write("".join(f"{line}\n" for line in lines))
+        self._closed = self._outlet.gone
 
 
 class LiveView(View):

@@ -4,9 +4,11 @@
     no common language  one side has keys and the other has none
     broken off          again and again while greeting, and never once not: the other side has another key than the address says,
                         or has keys while we call in the clear
+    given up            what came over it was no message (a frame past the size limit, say): libzmq ends such a connection, and for
+                        good
 
-Each is told to the node as a ``No`` of the one that was called. A line that libzmq has given up is dialled again after a while:
-a key may have been added meanwhile.
+All but the last are told to the node as a ``No`` of the one that was called. A line that libzmq has given up is dialled again after a
+while: a key may have been added meanwhile, and what was damaged once need not be again.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
 )
 _BROKEN_OFF = 2.0  # seconds: what lasts longer was no refusal, the other side did not get round to it
 _numbers = itertools.count()
@@ -72,6 +76,11 @@ class Line:
         now = time.monotonic()
         if event == zmq.EVENT_CONNECTED:
             self.connected = now
+        elif event == zmq.EVENT_DISCONNECTED:
+            # libzmq says nothing when it gives a connection up; if it does not, it says in the same breath that it tries again.
+            self.dead = now
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            self.dead = 0.0
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.answered, self.broken, self.dead = True, 0, 0.0
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

@@ -1,7 +1,8 @@
 """From a message to bytes, and back: nothing about what came is believed before it is checked.
 
-A header is two bytes (a mark and the protocol version), a checksum of the rest, and a msgpack struct of a closed union: a
-flipped bit could name another slot or another worker. Nothing received is unpickled, imported or evaluated.
+A header is two bytes (a mark and the protocol version), a checksum of the rest, one of the arrays behind it (or zero: none was made), and
+a msgpack struct of a closed union: a flipped bit could name another slot or another worker, or be a weight that nobody pushed. Nothing
+received is unpickled, imported or evaluated.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from shoal.errors import OtherVersion, WireError
+from shoal.errors import Damaged, OtherVersion, WireError
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.theirs import readable
 from shoal.wire import messages as m
+from shoal.wire.checksum import checksum
 
 MARK = 0x53  # "S"
-HEAD = 6  # bytes before the struct
+HEAD = 10  # bytes before the struct
+_REST = 6  # bytes before what the header's own checksum is of
 _PREFIX = bytes((MARK, PROTOCOL))
 
 _encoder = msgspec.msgpack.Encoder()
@@ -30,13 +33,15 @@ _byte = np.dtype("u1")
 _short = np.dtype("<u2")  # a value in 16 bits, of whichever form
 
 
-def encode(message: m.Message) -> bytes:
+def encode(message: m.Message, arrays: Sequence[m.Array | memoryview | bytes] = ()) -> bytes:
+    """The header of a message. With ``arrays`` they are checked where they arrive; without, whatever comes behind it is believed."""
     try:
-        return sealed(_encoder.encode(message))
+        body = _encoder.encode(message)
     except (
         UnicodeEncodeError
     ):  # a text that came from outside, as the name of a file: whoever asked is answered all the same
-        return sealed(_encoder.encode(_readable(msgspec.to_builtins(message, builtin_types=(bytes,)))))
+        body = _encoder.encode(_readable(msgspec.to_builtins(message, builtin_types=(bytes,))))
+    return sealed(body, checksum(arrays) if arrays else 0)
 
 
 def _readable(told: Any) -> Any:
@@ -51,9 +56,10 @@ def _readable(told: Any) -> Any:
     return told
 
 
-def sealed(body: bytes) -> bytes:
-    """A header around this struct."""
-    return b"".join((_PREFIX, crc32(body).to_bytes(4, "little"), body))
+def sealed(body: bytes, behind: int = 0) -> bytes:
+    """A header around this struct; ``behind`` is the checksum of the arrays, if there is one."""
+    rest = behind.to_bytes(4, "little") + body
+    return b"".join((_PREFIX, crc32(rest).to_bytes(4, "little"), rest))
 
 
 def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()) -> tuple[m.Message, m.Arrays]:
@@ -68,7 +74,14 @@ def decode(header: bytes | memoryview, frames: Sequence[memoryview | bytes] = ()
     # A message with one array where two are possible has no keys: the last ones are what is always there.
     last = len(kinds) - len(frames)
     arrays = [_array(frame, _dtype(message, kinds[last + i])) for i, frame in enumerate(frames)]
+    check_arrays(header, frames)
     return message, tuple(arrays)
+
+
+def check_arrays(header: bytes | memoryview, frames: Sequence[memoryview | bytes]) -> None:
+    """Raises Damaged if the header says otherwise of them."""
+    if (behind := int.from_bytes(header[_REST:HEAD], "little")) and behind != checksum(frames):
+        raise Damaged("arrays whose checksum is wrong: they were damaged on their way")
 
 
 def _dtype(message: m.Message, kind: str) -> np.dtype[Any]:
@@ -85,7 +98,7 @@ def decode_header(header: bytes | memoryview) -> m.Message:
         raise OtherVersion(int(header[1]), PROTOCOL)
     if len(header) > HEADER_BYTES:
         raise WireError(f"a header of {len(header):,} bytes, at most {HEADER_BYTES:,} are allowed")
-    if crc32(header[HEAD:]) != int.from_bytes(header[2:HEAD], "little"):
+    if len(header) < HEAD or crc32(header[_REST:]) != int.from_bytes(header[2:_REST], "little"):
         raise WireError("a header whose checksum is wrong: it was damaged on its way")
     try:
         message: m.Message = _decoder.decode(header[HEAD:])
@@ -94,10 +107,23 @@ def decode_header(header: bytes | memoryview) -> m.Message:
     return message
 
 
+def too_large(header: bytes, arrays: m.Arrays) -> str:
+    """Why nobody would take this message; empty if somebody may. libzmq would end the connection, and say nothing."""
+    if len(header) > HEADER_BYTES:
+        return f"a header of {len(header):,} bytes, at most {HEADER_BYTES:,} are allowed"
+    if len(arrays) > FRAMES:
+        return f"more than {FRAMES} arrays behind one header"
+    return next((_long(array.nbytes) for array in arrays if array.nbytes > FRAME_BYTES), "")
+
+
+def _long(size: int) -> str:
+    return f"an array of {size:,} bytes, at most {FRAME_BYTES:,} are allowed"
+
+
 def _array(frame: memoryview | bytes, dtype: np.dtype[Any]) -> m.Array:
     size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
     if size > FRAME_BYTES:
-        raise WireError(f"an array of {size:,} bytes, at most {FRAME_BYTES:,} are allowed")
+        raise WireError(_long(size))
     if size % dtype.itemsize:
         raise WireError(f"an array of {size:,} bytes, which is no whole number of {dtype.itemsize}-byte elements")
     array: m.Array = np.frombuffer(frame, dtype)

@@ -13,6 +13,7 @@ import msgspec
 
 from shoal import limits
 from shoal.tables import Table
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import groups as g
 from shoal.wire import neighbours, peers
 from shoal.wire.admission import (
@@ -230,6 +231,7 @@ class View(Message, frozen=True):
     members: list[Member]
     tables: list[Placed]
     groups: list[g.Group] = []  # those that the operator has named
+    timing: Intervals = DEFAULT  # that everybody goes by
 
 
 class Hello(Message, frozen=True):
@@ -373,6 +375,7 @@ class Standing(Message, frozen=True):
     checkpoint: str  # the newest one; empty: none
     counts: dict[str, int]  # what happened to the coordinator
     moves: list[Move] = []  # segments that are changing hands
+    timing: Intervals = DEFAULT  # that everybody goes by
 
 
 class Save(Message, frozen=True):

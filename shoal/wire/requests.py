@@ -195,5 +195,5 @@ class No(Message, frozen=True):
     """Anyone: "no, and this is why; nothing was changed"."""
 
     request: int
-    kind: str  # keys, values, table, setting, question, version, full, key (the caller's own: it is not let in)
+    kind: str  # keys, values, table, setting, question, version, full, disk, key (the caller's own: it is not let in)
     reason: str

@@ -4,6 +4,8 @@
     Safety.with_keys(folder)    any address; tcp is encrypted, and both sides prove who they are
     Safety.insecure()           any address, in the clear: whoever reaches it may do what it likes
 
+In the clear arrays have a checksum, unless ``checking(False)`` was said; whoever sends decides that, and whoever receives looks.
+
 A key is used where an address has one (``tcp://KEY@HOST:PORT``), and by whoever listens on tcp. To call, a host needs a key of its own and
 the coordinator's address: everybody else's key comes with their address, in the coordinator's view. Who may call is
 decided by the coordinator's list alone; it tells the servers (``Allowed``).
@@ -11,6 +13,7 @@ decided by the coordinator's list alone; it tells the servers (``Allowed``).
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 
 from shoal import limits
@@ -20,12 +23,15 @@ from shoal.wire.address import Address, check_address, is_local, parsed
 from shoal.wire.groups import member_name
 from shoal.wire.keyring import Key, Own
 
+_UNCHECKED = "unchecked:"
+
 
 class Safety:
     """What a transport may do, and with which keys. Plain data in ``plain``, for processes that are forked."""
 
     def __init__(self, folder: Path | None = None, insecure: bool = False) -> None:
         self.folder, self.is_insecure = folder, insecure
+        self.checksums = True  # of arrays that travel in the clear
         self._own: list[Own] = keyring.own_keys(folder) if folder is not None else []
         if folder is not None and not self._own:
             raise Invalid(
@@ -63,13 +69,22 @@ class Safety:
             return cls.with_keys(folder)
         return cls.local()
 
+    def checking(self, checksums: bool) -> Safety:
+        """The same, with checksums of arrays or without."""
+        other = copy(self)
+        other.checksums = checksums
+        return other
+
     @property
     def plain(self) -> str:
         """The same in a word, for ``Safety.of_plain``: no secrets are in it."""
-        return "insecure" if self.is_insecure else "local" if self.folder is None else f"keys:{self.folder}"
+        told = "insecure" if self.is_insecure else "local" if self.folder is None else f"keys:{self.folder}"
+        return told if self.checksums else _UNCHECKED + told
 
     @classmethod
     def of_plain(cls, text: str) -> Safety:
+        if text.startswith(_UNCHECKED):
+            return cls.of_plain(text.removeprefix(_UNCHECKED)).checking(False)
         if text.startswith("keys:"):
             return cls.with_keys(text.removeprefix("keys:"))
         return cls.insecure() if text == "insecure" else cls.local()

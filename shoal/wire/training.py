@@ -51,6 +51,7 @@ class Ready(Message, frozen=True):
     metrics: dict[str, float | None] = {}
     error: str = ""  # it cannot be judged, and why
     spans: list[tuple[Count, Count, Count]] = []  # as in Want
+    clock: Signed = NO_CLOCK  # the step that these weights are of: later than was asked for, if that was past
 
 
 class Judge(Message, frozen=True):

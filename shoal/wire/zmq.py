@@ -1,9 +1,9 @@
 """Messages between processes, over ZeroMQ: tcp between hosts, ipc (Unix sockets) within one.
 
 A node that others call binds one ROUTER socket; a node that calls others holds one DEALER socket for each, which says
-its name when it connects. So every message is known by its sender's name, answers go back the way the question came, and
-a peer that is gone costs nothing but what was sent to it. What does not decode is dropped and counted, and its sender is
-told if it can be.
+its name, and which socket of that name it is, when it connects. So every message is known by its sender's name, answers go back to
+where that name was spoken last, and a peer that is gone costs nothing but what was sent to it. What does not decode is
+dropped and counted, and its sender is told if it can be. What is larger than anybody takes is not sent: whoever wants to is told.
 
 With keys (``Safety``) tcp is encrypted (CURVE), and a message is taken only if its sender's name and what it says are what its
 key is for. Nothing of a stranger's reaches the decoder.
@@ -23,27 +23,26 @@ from typing import Any
 import zmq
 
 from shoal import limits
-from shoal.errors import Invalid, OtherVersion, WireError
+from shoal.errors import Damaged, Invalid, OtherVersion, WireError
 from shoal.wire.address import check_address, parsed, with_key
 from shoal.wire.calling import EVENTS, Line, monitor
-from shoal.wire.coding import decode, encode
+from shoal.wire.coding import decode, encode, name_of, too_large
 from shoal.wire.door import Door, Guests, Log
 from shoal.wire.effects import Received
 from shoal.wire.keyring import Key, bytes_of
 from shoal.wire.listening import Listening
 from shoal.wire.messages import Allowed, Arrays, Message, No
 from shoal.wire.roles import objection
+from shoal.wire.routes import MOST, Routes, route_of
 from shoal.wire.security import Safety
 
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go
 _FRAMES = limits.FRAMES + 3  # a route, a name, a header, and arrays
-_NAME = 255  # bytes: more have no room in what libzmq says of a connection
 _SKIPPED = 4_096  # frames of a message that is too long, thrown away in one turn
 _LINGER = 200  # milliseconds for the last words
 # Milliseconds for one that we stop calling. Not 0: libzmq (4.3.5) aborts the process if a connection ends while it has sent half of a message and
-# its socket is being closed without a linger; and a peer that goes is closed here just when it ends there. Not longer
-# than it takes to call again (100 ms): it would come in between with our next call, which has the same name.
+# its socket is being closed without a linger; and a peer that goes is closed here just when it ends there.
 _PARTING = 50
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
 # Those find a peer that vanished while nothing was on its way to it. With bytes on their way the kernel would go on sending
@@ -59,6 +58,8 @@ class ZmqTransport:
 
     def __init__(self, name: str, bind: str | None = None, safety: Safety | None = None, advertise: str = "") -> None:
         self._name = name.encode()
+        self._routes = Routes()  # where those who call us in the clear spoke from
+        self._unsent: list[Received] = []  # why some of what we sent did not go
         self._safety = safety or Safety.local()
         self._context = zmq.Context()  # its own: a full queue or a slow close of one node is no matter of the others
         self._counts: Counter[str] = Counter()
@@ -66,7 +67,7 @@ class ZmqTransport:
         self._poller = zmq.Poller()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses: dict[str, str] = {}
-        self._lines: dict[str, Line] = {}  # calls over tcp
+        self._lines: dict[str, Line] = {}  # how our calls go
         self._sides: dict[Any, Callable[[list[Received]], None]] = {}  # sockets that bring news, not messages
         self._log = Log(name)
         self._door: Door | None = None  # where we listen with keys
@@ -103,8 +104,8 @@ class ZmqTransport:
             self._router.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, b"shoal")
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is an error we count, not silence
-        # A peer that comes back has its name again at once. With keys names are no matter of libzmq's: whoever has any key could
-        # take anybody's by that, and hear what is meant for it.
+        # A peer whose connection broke has its route again at once. With keys routes are no matter of a caller's: whoever has any key
+        # could take anybody's by that, and hear what is meant for it.
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 0 if own is not None else 1)
         try:
             self._address = listening.bind(address)
@@ -155,16 +156,15 @@ class ZmqTransport:
         self.disconnect(name)
         dealer = self._socket(zmq.DEALER)
         if not key:
-            dealer.setsockopt(zmq.IDENTITY, self._name)
+            dealer.setsockopt(zmq.IDENTITY, route_of(self._name))
         try:
             if key:
                 own = self._safety.own(self._name.decode())
                 dealer.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
                 dealer.setsockopt(zmq.CURVE_PUBLICKEY, bytes_of(own.public))
                 dealer.setsockopt(zmq.CURVE_SERVERKEY, bytes_of(key))
-            if where.plain.startswith("tcp"):
-                self._lines[name] = line = Line(name, where.plain, key, monitor(self._context, dealer, EVENTS))
-                self._watch(line.watch, partial(self._look, line))
+            self._lines[name] = line = Line(name, where.plain, key, monitor(self._context, dealer, EVENTS))
+            self._watch(line.watch, partial(self._look, line))
             dealer.connect(where.plain)
         except (zmq.ZMQError, Invalid) as error:
             self._unwatch(name)
@@ -194,6 +194,7 @@ class ZmqTransport:
 
     def _redial(self, name: str) -> None:
         """libzmq has given that call up."""
+        self._counts["dialled again"] += 1
         address, mutual = self._addresses[name], name in self._mutual
         self._drop(name, 0)  # there is no connection that could end
         self.connect(name, address, mutual)
@@ -213,10 +214,18 @@ class ZmqTransport:
             self._unwatch(name)
 
     def send(self, to: str, message: Message, arrays: Arrays) -> None:
-        header = encode(message)
+        line = self._lines.get(to)
+        # What is encrypted is checked by that: a flipped bit does not decrypt.
+        is_checked = self._safety.checksums and self._door is None and not (line is not None and line.key)
+        header = encode(message, arrays if is_checked else ())
+        if why := too_large(header, arrays):
+            self._refuse(to, message, why)
+            return
         frames: list[Any] = [header, *arrays]
-        if (line := self._lines.get(to)) is not None and line.may_dial():
-            self._redial(to)
+        if line is not None and line.may_dial():
+            self._look(line, self._unsent)  # libzmq may have said meanwhile that it tries again
+            if line.may_dial():
+                self._redial(to)
         socket = self._dealers.get(to)
         if socket is None:
             if self._router is None:
@@ -226,7 +235,7 @@ class ZmqTransport:
                 self._counts["nobody there"] += 1
                 return
             socket = self._router
-            frames.insert(0, to.encode() if self._door is None else self._door.names[to].route)
+            frames.insert(0, self._routes.to(to) if self._door is None else self._door.names[to].route)
         elif line is not None and line.key:
             frames.insert(0, self._name)
         try:
@@ -236,14 +245,24 @@ class ZmqTransport:
             return
         self._sent += len(header) + sum(array.nbytes for array in arrays)
 
+    def _refuse(self, to: str, message: Message, why: str) -> None:
+        """Nobody would take it: whoever waits for its answer is told; if it is the answer, whoever asked."""
+        self._counts["too large"] += 1
+        self._log(f"a {name_of(message)} to {to[: limits.NAME_CHARS]!r} was not sent: {why}")
+        no = No(getattr(message, "request", 0), "wire", f"{why}: it was not sent")
+        if to in self._dealers:
+            self._unsent.append(Received(to, no, ()))
+        elif not isinstance(message, No):
+            self.send(to, no, ())
+
     def flush(self) -> None:
         return  # zmq has a thread of its own for that
 
     def receive(self, seconds: float) -> list[Received]:
-        found: list[Received] = []
+        found, self._unsent = self._unsent, []
         if self._door is not None and self._door.look():
             self._tell_list(found)
-        for socket, _ in self._poller.poll(max(0, math.ceil(seconds * 1_000))):
+        for socket, _ in self._poller.poll(max(0, math.ceil(seconds * 1_000)) if not found else 0):
             if socket == self._alarm:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._alarm, 65_536)
@@ -284,10 +303,10 @@ class ZmqTransport:
             named = route = frames.pop(0)
             if self._door is not None and frames:
                 named = frames.pop(0)
-            if len(named) > _NAME:
+            if len(named) > MOST:
                 self._counts["not a message"] += 1
                 return
-            sender = named.bytes.decode(errors="replace")
+            sender = self._routes.sender(named.bytes) if self._door is None else named.bytes.decode(errors="replace")
             if (
                 sender in self._dealers and sender not in self._mutual
             ):  # that node we call ourselves: whoever comes in under its name is another
@@ -312,7 +331,8 @@ class ZmqTransport:
         if key is not None and not self._is_welcome(sender, key, message):
             return
         if isinstance(message, Allowed):
-            if self._door is not None and sender == limits.COORDINATOR and self._lines[sender].key:
+            line = self._lines.get(sender)
+            if self._door is not None and sender == limits.COORDINATOR and line is not None and line.key:
                 self._door.take_list(message)
                 self._tell_list(found)
             return
@@ -321,7 +341,7 @@ class ZmqTransport:
     def _not_understood(self, socket: Any, sender: str, error: WireError, found: list[Received]) -> None:
         """Whoever called is told; and if we did, and they speak another version, so are we."""
         other = isinstance(error, OtherVersion)
-        self._counts["other version" if other else "not a message"] += 1
+        self._counts["other version" if other else "damaged" if isinstance(error, Damaged) else "not a message"] += 1
         no = No(0, "version" if other else "wire", str(error))
         if socket is self._router:
             if other:

@@ -24,6 +24,7 @@ def gang(cache: Path) -> shoal.Run:
     return train()
 
 
+@pytest.mark.variants(slow=["tasks", "kept", "killed"])
 @pytest.mark.parametrize(
     "emulate",
     [

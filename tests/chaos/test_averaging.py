@@ -16,6 +16,7 @@ from shoal.job import Job
 from shoal.launch.underway import Underway
 from shoal.settings import changed
 from shoal.testing.den import Den, soon
+from shoal.testing.quick import AS_SETTINGS
 from shoal.testing.watch import kill, reach, watch
 
 JOB = {
@@ -32,6 +33,7 @@ def job(**changes: Any) -> Job:
     return Job.of(changed(JOB, {name.replace("__", "."): value for name, value in changes.items()}))
 
 
+@pytest.mark.variants(slow=["end"])
 @pytest.mark.parametrize("every", [4, "end"])
 def test_ranks_that_are_killed_one_by_one_leave_their_slots_to_the_others(every: int | str) -> None:
     def one_by_one(training: Underway) -> None:
@@ -48,6 +50,7 @@ def test_ranks_that_are_killed_one_by_one_leave_their_slots_to_the_others(every:
     assert run.losses[-1] < run.losses[0]
 
 
+@pytest.mark.slow
 def test_two_ranks_killed_at_once_and_one_at_the_very_start_change_nothing() -> None:
     def at_once(training: Underway) -> None:
         kill(training, "worker-3")
@@ -66,7 +69,7 @@ def test_a_rank_that_is_stopped_is_ended_after_its_silence_and_the_others_go_on(
         reach(training, 0.2)
         os.kill(training.pids["worker-2"], signal.SIGSTOP)
 
-    run = watch(job(), stop)
+    run = watch(job(**AS_SETTINGS), stop)
     assert not run.outcome.failed, run.outcome.why
     assert [(event.name, event.why) for event in run.all(Gone)] == [("worker-2", "it was silent for too long")]
     run.check_counted_once()

@@ -65,6 +65,7 @@ def test_a_run_that_loses_workers_a_server_and_its_coordinator_solves_the_same_o
     assert objective(run) == pytest.approx(calm, rel=NEAR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_worker_that_comes_and_one_that_goes_take_parts_over(delay: int) -> None:
     def move(training: Underway) -> None:
@@ -99,6 +100,7 @@ def test_a_run_that_lost_a_part_of_its_model_goes_back_and_solves_the_same_objec
     assert objective(run) == pytest.approx(calm, rel=NEAR)
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_is_taken_up_again_with_other_workers(tmp_path: Path, calm: float) -> None:
     def interrupt(event: RunEvent) -> None:
         if isinstance(event, Evaluated) and event.number == 2:

@@ -72,6 +72,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
         yield cluster
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_push_and_pull_go_on_while_the_coordinator_is_down_and_it_comes_back_as_it_was(cluster: ProcessCluster) -> None:
     kv = cluster.client()
     kv.create("w", shoal.Dense(rows=100))
@@ -89,6 +90,7 @@ def test_push_and_pull_go_on_while_the_coordinator_is_down_and_it_comes_back_as_
     assert kv.pull("w", [0]).result(PATIENCE) == [10.0]
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_who_joins_while_there_is_no_coordinator_waits_for_it(cluster: ProcessCluster) -> None:
     cluster.supervisor.delay = 1.0
     os.kill(cluster.pids["coordinator"], signal.SIGKILL)
@@ -98,6 +100,7 @@ def test_who_joins_while_there_is_no_coordinator_waits_for_it(cluster: ProcessCl
     assert term_of(cluster) == 2
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_a_server_that_ended_while_there_was_no_coordinator_is_gone_when_it_is_back(cluster: ProcessCluster) -> None:
     cluster.supervisor.delay = 1.0
     os.kill(cluster.pids["coordinator"], signal.SIGKILL)
@@ -127,6 +130,7 @@ def test_a_server_that_is_to_run_again_joins_as_a_new_one() -> None:
         assert cluster.supervisor.restarts == {"server-0": 1}
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_a_coordinator_that_cannot_come_back_ends_the_cluster_which_says_why(
     cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +146,7 @@ def test_a_coordinator_that_cannot_come_back_ends_the_cluster_which_says_why(
 # ---------------------------------------------------------------- a run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_whose_coordinator_is_killed_twice_counts_every_slot_once(strategy: str) -> None:
     draw = random.Random(f"coordinator {strategy}")
@@ -181,6 +186,7 @@ def test_a_run_whose_coordinator_is_killed_often_counts_every_slot_once(strategy
     check_all_is_well(watch(job_of(strategy), strike))
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_loses_its_coordinator_and_a_worker_at_once(strategy: str) -> None:
     def strike(training: Training) -> None:
@@ -197,6 +203,7 @@ def test_a_run_loses_its_coordinator_and_a_worker_at_once(strategy: str) -> None
     check_all_is_well(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync", "async"])
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_run_whose_coordinator_is_away_for_long_goes_on_as_far_as_the_deals_reach(strategy: str, how: str) -> None:
@@ -224,6 +231,7 @@ def test_a_run_whose_coordinator_is_away_for_long_goes_on_as_far_as_the_deals_re
     check_all_is_well(run)
 
 
+@pytest.mark.slow
 def test_a_listener_that_takes_its_time_holds_up_nobody() -> None:
     job = job_of("async")
     slow, told = threading.Event(), list[RunEvent]()
@@ -263,6 +271,7 @@ def test_a_coordinator_that_keeps_dying_ends_the_run_which_says_so_and_keeps_wha
 # ---------------------------------------------------------------- the end of whoever started it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
 def test_nothing_is_left_of_a_run_that_is_interrupted_while_its_coordinator_is_stopped(
     tmp_path: Path, number: signal.Signals

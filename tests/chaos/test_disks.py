@@ -121,6 +121,7 @@ def saved(run: Path) -> int:
     return sum(isinstance(event, Saved) for event in events(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["read only", pytest.param("stalled", marks=pytest.mark.soak)])
 def test_a_run_goes_on_while_its_checkpoints_cannot_be_written_and_writes_them_when_they_can(
     how: str, den: Den, tmp_path: Path

@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from shoal.chaos.board import Audience
-from shoal.chaos.drill import Clean, drill
+from shoal.chaos.drill import Clean, clean_run, drill
 from shoal.chaos.plan import Settings
 from shoal.chaos.report import Report
+from shoal.chaos.same_bits import model_digest
 from shoal.cli import main
+from shoal.data.datasets import load
 from shoal.job import Job
+from shoal.launch.training import Training
 
 PASSES, SLOTS = 2, 2 * 1_250
 BROKEN = '''"""A server that has forgotten how to remember."""
@@ -36,6 +40,7 @@ def broken(job: Job, **settings: Any) -> Report:
     return drill(job, Settings(**given), 1.0, Audience(), Clean(PASSES, None, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "gap"), [("async", (0.2, 0.6)), ("sync", (0.8, 1.6))])
 def test_workers_and_the_coordinator_are_killed_and_every_push_counts_once(
     strategy: str, gap: tuple[float, float]
@@ -49,6 +54,54 @@ def test_workers_and_the_coordinator_are_killed_and_every_push_counts_once(
     assert report.loss is not None and report.loss < 0.69
 
 
+def undisturbed_sync() -> str:
+    """The model of the same job on one worker and one server in this process, that nobody hurts."""
+    job = job_of("sync", workers=1, servers=1, stop={"epochs": float(PASSES)}, launch={"how": "threads"})
+    with Training(job, load(job.data, job.seed)) as training:
+        outcome = training.wait(120.0)
+    assert outcome is not None and outcome.judged is not None and not outcome.failed
+    return model_digest(outcome.judged.weights)
+
+
+@pytest.mark.slow
+def test_sync_under_fire_ends_at_the_clean_runs_model_bit_for_bit() -> None:
+    """I16. Servers too: copies that take over, and servers that come back empty, change no bit."""
+    clean = Clean(PASSES, None, 1.0, undisturbed_sync())
+    nemesis = Settings(gap=(0.8, 1.6), pause=(0.5, 1.5), seed=4)
+    report = drill(job_of("sync", servers=3, copies=2), nemesis, 1.0, Audience(), clean)
+    assert report.faults > 0
+    assert report.ok, report.wrong
+    assert report.model == "same" or report.newer or report.voids
+
+
+def test_sync_that_ends_at_another_model_is_found_out() -> None:
+    job = job_of("sync", data={"source": "clicks", "rows": 2_000, "batch": 16})
+    settings = Settings(gap=(60.0, 60.0))
+    report = drill(job, settings, 1.0, Audience(), Clean(1, None, 1.0, "0" * 64))
+    assert (report.model, report.newer, report.voids) == ("other", 0, 0)
+    assert not report.ok
+    assert any("sync ended at another model than the clean run" in one for one in report.wrong)
+    assert report.lost == report.doubled == 0  # the account alone would have called it good
+
+
+@pytest.mark.slow
+def test_the_clean_run_of_sync_ends_exactly_after_whole_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """59 slots a pass and an evaluation every 15: the timed run's first evaluation past a pass is a step past it."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
+    job = job_of("sync", data={"source": "clicks", "rows": 30_000, "batch": 512}, evaluate={"every": 0.25})
+    dataset = load(job.data, job.seed)
+    clean = clean_run(job, dataset, 4.0, Audience())
+    whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(clean.passes)}, "launch": {"how": "threads"}})
+    with Training(whole, dataset) as training:
+        outcome = training.wait(120.0)
+    assert outcome is not None and outcome.judged is not None
+    assert clean.loss == outcome.judged.loss
+    assert clean.model == model_digest(outcome.judged.weights)
+    kept = clean_run(job, dataset, 4.0, Audience())
+    assert kept == clean  # the second time it is read back, digest included
+
+
+@pytest.mark.slow
 def test_servers_are_killed_and_paused_as_long_as_a_copy_is_left() -> None:
     """F5, F7, F9, F15: primaries and backups, sometimes with the coordinator."""
     weights = {"server": 3.0, "coordinator": 1.0}
@@ -60,6 +113,7 @@ def test_servers_are_killed_and_paused_as_long_as_a_copy_is_left() -> None:
     assert all(one.full is not None for one in hit)
 
 
+@pytest.mark.slow
 def test_a_ledger_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The account can fail: servers that count again what they have counted are caught by the values they hold."""
     (tmp_path / "forgetful_ledger.py").write_text(BROKEN)
@@ -118,6 +172,7 @@ def test_a_drill_that_would_be_for_nothing_is_not_begun(arguments: list[str], sa
     assert said in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [8_000, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_servers_join_and_leave_and_are_cut_off_and_every_push_counts_once(rows: int) -> None:
     """F11, F12, F16, F17, F18: whoever comes, goes, or is not heard for a while."""

@@ -53,6 +53,7 @@ def command(den: Den, *words: str) -> subprocess.Popen[str]:
     return den.start("-m", "shoal", *words)
 
 
+@pytest.mark.variants(slow=["step-2"])
 @pytest.mark.parametrize(
     ("kind", "copies"),
     [("each", 1), ("step", 2), pytest.param("step", 1, marks=pytest.mark.soak), pytest.param("each", 2, marks=pytest.mark.soak)],
@@ -73,6 +74,7 @@ def test_servers_restarted_one_by_one_under_load_lose_nothing_and_no_worker_sees
         assert cluster.supervisor.restarts == {"server-0": 1, "server-1": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_server_joins_and_leaves_under_load_by_commands(copies: int, den: Den) -> None:
     """F11, F12. Whoever is let go is not started again, though the supervisor would."""

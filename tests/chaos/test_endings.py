@@ -27,8 +27,9 @@ import pytest
 import shoal
 from shoal.errors import ClusterError, SegmentsLost, ShoalError
 from shoal.launch.processes import ProcessCluster
+from shoal.testing.quick import QUICK
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 GONE_WITHIN = 10.0  # what FAULTS.md promises (F43)
 PLACES = ["threads", "ipc", "tcp"]
 
@@ -123,11 +124,12 @@ class Den:
 def den() -> Iterator[Den]:
     den = Den(Path(tempfile.mkdtemp(prefix="den-")))  # not tmp_path: the names of Unix sockets are short
     yield den
+    for pid in den.alive():  # first: one that has outlived its parent may hold the pipe that is read below
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for child in den.children:
         child.kill()
-        child.communicate()
-    for pid in den.alive():
-        os.kill(pid, signal.SIGKILL)
+        child.communicate(timeout=PATIENCE)
     shutil.rmtree(den.folder)
 
 
@@ -155,6 +157,7 @@ def interrupt(child: subprocess.Popen[str]) -> None:
 # ---------------------------------------------------------------- the end of whoever started the cluster
 
 
+@pytest.mark.variants(slow=["tcp-*", "threads-SIGTERM", "threads-SIGINT", "ipc-SIGTERM"])
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda one: one.name)
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_left_when_the_parent_ends_at_any_moment(den: Den, place: str, how: signal.Signals) -> None:
@@ -179,6 +182,7 @@ def test_nothing_is_left_when_the_parent_ends_at_any_moment(den: Den, place: str
         assert den.is_empty(), (delay, den.left(), errors)
 
 
+@pytest.mark.variants(slow=["tcp"])
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_left_when_the_terminal_is_closed(den: Den, place: str) -> None:
     child = den.start(WORKS, place)
@@ -188,6 +192,7 @@ def test_nothing_is_left_when_the_terminal_is_closed(den: Den, place: str) -> No
     assert den.is_empty(), den.left()
 
 
+@pytest.mark.variants(slow=["threads-end-0", "threads-exit-3", "threads-error-1", "ipc-error-1", "ipc-exit-3"])
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("error", 1), ("exit", 3), ("hard", 4)])
 @pytest.mark.parametrize("place", ["threads", "ipc"])
 def test_nothing_is_left_when_a_program_forgets_to_close(den: Den, place: str, how: str, code: int) -> None:
@@ -219,6 +224,15 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
         yield cluster
 
 
+@pytest.fixture(params=["ipc", "tcp"])
+def quick_cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
+    """For who waits for a death."""
+    with shoal.local(servers=2, processes=True, transport=request.param, timing=QUICK) as cluster:
+        assert isinstance(cluster, ProcessCluster)
+        yield cluster
+
+
+@pytest.mark.variants(slow=["tcp"])
 def test_every_call_ends_in_an_error_when_a_server_is_killed(cluster: ProcessCluster) -> None:
     kv, worker = cluster.client(), cluster.worker()
     kv.create("w", shoal.Dense(rows=100, max_delay=0))
@@ -264,6 +278,7 @@ def test_every_call_ends_in_an_error_when_a_server_is_killed(cluster: ProcessClu
             call()
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_what_the_error_advises_works(cluster: ProcessCluster) -> None:
     kv = cluster.client()
     kv.create("w", shoal.Dense(rows=100))
@@ -283,6 +298,7 @@ def test_what_the_error_advises_works(cluster: ProcessCluster) -> None:
     assert set(kv.stats("w")["servers"]) == {"server-0"}
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_a_cluster_without_servers_says_so(cluster: ProcessCluster) -> None:
     kv = cluster.client()
     for pid in cluster.pids.values():
@@ -300,6 +316,7 @@ def test_a_cluster_without_servers_says_so(cluster: ProcessCluster) -> None:
     assert soon(refused)
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_a_server_that_pauses_and_comes_back_completes_the_call(cluster: ProcessCluster) -> None:
     kv = cluster.client()
     kv.create("w", shoal.Dense(rows=100))
@@ -317,11 +334,14 @@ def test_a_server_that_pauses_and_comes_back_completes_the_call(cluster: Process
 # ---------------------------------------------------------------- the end of a client
 
 
-def test_the_others_go_on_when_a_worker_process_is_killed_while_it_pushes(den: Den, cluster: ProcessCluster) -> None:
-    kv, survivor = cluster.client(), cluster.worker("survivor")
+@pytest.mark.variants(slow=["tcp"])
+def test_the_others_go_on_when_a_worker_process_is_killed_while_it_pushes(
+    den: Den, quick_cluster: ProcessCluster
+) -> None:
+    kv, survivor = quick_cluster.client(), quick_cluster.worker("survivor")
     kv.create("w", shoal.Dense(rows=2, max_delay=3))
     survivor.pull("w", [0]).result(PATIENCE)
-    victim = den.start(PUSHES, cluster.address)
+    victim = den.start(PUSHES, quick_cluster.address)
     assert victim.stdout is not None
     assert line(victim) == "1"
     for _ in range(20):  # side by side: neither is more than three steps ahead of the other
@@ -345,6 +365,7 @@ def test_the_others_go_on_when_a_worker_process_is_killed_while_it_pushes(den: D
 # ---------------------------------------------------------------- two clusters, and the end of one
 
 
+@pytest.mark.variants(slow=["tcp"])
 @pytest.mark.parametrize("place", PLACES)
 def test_two_clusters_at_once_do_not_disturb_each_other(place: str) -> None:
     settings = {} if place == "threads" else {"processes": True, "transport": place}
@@ -365,6 +386,7 @@ def test_two_clusters_at_once_do_not_disturb_each_other(place: str) -> None:
             assert bob.pull("w", [0]).result(PATIENCE) == [2.0]
 
 
+@pytest.mark.slow
 def test_two_processes_with_a_cluster_each_do_not_disturb_each_other(den: Den) -> None:
     first, second = den.start(WORKS, "ipc"), den.start(WORKS, "ipc")
     for child in (first, second):
@@ -380,6 +402,7 @@ def test_two_processes_with_a_cluster_each_do_not_disturb_each_other(den: Den) -
     assert den.is_empty(), den.left()
 
 
+@pytest.mark.variants(slow=["tcp"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_cluster_closed_while_calls_are_under_way_ends_them(place: str) -> None:
     settings = {} if place == "threads" else {"processes": True, "transport": place}

@@ -22,7 +22,9 @@ from shoal.errors import SegmentsLost
 from shoal.testing.counting import TABLE, Crowd, create, plan_of
 from shoal.testing.den import Den, soon
 from shoal.testing.proxy import Held, ProxiedCluster, Proxy, Weather
+from shoal.testing.quick import QUICK
 from shoal.testing.watch import PATIENCE
+from shoal.timing import Timing
 from shoal.wire import messages as m
 
 WORKERS, SLOTS = 3, 60
@@ -31,10 +33,11 @@ WORKERS, SLOTS = 3, 60
 class Scene:
     """A cluster behind a proxy, and workers at it."""
 
-    def __init__(self, proxy: Proxy, servers: int, copies: int) -> None:
+    def __init__(self, proxy: Proxy, servers: int, copies: int, timing: Timing | None = None) -> None:
         self.proxy, self.copies = proxy, copies
         self.servers = [f"server-{i}" for i in range(servers)]
         self.cluster = ProxiedCluster(proxy, servers, copies)
+        self.cluster.timing = timing
         self.cluster.start()
         self.kv = self.cluster.client("operator")
         self._turns = cycle(self.servers)
@@ -106,9 +109,9 @@ class Scene:
 
 
 @contextlib.contextmanager
-def staged(servers: int, copies: int) -> Iterator[Scene]:
+def staged(servers: int, copies: int, timing: Timing | None = None) -> Iterator[Scene]:
     with Proxy(seed=1) as proxy:
-        scene = Scene(proxy, servers, copies)
+        scene = Scene(proxy, servers, copies, timing)
         try:
             yield scene
         finally:
@@ -152,9 +155,17 @@ def large(large_stage: Scene) -> Iterator[Scene]:
         yield scene
 
 
+@pytest.fixture
+def quick() -> Iterator[Scene]:
+    """For who waits for a death."""
+    with staged(servers=3, copies=2, timing=QUICK) as stage, one_act(stage) as scene:
+        yield scene
+
+
 # ---------------------------------------------------------------- one server
 
 
+@pytest.mark.variants(slow=["each"])
 @pytest.mark.parametrize("kind", [pytest.param("clients", marks=pytest.mark.soak), "each", "step"])
 def test_a_server_killed_in_steady_state_is_made_up_for(kind: str, scene: Scene) -> None:
     """F5, F7."""
@@ -173,6 +184,13 @@ EDGES: dict[str, Callable[[Proxy, str], Held]] = {
 }
 
 
+@pytest.mark.variants(
+    slow=[
+        "its record is not sent-late-clients",
+        "the copies have it and say so-late-clients",
+        "it is counted and the answer is on its way-late-clients",
+    ]
+)
 @pytest.mark.parametrize("kind", ["clients", pytest.param("step", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.soak), True], ids=["lost", "late"])
 @pytest.mark.parametrize("edge", EDGES)
@@ -189,25 +207,25 @@ def test_a_server_killed_at_any_edge_of_a_push_neither_loses_nor_doubles_it(
     scene.check()
 
 
-def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(scene: Scene) -> None:
+def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(quick: Scene) -> None:
     """F9: it is removed, others take over, and what it still has to say is refused; it comes back as a new one."""
-    crowd, victim = scene.gather("clients"), scene.victim
-    incarnation = {one.name: one.incarnation for one in scene.cluster.status().view.members}[victim]
-    scene.cluster.signal(victim, signal.SIGSTOP)
+    crowd, victim = quick.gather("clients"), quick.victim
+    incarnation = {one.name: one.incarnation for one in quick.cluster.status().view.members}[victim]
+    quick.cluster.signal(victim, signal.SIGSTOP)
     try:
-        assert soon(lambda: victim not in {one.name for one in scene.cluster.status().view.members})
+        assert soon(lambda: victim not in {one.name for one in quick.cluster.status().view.members})
         for column in range(WORKERS):
             crowd.until(column, 6)  # they go on without it
     finally:
-        scene.cluster.signal(victim, signal.SIGCONT)
+        quick.cluster.signal(victim, signal.SIGCONT)
     crowd.finish()
 
     def is_back() -> bool:
-        here = {one.name: one.incarnation for one in scene.cluster.status().view.members}
+        here = {one.name: one.incarnation for one in quick.cluster.status().view.members}
         return here.get(victim, 0) > incarnation
 
     assert soon(is_back)
-    scene.check()
+    quick.check()
 
 
 def test_segments_of_which_every_copy_is_lost_are_named_and_the_table_can_be_made_again(scene: Scene) -> None:

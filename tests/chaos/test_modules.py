@@ -57,6 +57,7 @@ def kill_both(training: Training) -> None:
     kill(training, "server-0", at=0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "strategy", ["async", pytest.param("bounded", marks=pytest.mark.soak), pytest.param("sync", marks=pytest.mark.soak)]

@@ -28,7 +28,7 @@ from shoal.launch.children import Children
 from shoal.launch.nursery import Setup
 from shoal.launch.processes import ProcessCluster
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 GONE_WITHIN = 10.0  # what FAULTS.md promises (F43)
 
 RUNS = """
@@ -119,10 +119,11 @@ def den() -> Iterator[Den]:
         (den.modules / f"{name}.py").write_text(text.replace("MARKER", repr(str(den.marker))) + "\n")
     yield den
     for pid in den.alive():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for child in den.children:
         child.kill()
-        child.communicate()
+        child.communicate(timeout=PATIENCE)
     shutil.rmtree(den.folder)
     shutil.rmtree(den.modules)
 
@@ -182,6 +183,7 @@ def told(cluster: ProcessCluster) -> Told:
 ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]
 
 
+@pytest.mark.variants(slow=["tcp-SIGTERM", "tcp-SIGHUP", "ipc-SIGTERM", "ipc-SIGHUP", "tcp-SIGKILL"])
 @pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
 def test_nothing_is_left_when_the_parent_ends_while_the_nursery_imports(
@@ -195,6 +197,7 @@ def test_nothing_is_left_when_the_parent_ends_while_the_nursery_imports(
     assert den.is_empty(), den.left()
 
 
+@pytest.mark.variants(slow=["tcp-SIGTERM", "tcp-SIGHUP", "ipc-SIGTERM", "ipc-SIGHUP", "tcp-SIGKILL"])
 @pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
 def test_nothing_is_left_when_the_parent_ends_between_a_fork_and_its_address(
@@ -209,6 +212,7 @@ def test_nothing_is_left_when_the_parent_ends_between_a_fork_and_its_address(
     assert den.is_empty(), den.left()
 
 
+@pytest.mark.variants(slow=["tcp-SIGTERM", "tcp-SIGHUP", "ipc-SIGTERM", "tcp-SIGKILL"])
 @pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
 def test_nothing_is_left_when_the_parent_ends_while_all_run(den: Den, place: str, how: signal.Signals) -> None:
@@ -246,6 +250,7 @@ def test_the_cluster_ends_with_the_parent_even_if_a_child_of_it_holds_the_pipes(
 # ---------------------------------------------------------------- the end of the nursery
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_when_the_nursery_is_killed_everybody_is_told_and_the_servers_end(cluster: ProcessCluster, told: Told) -> None:
     kv = cluster.client()
     kv.create("w", shoal.Dense(rows=100))
@@ -261,6 +266,7 @@ def test_when_the_nursery_is_killed_everybody_is_told_and_the_servers_end(cluste
     assert soon(lambda: all(map(is_gone, pids.values())), GONE_WITHIN)
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_the_death_of_the_nursery_is_told_though_a_stopped_server_holds_its_pipe(
     cluster: ProcessCluster, told: Told
 ) -> None:
@@ -291,6 +297,7 @@ def test_a_nursery_killed_during_the_start_ends_the_start(den: Den) -> None:
     assert den.is_empty(), den.left()
 
 
+@pytest.mark.variants(slow=["server-0 and nursery", "nursery"])
 @pytest.mark.parametrize("stopped", [("server-0",), ("nursery",), ("server-0", "nursery")], ids=" and ".join)
 def test_a_cluster_is_closed_whoever_of_it_is_stopped(stopped: tuple[str, ...]) -> None:
     with start() as cluster:
@@ -304,6 +311,7 @@ def test_a_cluster_is_closed_whoever_of_it_is_stopped(stopped: tuple[str, ...]) 
 # ---------------------------------------------------------------- the end of a child
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_a_server_that_is_killed_is_reported_and_its_name_can_be_given_again(
     cluster: ProcessCluster, told: Told
 ) -> None:
@@ -319,6 +327,7 @@ def test_a_server_that_is_killed_is_reported_and_its_name_can_be_given_again(
     assert set(kv.stats("w")["servers"]) == {"server-0", "server-1"}
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_a_signal_reaches_the_process_it_is_meant_for(cluster: ProcessCluster, told: Told) -> None:
     cluster.signal("server-1", signal.SIGKILL)
     assert soon(lambda: told.endings == {"server-1": "its process ended (killed by signal 9)"})
@@ -327,6 +336,7 @@ def test_a_signal_reaches_the_process_it_is_meant_for(cluster: ProcessCluster, t
     assert set(told.endings) == {"server-1"}
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_a_worker_that_fails_says_why(cluster: ProcessCluster, told: Told) -> None:
     assert cluster.fork("ann", "worker", {"no": "work at all"}) > 0
     assert soon(lambda: "ann" in told.endings)
@@ -348,6 +358,7 @@ def test_a_server_that_cannot_listen_did_not_start() -> None:
         assert told.endings == {}  # whoever asked was told
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_who_is_told_of_an_end_may_fail_but_not_fork(
     cluster: ProcessCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,6 +398,7 @@ def pipes(pid: int) -> set[str]:
     return {link for link in links if link.startswith("pipe:")}
 
 
+@pytest.mark.variants(slow=["tcp"])
 def test_thirty_forks_leave_no_file_open(cluster: ProcessCluster, told: Told) -> None:
     def fork_and_end(name: str) -> None:
         cluster.fork(name, "server", {})
@@ -429,6 +441,7 @@ def handled(pid: int) -> set[int]:
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
+@pytest.mark.variants(slow=["tcp"])
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
 def test_two_clusters_side_by_side_share_nothing(place: str) -> None:
     with start(place) as first, start(place) as second:
@@ -458,6 +471,7 @@ def importable(den: Den, monkeypatch: pytest.MonkeyPatch) -> Den:
     return den
 
 
+@pytest.mark.variants(slow=["leaves-*", "no_such_module_at_all-*"])
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -477,6 +491,7 @@ def test_a_module_that_cannot_be_used_is_refused_and_nothing_is_left(
     assert ("ZeroDivisionError" in capfd.readouterr().err) == (module == "is_wrong")
 
 
+@pytest.mark.variants(slow=["prints_and_reads"])
 @pytest.mark.parametrize("module", ["joins_a_thread", "prints_and_reads"])
 def test_a_module_may_use_a_thread_print_and_read(
     importable: Den, module: str, capfd: pytest.CaptureFixture[str]
@@ -486,6 +501,14 @@ def test_a_module_may_use_a_thread_print_and_read(
     assert ("this is no report" in capfd.readouterr().err) == (module == "prints_and_reads")
 
 
+@pytest.mark.variants(
+    slow=[
+        "../above-server-work3-needs 1 to 64 letters",
+        "-server-work4-needs 1 to 64 letters",
+        "ann-evaluator-work5-'server', 'worker' or 'rank'",
+        "ann-worker-work6-plain data",
+    ]
+)
 @pytest.mark.parametrize(
     ("name", "kind", "work", "reason"),
     [

@@ -117,6 +117,7 @@ def test_a_synchronous_run_that_was_killed_and_taken_up_is_the_same_bit_for_bit(
     assert seconds == sorted(seconds)  # time is never taken back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [pytest.param("bounded", marks=SOAK), "async"])
 def test_a_run_that_was_killed_and_taken_up_learns_as_well(
     den: Den, tmp_path: Path, calm: dict[str, Run], strategy: str
@@ -129,6 +130,7 @@ def test_a_run_that_was_killed_and_taken_up_learns_as_well(
     assert again.summary["test_loss"] == pytest.approx(clean.summary["test_loss"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_run_is_taken_up_by_other_numbers_of_servers_and_workers(
     den: Den, tmp_path: Path, calm: dict[str, Run]
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     np.testing.assert_array_equal(again.model.table, clean.model.table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=SOAK)])
 def test_an_interrupted_run_goes_on_from_where_it_was_interrupted(
     den: Den, tmp_path: Path, calm: dict[str, Run], number: int, code: int
@@ -185,6 +188,7 @@ def test_an_interrupted_run_goes_on_from_where_it_was_interrupted(
     np.testing.assert_array_equal(again.model.table, clean.model.table)
 
 
+@pytest.mark.slow
 def test_the_best_weights_survive(den: Den, tmp_path: Path) -> None:
     """With patience they are the model of the run, whoever judged them."""
     run = tmp_path / "run"

@@ -53,6 +53,7 @@ def calm() -> Run:
     return execute(job("sync", launch={"how": "threads"}))
 
 
+@pytest.mark.variants(slow=["2"])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_synchronous_run_that_lost_a_part_of_its_model_is_the_same_bit_for_bit(
     tmp_path: Path, calm: Run, copies: int
@@ -71,6 +72,7 @@ def test_a_synchronous_run_that_lost_a_part_of_its_model_is_the_same_bit_for_bit
     assert losses == {event.number: event.test_loss for event in of(Evaluated, calm.events)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["bounded", "async"])
 def test_a_run_that_lost_a_part_of_its_model_ends_with_every_slot_counted(tmp_path: Path, strategy: str) -> None:
     again, heard = run(job(strategy), tmp_path / "run", lambda events: len(of(Saved, events)) == 2, "server-1")

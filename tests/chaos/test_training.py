@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from shoal.folder import Log
 from shoal.job import Job
 from shoal.launch.training import Training
 from shoal.run import Run, execute
+from shoal.simulation.reference import serial
 from shoal.testing.conformance import Candidate
 from shoal.testing.den import Den, soon
-from shoal.testing.serial import serial
+from shoal.testing.quick import AS_SETTINGS
 from shoal.testing.watch import PATIENCE, Beside, Meanwhile, Watched, kill, reach, watch
 
 STRATEGIES = ["sync", "bounded", "async"]
@@ -72,6 +73,7 @@ def kill_some(strategy: str, seed: int, workers: int, victims: int) -> None:
     check_all_is_well(run)
 
 
+@pytest.mark.variants(slow=["async-4-2", "bounded-4-2", "bounded-2-1", "async-2-1"])
 @pytest.mark.parametrize(("workers", "victims"), [(2, 1), (4, 2)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_workers_killed_at_any_moment_are_made_up_for(strategy: str, workers: int, victims: int) -> None:
@@ -108,6 +110,7 @@ def killed_when_it_appears(training: Training, name: str, delay: float) -> Itera
 DELAYS = [0.0, 0.003, 0.01, 0.03]  # seconds: before it says that it runs, before it has joined, before it has asked
 
 
+@pytest.mark.variants(slow=["0.01"])
 @pytest.mark.parametrize("delay", DELAYS[::2])
 def test_a_worker_killed_while_it_joins_is_made_up_for(delay: float) -> None:
     def strike(training: Training) -> None:
@@ -119,6 +122,7 @@ def test_a_worker_killed_while_it_joins_is_made_up_for(delay: float) -> None:
     check_all_is_well(run)
 
 
+@pytest.mark.variants(slow=["1-0.01", "3-0.003", "3-0.01", "3-0.03"])
 @pytest.mark.parametrize(("workers", "delay"), [(1, 0.01), *((3, delay) for delay in DELAYS)])
 def test_a_worker_killed_at_the_start_of_a_run_leaves_it_to_the_others_or_ends_it(workers: int, delay: float) -> None:
     job = job_of("async", workers=workers, stop__epochs=3)
@@ -152,6 +156,7 @@ def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_pa
 # ---------------------------------------------------------------- workers that pause, come and go
 
 
+@pytest.mark.variants(slow=["sync"])
 @pytest.mark.parametrize("strategy", ["sync", "async", pytest.param("bounded", marks=pytest.mark.soak)])
 def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(strategy: str) -> None:
     def strike(training: Training) -> None:
@@ -164,9 +169,12 @@ def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(s
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    run = watch(job_of(strategy, stop__epochs=None, stop__seconds=8.0, evaluate__every=100.0), strike)
+    # Some six seconds of work at least: time to be missed, to come back, and to be seen at work.
+    slowly = {"emulate__per_example": 2e-4, "stop__epochs": 30, "evaluate__every": 100.0}
+    job = job_of(strategy, **slowly, **AS_SETTINGS)
+    run = watch(job, strike)
     assert not run.outcome.failed, run.outcome.why
-    assert [(event.name, event.why) for event in run.all(Gone)] == [("worker-1", "silent for 5 s")]
+    assert [(event.name, event.why) for event in run.all(Gone)] == [("worker-1", "silent for 1 s")]
     assert [event.name for event in run.all(Joined)].count("worker-1") == 2
     at_work = [event.workers for event in run.all(Progress)]
     assert at_work[0] == 3
@@ -174,6 +182,7 @@ def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(s
     run.check_counted_once()
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_workers_come_and_go_while_it_runs(strategy: str) -> None:
     def change(training: Training) -> None:
@@ -229,12 +238,23 @@ def check_kept(error: RunFailed, folder: Path) -> None:
 # ---------------------------------------------------------------- the end of whoever started it
 
 
-def start(den: Den, folder: Path) -> subprocess.Popen[str]:
+def start(den: Den, folder: Path, within: Sequence[str] = ()) -> subprocess.Popen[str]:
     """``shoal train``, for about a minute."""
     settings = ["data.rows=3000", "data.features=2000", "data.batch=32", "stop.seconds=60", "evaluate.every=2"]
     changes = [word for setting in settings for word in ("--set", setting)]
     return den.start(
-        "-m", "shoal", "train", "rcv1-like", "--workers", "3", "--servers", "2", "--out", str(folder), *changes
+        "-m",
+        "shoal",
+        "train",
+        "rcv1-like",
+        "--workers",
+        "3",
+        "--servers",
+        "2",
+        "--out",
+        str(folder),
+        *changes,
+        within=within,
     )
 
 
@@ -244,6 +264,7 @@ def is_judged(folder: Path, times: int) -> bool:
     return lines.exists() and sum(isinstance(event, Evaluated) for event in read_run(lines)) >= times
 
 
+@pytest.mark.variants(slow=["0.9", "None"])
 @pytest.mark.parametrize("moment", [0.4, 0.9, None])
 def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, moment: float | None) -> None:
     child = start(den, tmp_path / "run")
@@ -261,6 +282,7 @@ def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, mom
         assert len(read_run(tmp_path / "run" / "events.jsonl")) > 3
 
 
+@pytest.mark.variants(slow=["SIGHUP", "Ctrl-C before*"])
 @pytest.mark.parametrize(
     ("number", "evaluations"),
     [(signal.SIGINT, 3), (signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 2)],
@@ -286,6 +308,25 @@ def test_an_interrupted_run_saves_what_was_learned_and_leaves_nothing_else(
     last = [event for event in run.events if isinstance(event, Evaluated)][-1]
     assert run.model is not None and run.model.nonzeros > 0
     assert run.summary["test_loss"] == last.test_loss
+
+
+def test_a_run_that_was_started_to_ignore_hangup_and_ctrl_c_goes_on_and_ends_on_sigterm(
+    den: Den, tmp_path: Path
+) -> None:
+    """`nohup shoal train ... &` in a script."""
+    folder = tmp_path / "run"
+    child = start(den, folder, within=("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh"))
+    assert soon(lambda: is_judged(folder, 1))
+    os.killpg(child.pid, signal.SIGHUP)
+    os.killpg(child.pid, signal.SIGINT)
+    seen = sum(isinstance(event, Evaluated) for event in read_run(folder / "events.jsonl"))
+    assert soon(lambda: child.poll() is not None or is_judged(folder, seen + 2))
+    assert child.poll() is None, child.communicate()[1]
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 128 + signal.SIGTERM and "Traceback" not in errors, errors
+    assert den.is_empty(), den.left()
+    assert Run.load(folder).summary["stopped_because"] == "interrupted"
 
 
 def test_an_interrupted_start_leaves_nothing(den: Den, tmp_path: Path) -> None:

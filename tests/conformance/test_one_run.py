@@ -16,8 +16,8 @@ from shoal.data.datasets import load
 from shoal.events import Evaluated, Gone, Joined
 from shoal.job import Job
 from shoal.launch.training import Training
+from shoal.simulation.reference import serial
 from shoal.testing.conformance import Candidate
-from shoal.testing.serial import serial
 from shoal.testing.watch import kill, reach, watch
 
 PLACES = ["threads", "processes"]
@@ -33,6 +33,7 @@ def expected(epochs: int) -> np.ndarray[Any, Any]:
     return serial(job, load(job.data, job.seed))
 
 
+@pytest.mark.variants(slow=["threads-4-2", "processes-1-2", "processes-4-2"])
 @pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.soak), 2])
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak), 4])
 @pytest.mark.parametrize("how", PLACES)
@@ -58,6 +59,7 @@ def come_and_go(training: Training) -> None:
     training.drain("worker-0")
 
 
+@pytest.mark.variants(slow=["processes"])
 @pytest.mark.parametrize("how", PLACES)
 def test_a_worker_that_joins_and_one_that_leaves_change_nothing(how: str) -> None:
     run = watch(job_of(how, workers=2, stop__epochs=12), come_and_go)
@@ -69,6 +71,7 @@ def test_a_worker_that_joins_and_one_that_leaves_change_nothing(how: str) -> Non
     assert np.array_equal(run.weights, expected(12))
 
 
+@pytest.mark.variants(slow=["2"])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_worker_that_is_killed_besides_changes_nothing(servers: int) -> None:
     def also_die(training: Training) -> None:

@@ -6,6 +6,7 @@ Nothing is asserted about how long anything takes but that it takes no less than
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from shoal.cluster.delay import LONGEST, MOST_WAITING
 from shoal.data.datasets import load
 from shoal.events import Delayed, Evaluated, Gone, Progress, Spans, Started
 from shoal.job import Job
+from shoal.simulation.reference import serial
 from shoal.testing.conformance import PASSES, ROWS, Candidate
-from shoal.testing.serial import serial
 from shoal.testing.watch import Watched, kill, watch
 
 EACH = 2e-4  # seconds that an example takes: a slot takes 6.4 ms, or five times that
@@ -44,6 +45,7 @@ def expected() -> np.ndarray[Any, Any]:
 # ---------------------------------------------------------------- second copies
 
 
+@pytest.mark.variants(slow=["2"])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_second_copies_of_a_slow_workers_slots_change_nothing_but_who_computes_them(servers: int) -> None:
     run = watch(job_of("sync", strategy__second_copies=True, servers=servers))
@@ -85,17 +87,21 @@ def test_one_who_computes_copies_and_is_killed_changes_nothing() -> None:
 # ---------------------------------------------------------------- delay and damping
 
 
+@pytest.mark.slow
 def test_an_automatic_delay_grows_while_workers_wait_too_much() -> None:
     """One is five times slower than the others for good: no delay is enough, and the longest one is taken."""
     run = watch(job_of("bounded", strategy__max_delay="auto", stop__epochs=30))
     changes = run.all(Delayed)
     print([(round(change.seconds, 1), change.max_delay, round(change.waiting, 3)) for change in changes])
     delays = [change.max_delay for change in changes]
-    assert delays == sorted(set(delays)) and delays[0] == 1 and delays[-1] == LONGEST
-    assert all(MOST_WAITING < change.waiting <= 1 for change in changes)
+    # Where something else has the cores for a while all wait for those, and it may shrink in between.
+    assert delays[0] == 1 and max(delays) == LONGEST
+    grown = [now for before, now in pairwise(changes) if now.max_delay > before.max_delay]
+    assert all(MOST_WAITING < change.waiting <= 1 for change in grown)
     run.check_counted_once()
 
 
+@pytest.mark.variants(slow=["async"])
 @pytest.mark.parametrize("strategy", ["bounded", "async"])
 def test_gradients_that_are_too_stale_count_less_and_the_model_is_learned_all_the_same(strategy: str) -> None:
     settings: dict[str, Any] = {"strategy__damp_above": 4, "strategy__prefetch": 4}
@@ -109,6 +115,7 @@ def test_gradients_that_are_too_stale_count_less_and_the_model_is_learned_all_th
 # ---------------------------------------------------------------- emulated
 
 
+@pytest.mark.variants(slow=["async"])
 @pytest.mark.parametrize("strategy", ["sync", "async"])
 def test_emulated_examples_take_what_they_are_said_to_take(strategy: str) -> None:
     run = watch(job_of(strategy, slow=False, emulate__per_example=EACH))
@@ -117,6 +124,7 @@ def test_emulated_examples_take_what_they_are_said_to_take(strategy: str) -> Non
     assert computed(run) >= PASSES * ROWS * EACH
 
 
+@pytest.mark.variants(slow=["paused", "stalled"])
 @pytest.mark.parametrize(
     ("settings", "least"),
     [
@@ -133,6 +141,7 @@ def test_a_worker_is_slowed_and_no_other(settings: dict[str, Any], least: float)
     run.check_counted_once()
 
 
+@pytest.mark.slow
 def test_a_stall_holds_a_sync_run_up_once() -> None:
     run = watch(job_of("sync", slow=False, emulate__stall=1.0))
     assert run.outcome.computing >= 1.0
@@ -149,6 +158,7 @@ def longest(run: Watched, name: str) -> float:
     return max(seconds for event in told for kind, _, seconds in event.spans if kind == "compute")
 
 
+@pytest.mark.slow
 def test_what_is_judged_is_of_the_time_when_it_was_read() -> None:
     run = watch(job_of("async", slow=False))
     assert all(event.read is not None and event.read <= event.seconds for event in run.all(Evaluated))

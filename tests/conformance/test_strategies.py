@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from shoal.data.slots import Slots
+from shoal.simulation.reference import serial
 from shoal.strategies.serial import serial_fit
 from shoal.testing.conformance import Candidate, Check, plain, suite
-from shoal.testing.serial import serial
 
 # Three who learn alone take a third of the steps: held against the serial run where that learns fast.
 AVERAGING = (("strategy.every", 4), ("update.step", 1.0))
@@ -89,6 +89,23 @@ def when(candidate: Candidate, check: Check) -> Any:
     return pytest.param(candidate, check, marks=pytest.mark.soak if later else ())
 
 
+@pytest.mark.variants(
+    slow=[
+        "*-processes-it_stops_after_its_steps",
+        "*-processes-it_stops_when_patience_runs_out_and_keeps_the_best_weights",
+        "bounded-processes-*",
+        "averaging-over=gloo-every=4-step=1.0-processes-it_learns_what_the_serial_run_learns",
+        "averaging-over=gloo-every=4-step=1.0-processes-it_ends_well_when_a_worker_is_killed",
+        "allreduce-processes-it_ends_well_when_a_worker_is_killed",
+        "hogwild-step=1.0-per_example=2e-05-processes-it_stops_after_its_epochs",
+        "*send=owned-per_example=0.0003-processes-it_survives_a_killed_worker",
+        "averaging-every=4-step=1.0-processes-it_stops*",
+        "sync-processes-it_stops*",
+        "*-processes-it_starts_from_the_weights_that_all_start_from",
+        "*-processes-it_stops_*",
+        "*-threads-it_stops_when_patience_runs_out_and_keeps_the_best_weights",
+    ]
+)
 @pytest.mark.parametrize(
     ("candidate", "check"),
     [when(candidate, check) for candidate in CANDIDATES for check in suite(candidate)],

@@ -59,6 +59,7 @@ def one_process() -> list[float]:
     return losses
 
 
+@pytest.mark.variants(slow=["2-*", "3-*", "4-*", "5-mean", "1-sum"])
 @pytest.mark.parametrize("combine", ["mean", "sum"])
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 5])
 def test_clients_with_parts_descend_as_one_process_with_all_the_data(clients: int, combine: str) -> None:
@@ -100,6 +101,7 @@ def train(net: str, strategy: str, epochs: float, rows: int | None = None, **set
     return run.summary
 
 
+@pytest.mark.slow
 def test_a_linear_model_learns_most_digits_in_two_passes() -> None:
     found = train("linear", "async", 2, **{"launch.how": "threads", "data.batch": 64, "update.step": 3e-4})
     assert found["metrics"]["accuracy"] > 0.88

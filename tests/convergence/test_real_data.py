@@ -17,7 +17,7 @@ import pytest
 
 import shoal
 from shoal.data.datasets import NAMED, VARIABLE, load
-from shoal.testing.serial import serial
+from shoal.simulation.reference import serial
 
 THREADS: Mapping[str, Any] = {"launch.how": "threads"}
 
@@ -58,18 +58,21 @@ RCV1: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["logistic", "hinge"])
 def test_news_are_told_apart(model: str) -> None:
     need("rcv1")
     assert mean("rcv1", "accuracy", seeds=3, model=model, **RCV1[model]) >= 0.943
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync", "bounded"])
 def test_news_are_told_apart_by_the_other_strategies_as_well(strategy: str) -> None:
     need("rcv1")
     assert mean("rcv1", "accuracy", seeds=1, strategy=strategy, **RCV1["logistic"]) >= 0.943
 
 
+@pytest.mark.slow
 def test_processes_learn_what_threads_learn() -> None:
     need("rcv1")
     assert mean("rcv1", "accuracy", seeds=1, launch__how="processes", **RCV1["logistic"]) >= 0.943
@@ -80,6 +83,7 @@ def test_incomes_are_told_apart() -> None:
     assert mean("a9a", "accuracy", seeds=3, stop__epochs=5) >= 0.847
 
 
+@pytest.mark.slow
 def test_clicks_are_foreseen() -> None:
     """A sample of 60,000 rows with three clicks in a hundred: a step shorter than usual, and five seeds."""
     need("criteo_tb")
@@ -95,6 +99,7 @@ def serial_auc(seed: int) -> float:
     return auc
 
 
+@pytest.mark.variants(slow=["async"])
 @pytest.mark.parametrize("strategy", ["bounded", "async"])
 def test_made_up_clicks_are_foreseen_as_well_as_by_the_serial_run(strategy: str) -> None:
     (summary,) = runs("clicks", 1, strategy=strategy, stop__epochs=3)

@@ -194,6 +194,7 @@ def test_a_run_that_was_interrupted_is_what_it_would_have_been(tmp_path: Path) -
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.variants(slow=["end"])
 @pytest.mark.parametrize("every", [4, "end"])
 def test_any_number_of_ranks_goes_on(tmp_path: Path, every: int | str) -> None:
     interrupted(tmp_path / "run", at=3, evaluate__every=0.2, strategy__every=every)

@@ -17,7 +17,7 @@ from shoal.errors import BadFilter, BadValues
 from shoal.filters import Choosing, Pressing, Shortening
 from shoal.launch.local import Cluster
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 NO_HEAD = np.empty(0, np.uint8)
 
 
@@ -145,6 +145,15 @@ def table(kv: Any, kind: type[Any]) -> None:
     kv.create("t", shoal.Dense(rows=900, filters=[filters.filter()(kind)()]))
 
 
+@pytest.mark.variants(
+    slow=[
+        "shortening_to_junk-shortens to int: (codes, head) is needed",
+        "restoring_nothing-restores nothing: float32 of shape (900, 1) is needed",
+        "unable_to_press-failed to press bytes: Own",
+        "releasing_nothing-undoes what came as nothing: an array of uint8 is needed",
+        "writing_press-failed to press bytes: ValueError",
+    ]
+)
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -576,6 +576,47 @@ def test_a_disk_that_fills_up_costs_no_run(tmp_path: Path) -> None:
         assert "summary.json" not in told[when]["left"]  # a folder that has it is whole
 
 
+def test_a_full_disk_is_no_success_for_a_script(tmp_path: Path) -> None:
+    """The run is rescued, and the exit code says that it is not where it was asked for."""
+    disk, spare, path = tmp_path / "disk", tmp_path / "spare", write(tmp_path / "rows.svm", lines())
+    for folder in (disk, spare):
+        folder.mkdir()
+    mount = f"mount -t tmpfs -o size=64k none {disk}"
+    alone = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*alone, mount], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small disk")
+    words = [sys.executable, "-c", FILLED_BY_COMMAND, str(disk), str(path)]
+    command = [*alone, f'{mount} && exec "$@"', "sh", *words]
+    environment = {**os.environ, "TMPDIR": str(spare)}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert ended.returncode == 1, (ended.stdout, ended.stderr)
+    (saved,) = spare.glob("run-*")
+    last = ended.stderr.strip().splitlines()[-1]
+    said = f"cannot write to {disk}/run (No space left on device): the run is in {saved}: make room, and move it there"
+    assert last == f"Error: {said}"
+    assert shoal.Run.load(saved).summary["stopped_because"] == "1 epoch done"
+    assert json.loads(ended.stdout)["folder"] == str(saved)
+
+
+FILLED_BY_COMMAND = """
+import contextlib, sys
+from pathlib import Path
+from shoal import folder
+from shoal.cli import main
+disk, path = Path(sys.argv[1]), sys.argv[2]
+whole = folder.Folder.save
+
+def save(self, run):
+    with open(disk / "filler", "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(512)):
+            pass
+    return whole(self, run)
+
+folder.Folder.save = save  # the disk is full just when it is written
+main(["train", path, "--epochs", "1", "--on", "threads", "--json", "--out", str(disk / "run")])
+"""
+
+
 def test_events_that_cannot_be_written_do_not_stop_a_run_and_are_there_at_the_end(tmp_path: Path) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("there is no /dev/full here")
@@ -584,8 +625,8 @@ def test_events_that_cannot_be_written_do_not_stop_a_run_and_are_there_at_the_en
 
     def heard(event: Any) -> None:
         if not sent:  # from the second event on the file is on a device that is full
-            (out / "events.jsonl").unlink()
-            (out / "events.jsonl").symlink_to("/dev/full")
+            (out / "full").symlink_to("/dev/full")
+            os.replace(out / "full", out / "events.jsonl")
         sent.append(type(event).__name__)
 
     run = shoal.train(path, out=out, epochs=3, settings={"launch.how": "threads"}, on_event=heard)

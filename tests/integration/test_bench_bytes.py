@@ -12,6 +12,8 @@ from shoal.benchmarks import bytes as what
 from shoal.benchmarks.bytes import ALL, BLOCKS, FTRL, KKT, NONE, Results, Set, Settings
 from shoal.cli import main
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 SMALL = Settings(
     sets=(Set(data="rcv1"), Set(data="clicks", rows=2_000, passes=2.0, blocks=2, most=6.0, objective=None, violation=None)),
     how="threads", workers=1, servers=1,

@@ -13,6 +13,8 @@ from shoal.benchmarks.checkpoint import CONTESTANTS, Results, Settings, measure
 from shoal.cli import main
 from shoal.errors import Invalid
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 SMALL = Settings(megabytes=2, segment=1, repeat=2)
 LIVE = saving.Settings(megabytes=4, floats=10_000, quiet=0.1, rounds=1)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 
 from shoal.benchmarks.clocks import Results, Settings, measure
 from shoal.cli import main
+
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 
 def test_memory_follows_the_ranges_and_not_the_keys() -> None:

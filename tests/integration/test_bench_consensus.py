@@ -13,6 +13,8 @@ from shoal.benchmarks.consensus import APART, Case, Results, Settings, measure
 from shoal.cli import main
 from shoal.errors import Invalid
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 
 def test_the_measured_gap_is_within_a_tenth_of_the_predicted_one() -> None:
     settings = Settings(

@@ -13,6 +13,8 @@ from shoal.benchmarks.copies import KINDS, Results, Settings, measure
 from shoal.cli import main
 from shoal.errors import Invalid
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 SMALL = Settings(floats=48_000, keys=20_000, drawn=4_000, flying=8, dense_pushes=16, sparse_pushes=16, repeat=2)
 
 

@@ -1,4 +1,4 @@
-"""``shoal bench curve``: runs both ways, and whoever may not come in is told. How fast is not asked here."""
+"""``shoal bench curve``: runs all ways, and whoever may not come in is told. How fast is not asked here."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from shoal.benchmarks.curve import Results, Settings, measure
 from shoal.cli import main
 from shoal.errors import Invalid
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 SMALL = Settings(floats=20_000, pushes=4, trips=5, rows=2_000, repeat=2, runs=1, refusals=1)
 
 
-def test_keys_are_measured_against_none_and_every_refusal_is_told(
+def test_checksums_and_keys_are_measured_against_none_and_every_refusal_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(curve, "QUICK", SMALL)
@@ -24,7 +26,8 @@ def test_keys_are_measured_against_none_and_every_refusal_is_told(
     assert told.exit_code == 0, told.output
     found = msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results)
     assert [case.what for case in found.cases] == ["push", "pull", "round trip of 1 KB", "training, 2 workers"]
-    assert all(min([*case.clear, *case.keys]) > 0 for case in found.cases)
+    assert all(min(min(turns) for turns in case.found.values()) > 0 for case in found.cases)
+    assert all(list(case.found) == ["bare", "clear", "keys"] for case in found.cases)
     assert [len(refusal.seconds) for refusal in found.refusals] == [1, 1, 1]
     words = [refusal.told for refusal in found.refusals]
     assert all(
@@ -33,10 +36,11 @@ def test_keys_are_measured_against_none_and_every_refusal_is_told(
 
 
 def test_a_ratio_is_that_of_the_figures_beside_it() -> None:
-    speed = curve.Case("push", "MB/s", [100.0, 400.0, 200.0], [50.0, 100.0, 120.0])
-    assert speed.ratio == 0.5 and speed.spread == (0.25, 0.6) and speed.compared() == "0.50 (0.25 to 0.60)"
-    time = curve.Case("round trip", "us", [100.0], [200.0])
-    assert time.ratio == 0.5 and time.compared() == "0.50"
+    speed = curve.Case("push", "MB/s", {"bare": [100.0, 400.0, 200.0], "keys": [50.0, 100.0, 120.0]})
+    assert speed.ratio("keys") == 0.5 and speed.spread("keys") == (0.25, 0.6)
+    assert speed.compared("keys") == "0.50 (0.25-0.60)"
+    time = curve.Case("round trip", "us", {"bare": [100.0], "clear": [200.0]})
+    assert time.ratio("clear") == 0.5 and time.compared("clear") == "0.50"
 
 
 def test_nothing_is_measured_from_no_repeats() -> None:

@@ -15,6 +15,8 @@ from shoal.benchmarks.dense import Case, Results, Settings, crossing, verdicts
 from shoal.benchmarks.store import _machine
 from shoal.cli import main
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 TINY = Settings(weights=(2_000,), densities=(0.01, 1.0), rounds=1, seconds=0.01)
 
 

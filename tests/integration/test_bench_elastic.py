@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 
 from shoal.benchmarks import billion, elastic
 from shoal.cli import main
+
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 
 def test_a_server_joins_and_leaves_while_all_slots_are_counted_once(tmp_path: Path) -> None:

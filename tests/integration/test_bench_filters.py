@@ -8,6 +8,8 @@ from rich.console import Console
 
 from shoal.benchmarks.filters import NAMED, Results, Settings, measure, table
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 pytest.importorskip("lz4")
 pytest.importorskip("zstandard")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
 from shoal.benchmarks.handles import Settings, measure, table
+
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 
 def test_lists_by_number_save_the_keys_and_change_nothing_else() -> None:

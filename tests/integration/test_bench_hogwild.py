@@ -14,6 +14,8 @@ from shoal.benchmarks.hogwild_runs import Curve, Point, Shape, Variant
 from shoal.benchmarks.hogwild_show import load, picture, table, verdicts
 from shoal.cli import main
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 TINY = Settings(
     rows=2_000,
     clicks=10_000,

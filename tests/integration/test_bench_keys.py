@@ -9,6 +9,8 @@ from rich.console import Console
 from shoal.benchmarks.key_rivals import RIVALS
 from shoal.benchmarks.keys import Settings, measure, table
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 
 @pytest.fixture(autouse=True)
 def kept_apart(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

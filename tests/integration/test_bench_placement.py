@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 
 from shoal.benchmarks.placement import Results, Settings, case_of, measure
 from shoal.cli import main
+
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 
 def test_ours_is_even_after_every_change_and_copies_little_more_than_it_must() -> None:

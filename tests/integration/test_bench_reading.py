@@ -14,6 +14,8 @@ from rich.console import Console
 from shoal.benchmarks.reading import Results, Settings, measure, table
 from shoal.errors import Invalid
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 pytest.importorskip("sklearn")
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from shoal.benchmarks.skew import Settings, measure, table
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_by_load_hot_segments_are_split_or_change_hands_and_no_push_is_lost_or_counted_twice(copies: int) -> None:

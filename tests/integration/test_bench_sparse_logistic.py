@@ -14,6 +14,8 @@ from shoal.benchmarks import sparse_logistic
 from shoal.benchmarks.sparse_logistic import Results, Settings
 from shoal.cli import main
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 TINY = Settings(data=("rcv1-like",), rows=2_000, l1=0.5, workers=(2,), delays=(0, 1), blocks=4, parts=2, rivals=())
 
 

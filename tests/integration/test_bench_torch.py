@@ -17,6 +17,8 @@ from shoal.cli import main
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Progress, RunEvent
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 TINY = Settings(net="linear", batch=8, workers=(1,), rivals=("plain",), rounds=1, seconds=0.1, warm=1)
 
 

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from shoal.benchmarks.training import Settings, measure, table
 from shoal.cli import main
 
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+
 
 def test_every_case_is_there_with_its_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))

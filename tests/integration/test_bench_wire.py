@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
 from shoal.benchmarks.forms import FORMS, Settings, measure, table
+
+pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 
 def test_sixteen_bits_are_half_the_bytes() -> None:

@@ -55,7 +55,7 @@ class Unprintable(Exception):
 @shoal.question()
 def waiting(keys, weights, settings):
     """Says that it is asked, and waits until it may go on."""
-    (FOLDER / f"asked-{{os.getpid()}}").touch()
+    (FOLDER / f"asked-{{os.getppid()}}").touch()  # of the server: it asks in a fork
     while not (FOLDER / "go").exists():
         time.sleep(0.01)
     return len(keys)

@@ -197,6 +197,7 @@ def test_json_is_one_object_and_nothing_else(home: Path) -> None:
     assert Path(folder) == home / "runs" / "rows-logistic-async-1"
 
 
+@pytest.mark.slow
 def test_a_loss_that_ran_away_fails_and_is_still_json(home: Path) -> None:
     far = ("--model", "squared", "--set", "update=sgd", "--set", "update.step=1e30", "--set", "data.batch=10")
     ended = call("train", "rows.svm", *QUICK, *far, "--json")
@@ -291,6 +292,7 @@ def test_two_that_want_the_same_folder_one_gets_it_the_other_is_told(home: Path)
     assert shoal.Run.load("run").summary["stopped_because"] == "1 epoch done"
 
 
+@pytest.mark.slow
 def test_two_that_name_no_folder_get_one_each(home: Path) -> None:
     both = [start("train", "rows.svm", *QUICK) for _ in range(2)]
     for process in both:
@@ -378,6 +380,7 @@ def test_without_a_terminal_there_are_plain_lines_and_the_summary_is_on_its_own(
     assert errors.splitlines()[0] == "packing rows.svm" and "stopped: 1 epoch done" in errors.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_costs_nothing_but_the_reading(home: Path) -> None:
     for number, read in enumerate((True, False), 1):
         process = start("train", "rows.svm", *QUICK)
@@ -392,6 +395,7 @@ def test_a_reader_that_goes_away_costs_nothing_but_the_reading(home: Path) -> No
         assert shoal.Run.load(f"runs/rows-logistic-async-{number}").model is not None
 
 
+@pytest.mark.variants(slow=["0<&- 1>&- 2>&-", "1>/dev/full"])
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-", "1>/dev/full"])
 def test_streams_that_are_closed_or_full_do_not_stop_a_run(home: Path, closed: str) -> None:
     if "full" in closed and not Path("/dev/full").is_char_device():
@@ -425,6 +429,7 @@ def test_a_path_with_spaces_and_letters_of_any_language_works(home: Path) -> Non
     assert run.job.data.source == "meine Läufe/Grüße 数据.svm" and run.summary["data"] == "Grüße 数据.svm"
 
 
+@pytest.mark.slow
 def test_where_no_language_is_known_plain_names_work_and_others_are_refused(home: Path) -> None:
     bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # what Python does about it is switched off
     finish(start("train", "rows.svm", *QUICK, "--out", "run", **bare))
@@ -467,7 +472,7 @@ def test_verbosity_chooses_how_much_is_told_and_the_folder_has_it_all(home: Path
     assert told[0] == []
     assert len(told[1]) < len(told[2]) < len(told[3])
     assert any("worker-0 joined" in line for line in told[2]) and not any("joined" in line for line in told[1])
-    assert any("spans (" in line for line in told[3])
+    assert any(re.search(r"spans? \(", line) for line in told[3])
     for level in range(4):
         log, events = Path(f"run-{level}/log.txt").read_text().splitlines(), read_run(Path(f"run-{level}/events.jsonl"))
         assert log[-1].partition("stopped: ")[2].startswith("1 epoch done") and any("joined" in line for line in log)

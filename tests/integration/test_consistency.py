@@ -17,7 +17,7 @@ import pytest
 import shoal
 from shoal.errors import Invalid, TimedOut
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 STEPS = 12
 
 

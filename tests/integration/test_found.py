@@ -20,7 +20,7 @@ from shoal.errors import Invalid, SegmentsLost
 from shoal.wire import coding
 from shoal.wire import messages as m
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 ABANDONS = """

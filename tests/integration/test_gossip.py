@@ -69,6 +69,7 @@ def by_hand(of: Job, room: int) -> list[Floats]:
     return [core.weights for core in cores]
 
 
+@pytest.mark.variants(slow=["complete"])
 @pytest.mark.parametrize("topology", ["ring", "star", "complete"])
 def test_a_round_is_a_mean_by_the_weights_and_a_step_with_the_gradient_of_before(topology: str) -> None:
     """Ten slots for each, so that who has which in which round is known; the same weights as the algorithm in a few lines."""
@@ -109,6 +110,7 @@ def test_where_time_and_bytes_went_is_told() -> None:
     assert run.outcome.sent >= (rounds - 1) * 4 * 2 * weights
 
 
+@pytest.mark.variants(slow=["star"])
 @pytest.mark.parametrize("topology", ["ring", "torus", "star"])
 def test_without_learning_all_agree_as_fast_as_was_predicted(topology: str) -> None:
     """Judged after every round; from where the slowest part is all that is left."""
@@ -147,6 +149,7 @@ def test_a_graph_that_falls_apart_is_refused_with_its_pieces_named(tmp_path: Pat
         watch(job(strategy__topology="file", strategy__edges=apart))
 
 
+@pytest.mark.slow
 def test_labels_split_over_two_groups_make_two_models_and_over_one_graph_one(tmp_path: Path) -> None:
     """What a disconnected graph cannot do (S3-10): the loss of the worst stays, and so does the distance."""
     apart = edges(tmp_path / "apart.txt", "0 1", "2 3")
@@ -220,6 +223,7 @@ def test_two_at_a_time_learn_too_and_keep_near_each_other() -> None:
 # ---------------------------------------------------------------- whose rows
 
 
+@pytest.mark.variants(slow=["shuffled"])
 @pytest.mark.parametrize("split", ["label", "dirichlet", "shuffled"])
 def test_whoever_has_which_rows_every_row_is_learned_once_a_pass(split: str) -> None:
     run = watch(job(strategy__split=split))
@@ -278,6 +282,7 @@ def test_a_link_that_takes_time_makes_a_round_take_as_long() -> None:
     assert run.job.emulate.words() == "emulated links (20 ms for a message)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_network_gossips(mode: str) -> None:
     pytest.importorskip("torch")
@@ -289,6 +294,7 @@ def test_a_network_gossips(mode: str) -> None:
     assert accuracy is not None and accuracy > 0.8
 
 
+@pytest.mark.slow
 def test_what_a_module_raises_in_a_worker_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     """Its process ends with what it said; if all raise it, the run fails with that."""
     pytest.importorskip("torch")

@@ -69,6 +69,7 @@ def under_way(cluster: ProcessCluster, group: str, events: list[Any], **changes:
         yield training
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_are_the_same_runs_as_each_alone(cluster: ProcessCluster, operator: shoal.KV) -> None:
     runs: dict[str, shoal.Run] = {}
 
@@ -170,6 +171,7 @@ def test_the_scheduler_of_a_group_may_be_killed(cluster: ProcessCluster) -> None
     assert np.array_equal(outcome.judged.weights, alone.model.table)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_group_may_be_killed_and_others_do_what_it_had(cluster: ProcessCluster) -> None:
     events: list[Any] = []
     with under_way(cluster, "b", events, stop__epochs=6, emulate__per_example=2e-4) as training:
@@ -182,6 +184,7 @@ def test_a_worker_of_a_group_may_be_killed_and_others_do_what_it_had(cluster: Pr
     assert outcome.examples == 6 * 3_000
 
 
+@pytest.mark.slow
 def test_a_group_that_is_killed_whole_leaves_its_tables_and_nobody_elses_run_is_harmed(
     cluster: ProcessCluster, operator: shoal.KV, tmp_path: Path
 ) -> None:
@@ -210,6 +213,7 @@ def test_a_group_that_is_killed_whole_leaves_its_tables_and_nobody_elses_run_is_
     assert train(cluster, "b", 1, epochs=1).summary["stopped_because"] == "1 epoch done"
 
 
+@pytest.mark.slow
 def test_a_groups_run_is_taken_up_again_from_its_own_checkpoint(cluster: ProcessCluster, tmp_path: Path) -> None:
     whole = train(None, None, 3, epochs=4, servers=2)
     first = train(cluster, "b", 3, epochs=2, out=tmp_path / "run")

@@ -13,7 +13,7 @@ import pytest
 import shoal
 from shoal.errors import Invalid
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SPAN = 10_000
 
 

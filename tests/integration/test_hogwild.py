@@ -48,6 +48,7 @@ def same(one: Run, other: Run) -> bool:
     return np.array_equal(one.model.table, other.model.table)  # type: ignore[attr-defined]
 
 
+@pytest.mark.variants(slow=["2-locked", "2-batched", "2-hot_cold", "5-example", "5-locked", "5-batched", "5-hot_cold"])
 @pytest.mark.parametrize("way", ["example", "locked", "batched", "hot_cold"])
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_workers_do_one_epochs_work_together(way: str, workers: int) -> None:
@@ -221,11 +222,11 @@ def interrupted(out: Path, at: int, **changes: Any) -> None:
 
 
 def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"workers": 1, "strategy__way": "batched"}
+    given: dict[str, Any] = {"workers": 1, "strategy__way": "batched", "emulate__per_example": 1e-3}
     interrupted(tmp_path / "run", 3, **given)
     again = shoal.train(resume=tmp_path / "run")
     (resumed,) = (event for event in again.events if isinstance(event, Resumed))
-    assert (resumed.checkpoint, resumed.steps) == (1, 18)
+    assert resumed.checkpoint == 1 and 18 <= resumed.steps < 2 * ROWS // 20
     assert again.summary["examples"] == 2 * ROWS and not again.summary["failed"]
     assert same(again, execute(job_of(evaluate__every=0.2, **given)))
     more = shoal.train(resume=tmp_path / "run", epochs=3)  # a run that has kept itself keeps its end, too
@@ -267,6 +268,7 @@ def trained(images: Path, **given: Any) -> Run:
     return shoal.train(images, **{"batch": 32, "epochs": 2, "strategy": "hogwild", **given})
 
 
+@pytest.mark.slow
 def test_one_worker_with_a_module_is_the_serial_run_bit_for_bit(images: Path) -> None:
     """With dropout, which is drawn by slot, and Adam, whose state lies in the shared memory as well."""
     one, alone = (trained(images, model="sheet", workers=1, strategy=strategy) for strategy in ("hogwild", "serial"))
@@ -283,6 +285,7 @@ def test_workers_with_a_module_share_the_work_and_learn(images: Path) -> None:
     assert run.summary["lost_updates"]["counted"] == run.summary["steps"]
 
 
+@pytest.mark.slow
 def test_an_error_of_a_module_is_told_in_its_own_words(images: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n\nclass Net(nn.Sequential):\n    calls = 0\n    def forward(self, x):\n"

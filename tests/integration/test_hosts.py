@@ -107,6 +107,7 @@ def test_a_run_whose_nodes_come_from_elsewhere_ends_for_all_of_them(
     assert den.is_empty()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_a_coordinator_that_is_started_again_goes_on_with_those_who_are_still_there(
     number: signal.Signals, den: Den, address: str, rows: Path, tmp_path: Path
@@ -135,6 +136,7 @@ def test_a_coordinator_that_is_started_again_goes_on_with_those_who_are_still_th
     assert den.is_empty()
 
 
+@pytest.mark.slow
 def test_a_server_whose_host_lacks_the_runs_folder_makes_checkpoints_fail_with_the_reason_and_the_run_goes_on(
     den: Den, address: str, rows: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def _members(looking: object) -> list[object]:
         return []
 
 
+@pytest.mark.slow
 def test_rows_that_differ_are_an_error_here_and_a_warning_there(
     den: Den, address: str, rows: Path, tmp_path: Path
 ) -> None:
@@ -248,6 +251,7 @@ def look_once(address: str) -> bool:
         looking.close()
 
 
+@pytest.mark.slow
 def test_a_store_is_used_by_a_program_and_outlives_its_coordinator(den: Den, address: str, tmp_path: Path) -> None:
     words = ("launch", "coordinator", "--listen", address, "--servers", "2", "--out", tmp_path / "store")
     main = command(den, *words)
@@ -272,16 +276,61 @@ def test_a_store_is_used_by_a_program_and_outlives_its_coordinator(den: Den, add
     ended(servers)
 
 
+@pytest.mark.slow
+def test_a_store_of_which_nobody_is_left_comes_back_as_it_was_saved(den: Den, address: str, tmp_path: Path) -> None:
+    words = ("launch", "coordinator", "--listen", address, "--servers", "1", "--out", tmp_path / "store")
+    main, server = command(den, *words), command(den, "launch", "server", "--at", address)
+    assert soon(lambda: len(members(address, "server")) == 1)
+    with shoal.connect(address) as kv:
+        kv.create("w", shoal.Sparse(keys=1_000, update=shoal.AdaGrad(step=0.5)))
+        kv.push("w", [1, 900], np.ones(2, np.float32)).result(20)
+        saved = kv.pull("w", [1, 900]).result(20).tolist()
+        kv.save(60)
+        kv.push("w", [1], np.ones(1, np.float32)).result(20)  # not in it
+    main.send_signal(signal.SIGINT)
+    ended(main, 130)
+    ended(server)
+    main, server = command(den, *words), command(den, "launch", "server", "--at", address)
+    said = ""
+    assert main.stderr is not None
+    while "as saved in" not in said:
+        said = main.stderr.readline()
+        assert said, "it ended"
+    with shoal.connect(address) as kv:
+        assert kv.pull("w", [1, 900]).result(20).tolist() == saved
+        kv.push("w", [1, 900], np.ones(2, np.float32)).result(20)
+    main.send_signal(signal.SIGINT)
+    ended(main, 130)
+    ended(server)
+
+
+@pytest.mark.slow
 def test_nodes_whose_coordinator_is_gone_for_good_end_and_say_so(den: Den, address: str, rows: Path) -> None:
     main = command(den, "launch", "coordinator", rows, "--listen", address, *ENDLESS, "--out", den.folder / "run")
-    nodes = [command(den, "launch", role, "--at", address, "--patience", "2") for role in ("server", "worker")]
+    nodes = [command(den, "launch", role, "--at", address, "--patience", "6") for role in ("server", "worker")]
     assert soon(lambda: steps(address) > 1)
     main.kill()
     for node in nodes:
         _, err = ended(node, 1)
-        assert "the coordinator has said nothing for 2 s" in err
+        waits, end = err.splitlines()[-2:]
+        assert f"has heard nothing from the coordinator at {address} for 3 s: it waits 3 s more" in waits, err
+        assert "the coordinator has said nothing for 6 s" in end and "start" in end
 
 
+def test_nodes_whose_coordinator_comes_back_say_so(den: Den, address: str) -> None:
+    words = ("launch", "coordinator", "--listen", address, "--out", den.folder / "store")
+    main = command(den, *words)
+    server = command(den, "launch", "server", "--at", address, "--patience", "60")
+    assert soon(lambda: members(address, "server"))
+    main.kill()
+    assert server.stderr is not None
+    heard = iter(server.stderr.readline, "")  # it ends by itself if nobody comes back
+    assert any("has heard nothing from the coordinator" in line for line in heard)
+    command(den, *words)
+    assert any("hears the coordinator again, and goes on" in line for line in heard)
+
+
+@pytest.mark.slow
 def test_the_last_server_stays_until_it_is_told_twice(den: Den, address: str) -> None:
     command(den, "launch", "coordinator", "--listen", address)
     server = command(den, "launch", "server", "--at", address, "--name", "last")

@@ -147,6 +147,7 @@ def test_a_script_that_shares_nothing_is_told_so() -> None:
     assert {"worker-0 | shoal worker-0\n", "worker-1 | shoal worker-1\n"} <= set(shown)  # what `ps` and `top` show
 
 
+@pytest.mark.slow
 def test_an_error_that_all_workers_have_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "train.py"

@@ -20,7 +20,7 @@ from shoal.events import Evaluated, RunEvent
 from shoal.job import Job
 from shoal.launch import mpi, mpi_rank
 from shoal.settings import changed
-from shoal.testing.serial import serial
+from shoal.simulation.reference import serial
 from shoal.testing.watch import Watched, watch
 
 PATIENCE = 120  # seconds: a guard against hanging
@@ -101,6 +101,7 @@ def test_of_ranks_that_mpirun_started_the_first_runs_the_command_and_the_others_
     assert shoal.Run.load(folder).summary["workers"] == 2
 
 
+@pytest.mark.slow
 def test_what_is_wrong_under_mpirun_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
     done = mpirun(2, "rcv1-like", "--strategy", "async", *SETTINGS, cwd=tmp_path)
     assert done.returncode == 2
@@ -152,6 +153,7 @@ def test_variables_that_an_mpirun_has_left_are_not_believed(tmp_path: Path, monk
     assert "say that this is rank 1 of 3, and MPI that it is rank 0 of 1: they are left from another one" in done.stderr
 
 
+@pytest.mark.slow
 def test_in_a_script_that_mpirun_starts_many_times_train_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "3")

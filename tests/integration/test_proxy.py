@@ -18,7 +18,7 @@ from shoal.testing.proxy import Proxy, Weather
 from shoal.wire import coding
 from shoal.wire import messages as m
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 @pytest.fixture(scope="module", params=["tcp", "ipc"])

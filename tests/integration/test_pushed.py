@@ -17,7 +17,7 @@ from shoal.keys import KeyList
 from shoal.store.update import BlockProximal, rule_named
 from shoal.tables import Table
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SPAN = 600
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RULE = BlockProximal(step=0.9, l1=0.2, kkt=0.1)

@@ -17,7 +17,7 @@ from shoal.events import Evaluated, RunEvent
 from shoal.models.trained import Trained
 from shoal.run import Run, train
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 _names = (f"table {number}" for number in itertools.count())
 
 

@@ -31,6 +31,7 @@ def test_the_quickstart_trains_in_five_lines_of_python(tmp_path: Path) -> None:
     assert files <= {path.name for path in (tmp_path / "runs/first").iterdir()}
 
 
+@pytest.mark.slow
 def test_the_quickstart_trains_in_one_line_of_shell(tmp_path: Path) -> None:
     (line, *_) = re.findall(r"```sh\n(shoal train [^\n]*)\n```", README)
     command = [sys.executable, "-m", *line.split()]
@@ -41,6 +42,7 @@ def test_the_quickstart_trains_in_one_line_of_shell(tmp_path: Path) -> None:
     assert (folder / "summary.json").exists() and f"{folder}" in ran.stdout
 
 
+@pytest.mark.slow
 def test_workers_come_and_go_as_shown() -> None:
     snippet = next(block for block in BLOCKS if "started=grow" in block)
     names: dict[str, Any] = {}

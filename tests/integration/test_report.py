@@ -145,6 +145,7 @@ def test_the_same_run_twice_is_one(runs: Path, tmp_path: Path) -> None:
     assert ">Figures</h2>" not in path.read_text()
 
 
+@pytest.mark.slow
 def test_a_sweep_gets_a_page_too_alone_or_beside_runs(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.svm").write_text(ROWS)
     study = tmp_path / "steps.toml"

@@ -44,6 +44,7 @@ def evaluated(run: Run) -> list[Evaluated]:
     return [event for event in run.events if isinstance(event, Evaluated)]
 
 
+@pytest.mark.variants(slow=["hinge-sgd"])
 @pytest.mark.parametrize(("model", "rule"), [("logistic", "adagrad"), ("hinge", "sgd")])
 def test_it_is_sync_with_one_worker_and_one_slot_in_a_step_bit_for_bit(model: str, rule: str) -> None:
     both = {"model": model, "update": rule, "workers": 1}
@@ -69,6 +70,9 @@ def test_it_tells_what_every_run_tells(tmp_path: Path) -> None:
     assert again.summary == run.summary and again.model is not None
 
 
+@pytest.mark.variants(
+    slow=["stop2-target loss 0.69 reached", "stop3-no improvement in 2 evaluations", "stop4-0.5 epochs done"]
+)
 @pytest.mark.parametrize(
     ("stop", "why"),
     [

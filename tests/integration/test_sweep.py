@@ -83,6 +83,7 @@ def test_a_study_is_run_and_shown_and_the_same_command_again_runs_nothing(home: 
     assert [section.title for section in sections(sweep)] == ["steps", "What is seen", "Every run"]
 
 
+@pytest.mark.slow
 def test_a_study_that_changes_keeps_the_runs_that_are_still_in_it(home: Path) -> None:
     study("0.1, 0.2")
     call()
@@ -103,6 +104,7 @@ def test_a_study_that_changes_keeps_the_runs_that_are_still_in_it(home: Path) ->
     assert Path("sweeps/steps/former/step=0.2-seed0-1/summary.json").exists()  # ... and the former one is not lost
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(home: Path) -> None:
     long = "epochs = 60"  # or it may be over before anybody looks
     study(stop=long, more="timeout = 0.01")
@@ -113,6 +115,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(home: Path) -> None:
     assert "2 runs, all finished" in call().stdout
 
 
+@pytest.mark.slow
 def test_a_loss_that_runs_away_is_a_result_and_not_run_again(home: Path) -> None:
     Path("rows.svm").write_text(ROWS.replace(":1 ", ":1e18 "))
     study("1e30, 0.1", stop="epochs = 3", more="# sgd")
@@ -163,6 +166,7 @@ def begun(den: Den) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak), (signal.SIGKILL, -9)],
@@ -186,6 +190,7 @@ def test_a_sweep_that_is_ended_leaves_nothing_behind_and_goes_on_when_started_ag
     assert summaries()["short-seed0"] == there["short-seed0"]  # not run again
 
 
+@pytest.mark.slow
 def test_everything_is_killed_at_once_and_no_finished_run_is_lost(home: Path, den: Den) -> None:
     begun(den)
     there = summaries()

@@ -56,6 +56,7 @@ def test_the_loop_learns_alone_and_on_two_workers(
         assert len(set(right)) == 1  # all workers end with the same model
 
 
+@pytest.mark.slow
 @needs_data
 def test_clients_by_hand_do_what_one_process_does(capsys: pytest.CaptureFixture[str]) -> None:
     from torch import nn
@@ -112,6 +113,7 @@ def test_hogwild_by_hand_learns() -> None:
     assert float(found[1]) > 0.6
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_wide_and_deep_model_learns_from_a_few_rows() -> None:
     loss, base, area = here("wide_and_deep.py")["main"](most=10_000, epochs=2)

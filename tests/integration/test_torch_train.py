@@ -41,6 +41,7 @@ def test_a_sync_run_of_a_module_with_dropout_is_the_same_with_any_workers_server
     assert one.summary["test_loss"] == many.summary["test_loss"]
 
 
+@pytest.mark.variants(slow=["bounded-cpu", "async-cpu"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("strategy", ["serial", "bounded", "async"])
 def test_a_module_learns_by_every_strategy(images: Path, strategy: str, device: str) -> None:
@@ -55,6 +56,7 @@ def test_a_serial_run_is_a_sync_one_with_one_slot_in_a_step(images: Path) -> Non
     np.testing.assert_array_equal(weights_of(alone), weights_of(together))
 
 
+@pytest.mark.slow
 def test_half_the_bytes_on_the_wire_learn_as_well(images: Path) -> None:
     whole, half = (
         train(images, model="linear", workers=2, epochs=6, settings={"model.wire": wire})

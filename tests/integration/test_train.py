@@ -62,6 +62,7 @@ def evaluated(run: Run) -> list[Evaluated]:
 # ---------------------------------------------------------------- stop rules
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @ALL
 def test_epochs_end_a_run_and_every_row_is_seen_as_often(strategy: str) -> None:
     run = small(strategy=strategy, stop__epochs=2)
@@ -71,6 +72,7 @@ def test_epochs_end_a_run_and_every_row_is_seen_as_often(strategy: str) -> None:
     assert (evaluated(run)[0].passes, evaluated(run)[-1].passes) == (0.0, 2.0)
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @ALL
 def test_part_of_an_epoch_is_enough(strategy: str) -> None:
     run = small(strategy=strategy, stop__epochs=0.5)
@@ -78,12 +80,14 @@ def test_part_of_an_epoch_is_enough(strategy: str) -> None:
     assert run.summary["examples"] == (16 if strategy == "sync" else 15) * BATCH  # whole steps
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @ALL
 def test_steps_end_a_run(strategy: str) -> None:
     run = small(strategy=strategy, stop__steps=5)
     assert (run.summary["stopped_because"], run.summary["steps"]) == ("5 steps done", 5)
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @ALL
 def test_seconds_end_a_run(strategy: str) -> None:
     run = small(strategy=strategy, stop__seconds=0.3)
@@ -91,6 +95,7 @@ def test_seconds_end_a_run(strategy: str) -> None:
     assert run.summary["seconds"] >= 0.3 and run.summary["examples"] > 0
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @ALL
 def test_a_target_ends_a_run(strategy: str) -> None:
     run = small(strategy=strategy, stop__target_loss=0.65)
@@ -98,6 +103,7 @@ def test_a_target_ends_a_run(strategy: str) -> None:
     assert min(event.test_loss for event in evaluated(run)) <= 0.65
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @ALL
 def test_patience_ends_a_run_and_the_best_weights_are_kept(strategy: str) -> None:
     run = small(strategy=strategy, stop__patience=2, stop__min_delta=0.05, stop__epochs=60)
@@ -119,6 +125,7 @@ def test_a_run_that_diverges_ends_and_says_what_to_do(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what a run tells and leaves
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @ALL
 def test_a_run_has_its_figures(strategy: str) -> None:
     run = small(strategy=strategy, stop__epochs=2, workers=2, servers=2, seed=7)
@@ -324,6 +331,7 @@ def test_an_evaluator_that_breaks_fails_the_run_and_says_why(monkeypatch: pytest
 # ---------------------------------------------------------------- while it runs
 
 
+@pytest.mark.variants(slow=["bounded", "async"])
 @ALL
 def test_workers_may_join_and_leave_while_it_runs(strategy: str) -> None:
     names: list[str] = []

@@ -18,7 +18,7 @@ from shoal.errors import BadKeys, BadValues, Closed, DependencyFailed, Invalid, 
 from shoal.launch.processes import ProcessCluster
 from shoal.tables import Update
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 TRANSPORTS = ["threads", "ipc", "tcp"]
 RULES = """
 import shoal

@@ -202,6 +202,7 @@ AIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("air", ["8 Mbit/s", *(pytest.param(air, marks=pytest.mark.soak) for air in ("delay", "loss"))])
 def test_bad_weather_makes_it_slower_and_nobody_is_taken_for_dead(air: str, site: Site) -> None:
     """F23. Little is sent twice: TCP does that already."""

@@ -13,8 +13,10 @@ from shoal.errors import WireError
 from shoal.keys import KeyRange
 from shoal.limits import PROTOCOL, SECOND
 from shoal.nodes.server import Server
+from shoal.nodes.too_soon import longest
 from shoal.store.update import Assign
 from shoal.tables import Dense, Sparse, Step, Table
+from shoal.timing import DEFAULT
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick
@@ -181,7 +183,7 @@ class House:
     """A server with one table, two of its three segments being held here."""
 
     def __init__(self, spec: Table, inline: int) -> None:
-        self.server = Server("ann", "token", inline=inline)
+        self.server, self.now = Server("ann", "token", inline=inline), SECOND
         members = [m.Member("ann", 1, "server", ""), m.Member("me", ME, "worker", ""), m.Member("you", 3, "worker", "")]
         places = [m.Place(1, [owner]) for owner in ("ann", "bob", "ann")]
         view = m.View(1, 1, 0, members, [m.Placed(1, "w", spec, [0, 4, 8], places)])
@@ -194,15 +196,20 @@ class House:
     def feed(self, event: Event) -> list[m.Message]:
         """Hand it in, do the computations it asks for, and return what was said."""
         said: list[m.Message] = []
-        effects: list[Effect] = self.server.handle(SECOND, event)
+        effects: list[Effect] = self.server.handle(self.now, event)
         while effects:
             jobs = [effect for effect in effects if isinstance(effect, Compute)]
             said += [effect.message for effect in effects if isinstance(effect, Send)]
             effects = []
             for job in jobs:
                 job.function()
-                effects += self.server.handle(SECOND, Computed(job.token))
+                effects += self.server.handle(self.now, Computed(job.token))
         return said
+
+    def later(self) -> list[m.Message]:
+        """What is said to those who came too soon, and have waited for as long as they may."""
+        self.now += longest(DEFAULT)
+        return self.feed(Tick())
 
     def contents(self) -> tuple[int, bytes]:
         rows = self.segments.table.pull(self.segments.table.held(KeyRange(0, SPAN)))
@@ -215,7 +222,8 @@ def treat(house: House, message: m.Message, arrays: m.Arrays) -> None:
     if not isinstance(message, m.Push | m.Pull | m.Call | m.Park | m.Ask):
         return
     before = house.contents()
-    said = [one for one in house.feed(Received("me", message, arrays)) if not isinstance(one, m.Heartbeat)]
+    said = [*house.feed(Received("me", message, arrays)), *house.later()]
+    said = [one for one in said if not isinstance(one, m.Heartbeat)]
     assert any(getattr(one, "request", None) == message.request for one in said)  # nobody is left without a word
     if house.contents() != before:
         assert isinstance(message, m.Push)

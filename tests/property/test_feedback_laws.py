@@ -6,7 +6,6 @@ push the same slot. All nodes in one thread, in an order drawn by lot.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from typing import Any
 
@@ -17,16 +16,14 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.errors import BadValues
-from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.store.feedback import Feedback
 from shoal.store.task import Task
 from shoal.tables import Filter, Table
-from shoal.testing.ship import Ship
+from shoal.testing.ship import CalmWorld
 from shoal.wire import messages as m
-from shoal.wire.effects import Event, Tick
+from shoal.wire.effects import Tick
 
 SPAN = 60
 CLIENTS = 2
@@ -39,19 +36,14 @@ LOSSY: list[list[Filter]] = [
 ]
 
 
-class Harbour(Ship):
+class Harbour(CalmWorld):
     """A coordinator, servers with two copies of everything, and clients; some messages are lost, some come twice."""
 
     def __init__(self, seed: int, spec: Table, lost: float, twice: float) -> None:
-        self.draw = random.Random(seed)
-        self.now = 1_000 * SECOND
-        self.nodes, self.wakes, self.roads, self.told, self.journal = {}, {}, {}, [], []
-        self.ends: dict[str, Task] = {}
-        self.drop = lambda sender, to, message: False
-        self.twice, self.repeated = 0.0, 0
+        super().__init__(seed)
         self.board(Coordinator(copies=2))
         for i in range(3):
-            self.board(Server(f"server-{i}", "token", f"memory:server-{i}"))
+            self.serve(f"server-{i}")
         self.clients = [Worker(f"client-{i}", "client", "token") for i in range(CLIENTS)]
         for one in self.clients:
             one.client.patient = True  # as workers of a run are
@@ -60,23 +52,14 @@ class Harbour(Ship):
         self.do(0, lambda client: client.create("t", spec))
         self.until(lambda: all("t" in one.client.layouts for one in self.clients))
         self.drop = lambda sender, to, message: self._is_ours(sender, to) and self.draw.random() < lost
-        self.twice = twice
+        self.world.weather.repeat = twice
 
     def _is_ours(self, sender: str, to: str) -> bool:
         return "coordinator" not in (sender, to) and "client" in sender + to
 
-    def feed(self, name: str, event: Event) -> None:
-        before = {road: len(letters) for road, letters in self.roads.items()}
-        super().feed(name, event)
-        for road, letters in self.roads.items():
-            new = road[0] == name and len(letters) > before.get(road, 0) and self._is_ours(*road)
-            if new and self.draw.random() < self.twice:
-                letters.append(letters[-1])
-                self.repeated += 1
-
-    def turn(self) -> None:
-        super().turn()
-        self.roads = {road: letters for road, letters in self.roads.items() if letters}
+    @property
+    def repeated(self) -> int:
+        return self.world.counts["repeated"]
 
     def start(self, which: int, call: Any) -> Task:
         task: Task = call(self.clients[which].client)
@@ -177,13 +160,11 @@ def test_a_push_that_is_refused_for_good_gives_back_what_it_took() -> None:
     harbour.do(0, lambda client: client.push("t", [1, 2], [3.0, 4.0]))
     client = harbour.clients[0].client
     assert client.left() == (5.0, 0.0)
-    harbour.drop = lambda sender, to, message: False
+    harbour.drop = lambda sender, to, message: True
     task = harbour.start(0, lambda client: client.push("t", [1, 2], [20.0, 0.0]))
     assert client.left()[0] < 5.0  # taken out: it is on its way
     request = next(iter(client.flight.letters))
     to = client.flight.letters[request].to
-    for road in harbour.roads.values():
-        road.clear()
     client.handle(harbour.now, to, m.No(request, "full", "no memory"), ())
     assert task.error is not None and client.left() == (5.0, 0.0)
 

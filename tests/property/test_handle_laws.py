@@ -21,14 +21,14 @@ from shoal.keys import KeyList, Keys, Values
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.cluster import Cluster
-from shoal.simulation.deals import Deals
 from shoal.simulation.faults import Plan
-from shoal.simulation.workload import Dealer, Scribe
+from shoal.simulation.idle_run import IdleRun
 from shoal.simulation.world import World
 from shoal.store import tending
 from shoal.store.segment import Segments
 from shoal.store.update import AdaGrad, Sum
 from shoal.tables import Dense, Sparse, Table, Uniform
+from shoal.timing import DEFAULT
 
 SPAN = 4_000
 LISTS = 5
@@ -68,8 +68,7 @@ class Twins:
     def __init__(self, seed: int, spec: Table, servers: int, copies: int, storm: bool) -> None:
         plan = Plan(seed=seed, servers=servers, copies=min(servers, copies), kind="clients")
         self.spec, self.world = spec, World(seed)
-        scribe = Scribe(plan, lambda: self.world.now)
-        self.cluster = Cluster(self.world, plan, Deals(plan, Dealer(plan), scribe))
+        self.cluster = Cluster(self.world, plan, IdleRun())
         self.cluster.set_up()
         self.worker = Worker("ann", "client", "only")
         self.cluster.add(self.worker)
@@ -136,7 +135,7 @@ class Twins:
                         break
                     await self.worker.sleep(100 * MILLISECOND)
             case "silence":  # so long that it is taken for dead, and joins again as another
-                self.world.hosts["ann"].paused_until = self.world.now + limits.DEAD_AFTER + 2 * SECOND
+                self.world.hosts["ann"].paused_until = self.world.now + DEFAULT.dead + 2 * SECOND
                 await self._settled()
 
     async def _settled(self) -> None:

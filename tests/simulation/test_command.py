@@ -44,3 +44,20 @@ def test_an_unknown_mutant_is_refused_with_the_way_to_the_list() -> None:
     assert "--mutant list" in result.output
     listed = CliRunner().invoke(main, ["simulate", "--mutant", "list"])
     assert "no ledger" in listed.output
+
+
+def test_the_store_is_what_is_simulated_also_by_its_former_name() -> None:
+    runs = [
+        CliRunner().invoke(main, ["simulate", *of, "--seeds", "2", "--jobs", "1", "--json"])
+        for of in ([], ["--of", "store"], ["--of", "cluster"])
+    ]
+    assert [run.exit_code for run in runs] == [0, 0, 0]
+    assert runs[0].stdout == runs[1].stdout == runs[2].stdout
+    listed = CliRunner().invoke(main, ["simulate", "--help"]).output
+    assert "gossip|moves|peers|store" in listed
+
+
+def test_the_faults_of_many_seeds_are_told_by_kind() -> None:
+    result = CliRunner().invoke(main, ["simulate", "--of", "moves", "--seeds", "4", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    assert "fault: join server" in result.output and "moves: handed" in result.output

@@ -49,6 +49,7 @@ def check(first: int, count: int) -> None:
     assert not tally.never(), "what should happen in some seed or other never did: the faults miss their mark"
 
 
+@pytest.mark.variants(slow=["1"])
 @pytest.mark.timeout(900)  # half a minute with a core of its own
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_that_live_have_the_same_weights_and_nothing_twice(part: int) -> None:
@@ -62,6 +63,7 @@ def test_two_thousand_schedules(part: int) -> None:
     check(part * (SOAK // PARTS), SOAK // PARTS)
 
 
+@pytest.mark.variants(slow=["130", "221", "1130", "1247", "1521", "1649", "1982", "100463", "100483", "200743"])
 @pytest.mark.parametrize("seed", BROKE)
 def test_what_was_broken_once_holds(seed: int) -> None:
     assert simulate(seed).violations == []
@@ -79,6 +81,18 @@ def test_there_are_the_mutants_that_were_asked_for() -> None:
     }
 
 
+@pytest.mark.variants(
+    slow=[
+        "words heard again",
+        "copied before entered",
+        "early words of the dead",
+        "halves that never call",
+        "no half gives way",
+        "taken from the dead",
+        "closed at once",
+        "adopted at once",
+    ]
+)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_variant_is_caught(name: str) -> None:

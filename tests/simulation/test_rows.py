@@ -68,6 +68,20 @@ def test_f12_a_server_leaves_under_load_and_nothing_of_it_is_missed() -> None:
     assert counts["moves: servers that left"] == 3
 
 
+@pytest.mark.variants(
+    slow=[
+        "target-full",
+        "target-handed",
+        "other-named",
+        "other-copied",
+        "other-full",
+        "other-handed",
+        "coordinator-named",
+        "coordinator-copied",
+        "coordinator-full",
+        "coordinator-handed",
+    ]
+)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("who", ["source", "target", "other", "coordinator"])
 def test_f13_whoever_is_killed_at_whatever_stage_of_a_move_one_owner_is_left(who: str, stage: str) -> None:

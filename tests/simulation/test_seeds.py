@@ -11,6 +11,7 @@ SELDOM = ("rare: ", "disk: records that were never")  # in hundreds of seeds: ma
 PARTS = 2  # one for each core of the test machine
 
 
+@pytest.mark.variants(slow=["1"])
 @pytest.mark.timeout(1_200)  # a minute with a core of its own
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_is_lost_doubled_too_stale_or_silent(part: int) -> None:

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 from shoal.cli import main
 from shoal.simulation.faults import FAMILIES, SERVER_FAMILIES, Fault, Plan
 from shoal.simulation.mutants import mutated
-from shoal.simulation.run import Run
-from shoal.simulation.shrink import as_test, broken_rule, first_violation, shrink
+from shoal.simulation.shrink import as_test, broken_rule, first_violation, shrink, verdict_of
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -37,7 +36,7 @@ def test_what_is_left_fails_by_the_same_rule_and_nothing_more_can_go() -> None:
 
 def test_the_printed_test_case_runs() -> None:
     plan = Plan(seed=3, workers=2, faults=(Fault("loss", lasts=1_000, rate=0.1), Fault("crash", 50, 500, "worker-1")))
-    scope = {"Plan": Plan, "Fault": Fault, "Run": Run}
+    scope = {"Plan": Plan, "Fault": Fault, "verdict_of": verdict_of}
     exec(as_test(plan, "a rule: what was broken"), scope)  # our own text
     scope["test_seed_3_keeps_its_promises"]()
 
@@ -53,7 +52,7 @@ def test_the_command_prints_the_shortest_plan() -> None:
         seed = next(seed for seed in range(100) if broken_rule(Plan.draw(seed)))
     result = CliRunner().invoke(main, ["simulate", "--seed", str(seed), "--mutant", "no ledger", "--shrink"])
     assert result.exit_code == 1, result.output
-    assert "assert Run(plan).verdict().violations == []" in result.output
+    assert "assert verdict_of(plan).violations == []" in result.output
     again = result.output.rpartition('--plan "')[2].rstrip().rstrip('"')
     result = CliRunner().invoke(main, ["simulate", "--plan", again, "--mutant", "no ledger"])
     assert result.exit_code == 1

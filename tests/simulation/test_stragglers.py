@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from shoal.events import Begin, End
+from shoal.limits import SECOND
 from shoal.simulation.faults import STRAGGLING, Fault, Plan
 from shoal.simulation.run import Run
 from shoal.simulation.stragglers import Stragglers
+from shoal.simulation.training_plan import TrainingPlan
+from shoal.simulation.training_run import TrainingWorld, nemesis_of, paced, stopped
+from shoal.strategies import TABLE
 
 STEPS = {"kind": "step", "workers": 3, "servers": 2, "slots": 24, "slots_per_step": 4, "max_delay": 0, "lasts": 9_000}
-EACH = {"kind": "each", "workers": 3, "servers": 2, "slots": 40, "max_delay": 0, "lasts": 9_000}
 SLOW = Fault("slower", 0, 9_000, "worker-0", rate=10)
 
 
@@ -19,15 +23,6 @@ def run(**facts: object) -> Run:
     verdict = one.verdict()
     assert verdict.ok, verdict.violations
     return one
-
-
-def done(one: Run) -> int:
-    """When the last slot was counted, whoever computed it."""
-    history = one.scribe.history
-    ends = {record.call: record.time for record in history if isinstance(record, End) and record.outcome == "ok"}
-    begun = [record for record in history if isinstance(record, Begin) and record.kind == "push"]
-    pushes = [(begin.number, ends[begin.call]) for begin in begun if begin.call in ends]
-    return max(dict(sorted(pushes, key=lambda push: -push[1])).values())
 
 
 @pytest.mark.parametrize("kind", ["clients", "each", "step"])
@@ -40,23 +35,39 @@ def test_a_straggler_is_slow_and_alive(kind: str, how: str) -> None:
     assert not one.counts["coordinator: removed"]
 
 
+def train(strategy: str, **facts: Any) -> TrainingWorld:
+    """A run of the real scheduler and trainers, to its end."""
+    kind = "step" if strategy == "sync" else "each"
+    plan = TrainingPlan(
+        seed=1, strategy=strategy, kind=kind, workers=3, servers=2, slots_per_pass=24, stop={"epochs": 3}, ahead=4,
+        think=300, lasts=9_000, **facts,
+    )  # fmt: skip
+    one = TrainingWorld(plan)
+    with paced(plan):
+        assert one.set_up()
+        nemesis_of(one).begin()
+        assert one.until(lambda: one.over, 120 * SECOND)
+    one.close()
+    assert stopped(one.told) == "3 epochs done" and one.dealing.workload.done == 72
+    return one
+
+
 def test_slots_of_a_slow_worker_are_lent_and_counted_once() -> None:
-    alone, helped = (run(**STEPS, faults=(SLOW,), habits=habits) for habits in ((), ("lend",)))
-    assert alone.lending.lent == 0 < helped.lending.lent
-    assert helped.counts["client: counted before"] + helped.counts["server: held again"] > 0  # the slow one came, too
-    assert done(helped) < done(alone)
+    steps = {"slots_per_step": 4, "prefetch": 0}
+    alone, helped = (
+        train("sync", settings={**steps, "second_copies": second}, faults=(SLOW,)) for second in (False, True)
+    )
+    assert alone.dealing.counts["second copies"] == 0 < helped.dealing.counts["second copies"]
+    assert helped.world.now < alone.world.now
 
 
-def test_a_delay_is_found_while_they_run_and_every_server_hears_of_it() -> None:
-    one = run(**EACH, faults=(SLOW,), habits=("auto delay",))
-    assert one.auto.changes > 0 and one.cluster.delays() == {one.auto._auto.delay} and one.auto._auto.delay > 0
-
-
-def test_a_coordinator_that_is_started_again_asks_for_the_delay_again() -> None:
-    one = run(**EACH, faults=(SLOW, *(Fault("crash", at, 300, "coordinator") for at in (400, 1_100, 1_900))),
-              habits=("auto delay",))  # fmt: skip
-    assert one.counts["fault: crash coordinator"] == 3 and one.auto.changes > 0
-    assert len(one.cluster.delays()) == 1
+@pytest.mark.parametrize("crashes", [(), (400, 1_100, 1_900)])
+def test_a_delay_is_found_while_they_run_and_every_server_hears_of_it(crashes: tuple[int, ...]) -> None:
+    faults = (SLOW, *(Fault("crash", at, 300, "coordinator") for at in crashes))
+    one = train("bounded", settings={"max_delay": "auto"}, faults=faults)
+    assert one.world.counts["fault: crash coordinator"] == len(crashes)
+    assert one.dealing.auto is not None
+    assert one.delays.changes > 0 and one.cluster.delays(TABLE) == {one.dealing.auto.delay}
 
 
 def test_only_who_is_struck_is_slow_and_only_for_a_while() -> None:
@@ -75,5 +86,4 @@ def test_only_who_is_struck_is_slow_and_only_for_a_while() -> None:
 def test_a_plan_with_stragglers_can_be_read_back() -> None:
     drawn = [plan for plan in map(Plan.draw, range(60)) if any(fault.kind in STRAGGLING for fault in plan.faults)]
     assert {fault.kind for plan in drawn for fault in plan.faults} >= set(STRAGGLING)
-    assert {habit for plan in drawn for habit in plan.habits} >= {"lend", "auto delay"}
     assert all(Plan.read(repr(plan)) == plan for plan in drawn)

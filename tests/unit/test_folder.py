@@ -20,6 +20,7 @@ from shoal.models.trained import Trained
 from shoal.resuming import differences
 from shoal.run import Run, train
 from shoal.settings import changed
+from shoal.testing.den import soon
 from shoal.views import figures
 
 EVENTS: list[RunEvent] = [Joined(seconds=0.0, name="worker-0", role="worker"), Stopped(seconds=1.5, why="done")]
@@ -171,14 +172,17 @@ def test_a_run_that_is_taken_up_and_does_not_begin_is_left_as_it_was(tmp_path: P
 
 
 def test_a_line_that_was_cut_short_is_gone_when_the_next_is_written(tmp_path: Path) -> None:
-    log = Log(Folder(tmp_path / "run", Job()), None)
+    before = Folder(tmp_path / "run", Job())
+    log = Log(before, None)
     log(EVENTS[0])
+    log.settle()
     with open(tmp_path / "run" / "events.jsonl", "ab") as file:
         file.write(b'{"event":"stop')
-    del log
+    before.release()
     folder = Folder.again(tmp_path / "run")
     again = Log(folder, None, folder.events()[0])
     again(EVENTS[1])
+    again.settle()
     assert again.events == EVENTS == read_run(tmp_path / "run" / "events.jsonl")
     assert again.new == EVENTS[1:]
 
@@ -220,7 +224,7 @@ def test_events_are_on_disk_while_they_happen(tmp_path: Path) -> None:
     log = Log(Folder(tmp_path / "run", Job()), heard.append)
     for number, event in enumerate(EVENTS):
         log(event)
-        assert read_run(tmp_path / "run" / "events.jsonl") == EVENTS[: number + 1] == heard
+        assert soon(lambda number=number: read_run(tmp_path / "run" / "events.jsonl") == EVENTS[: number + 1] == heard)
 
 
 def test_an_on_event_that_fails_is_told_once_and_called_no_more(capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,6 +237,7 @@ def test_an_on_event_that_fails_is_told_once_and_called_no_more(capsys: pytest.C
     log = Log(None, broken)
     for event in EVENTS:
         log(event)
+    log.close()
     assert len(calls) == 1 and log.events == EVENTS
     assert capsys.readouterr().err.count("ZeroDivisionError: my mistake in on_event") == 1
 
@@ -243,6 +248,7 @@ def test_events_that_cannot_be_written_are_kept_and_written_at_the_end(tmp_path:
     log = Log(folder, None)
     for event in EVENTS:
         log(event)
+    log.settle()
     assert log.events == EVENTS and "No such file" in log.error
 
 

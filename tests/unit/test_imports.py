@@ -33,6 +33,7 @@ LEVELS = (
         "events",
         "errors",
         "limits",
+        "timing",
         "emulate",
         "settings",
         "doors",
@@ -42,6 +43,9 @@ LEVELS = (
         "decoding",
         "theirs",
         "registered",
+        "starting",
+        "aside",
+        "signals",
     ),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

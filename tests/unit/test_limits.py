@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from shoal import limits
 from shoal.cli import main
+from shoal.timing import DEFAULT, Intervals
 
 
 def test_shoal_limits_prints_every_bound_with_its_value() -> None:
@@ -15,14 +16,14 @@ def test_shoal_limits_prints_every_bound_with_its_value() -> None:
     assert len(bounds) > 30
     printed = {line.split()[0] for line in result.output.splitlines() if line and line[0].isupper() and " = " in line}
     assert printed == bounds
-    assert "HEARTBEAT = 500 ms" in result.output
+    assert "CLEAR_EVERY = 5 ms" in result.output
+    timing = {line.split()[0] for line in result.output.splitlines() if line.startswith("timing.")}
+    assert timing == {f"timing.{name}" for name in Intervals.__struct_fields__}
+    assert "timing.heartbeat = 500 ms" in result.output
     assert not [line for line in result.output.splitlines() if line.endswith("(")]  # a bound is a line
 
 
 def test_bounds_agree_with_each_other() -> None:
-    assert limits.HEARTBEAT < limits.SUSPECT_AFTER < limits.DEAD_AFTER
-    assert limits.RESEND_FIRST < limits.RESEND_MOST < limits.SILENCE
-    assert 3 * limits.NOTICE < limits.SILENCE  # three missed notices, and still time to ask
     assert limits.DENSE_SEGMENT_BYTES <= limits.FRAME_BYTES <= limits.CLIENT_WINDOW  # a segment fits a message
     assert 4 * limits.WIDTH <= limits.FRAME_BYTES  # and so does the widest row
-    assert limits.BUSY_RETRY < limits.RESEND_MOST
+    assert DEFAULT.resend_most > limits.BUSY_RETRY

@@ -150,6 +150,16 @@ def test_a_group_is_dissolved_by_its_own_or_when_it_is_not_at_work() -> None:
     assert list(roster.tables) == ["w"]
 
 
+def test_a_group_that_nobody_knows_is_not_dissolved_in_silence() -> None:
+    roster = roster_of("a/bob", "operator")
+    roster.create("b/w", SMALL)
+    groups.allow(roster, Group("c", mb=7))
+    with pytest.raises(Invalid, match=r"no group 'd' to dissolve \(groups: b, c\)"):
+        groups.dissolve(roster, "d", "operator")
+    assert groups.dissolve(roster, "c", "operator") == []  # it was allowed something, and has nothing
+    assert groups.dissolve(roster, "a", "a/bob") == []  # it is here
+
+
 def test_what_groups_may_have_outlives_the_coordinator() -> None:
     roster = roster_of("b/ann")
     groups.allow(roster, Group("b", mb=7, reads=[CLUSTER]))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import inf, nan
 
 from shoal.cluster.loads import Loads
-from shoal.limits import LOAD_EVERY, LOAD_LEAST, LOAD_PATIENCE, LOAD_STEADY
+from shoal.limits import LOAD_LEAST, LOAD_PATIENCE, LOAD_STEADY
 from shoal.tables import Dense
+from shoal.timing import DEFAULT
 from shoal.wire.messages import Heartbeat, Place, Placed
 
 
@@ -35,7 +36,7 @@ def test_what_was_measured_before_a_segment_was_cut_is_not_taken_for_what_it_is_
 
 
 SERVERS = ["ann", "bob"]
-LONG = LOAD_STEADY * LOAD_EVERY
+LONG = LOAD_STEADY * DEFAULT.load_every
 
 
 def hot(loads: Loads, at: int, tables: dict[str, Placed]) -> None:
@@ -74,10 +75,10 @@ def test_after_every_trade_it_takes_longer_until_others_are_here() -> None:
     assert not loads.is_time(now, SERVERS, tables)
     for tellings in [LOAD_STEADY * 2**i for i in range(1, 5)]:
         loads.traded()
-        assert not loads.is_time(min(tellings, LOAD_PATIENCE) * LOAD_EVERY - 1, SERVERS, tables)
-        assert loads.is_time(min(tellings, LOAD_PATIENCE) * LOAD_EVERY, SERVERS, tables)
+        assert not loads.is_time(min(tellings, LOAD_PATIENCE) * DEFAULT.load_every - 1, SERVERS, tables)
+        assert loads.is_time(min(tellings, LOAD_PATIENCE) * DEFAULT.load_every, SERVERS, tables)
     loads.traded()
-    assert loads.is_time(LOAD_PATIENCE * LOAD_EVERY, SERVERS, tables)  # and no longer than this
+    assert loads.is_time(LOAD_PATIENCE * DEFAULT.load_every, SERVERS, tables)  # and no longer than this
     others = [*SERVERS, "cat"]
     assert not loads.is_time(0, others, tables)
     assert loads.is_time(LONG, others, tables)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from shoal import limits
 from shoal.cluster.member import Change, Membership
 from shoal.limits import SECOND
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Connect, Effect, Send
 
@@ -169,4 +169,4 @@ def test_the_back_off_starts_again_with_every_life() -> None:
     now = START + 20 * SECOND
     made.handle(now, m.Welcome("token.0", 5, view(3)))
     made.handle(now, m.Fence(0, 5))
-    assert made.next == now + limits.RESEND_FIRST
+    assert made.next == now + DEFAULT.resend_first

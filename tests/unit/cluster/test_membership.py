@@ -11,6 +11,7 @@ from shoal.errors import Invalid
 from shoal.limits import SECOND
 from shoal.nodes.records import record_of
 from shoal.tables import Dense, Each, Sparse, Step
+from shoal.timing import DEFAULT
 
 
 def roster(*servers: str, copies: int = 1) -> Roster:
@@ -124,14 +125,14 @@ def test_however_many_come_and_go_only_the_last_of_them_are_remembered() -> None
 def test_the_silent_are_suspected_and_then_removed() -> None:
     made = Roster()
     made.join(0, "ann", "worker", "t", "", 1)
-    assert list(made.silent(limits.SUSPECT_AFTER - 1)) == []
+    assert list(made.silent(DEFAULT.suspect - 1)) == []
     assert not made.people["ann"].suspected
-    assert list(made.silent(limits.SUSPECT_AFTER)) == []
+    assert list(made.silent(DEFAULT.suspect)) == []
     assert made.people["ann"].suspected
-    made.people["ann"].heard = limits.SUSPECT_AFTER
-    list(made.silent(limits.SUSPECT_AFTER + 1))
+    made.people["ann"].heard = DEFAULT.suspect
+    list(made.silent(DEFAULT.suspect + 1))
     assert not made.people["ann"].suspected  # it cost nothing
-    assert list(made.silent(limits.SUSPECT_AFTER + limits.DEAD_AFTER)) == ["ann"]
+    assert list(made.silent(DEFAULT.suspect + DEFAULT.dead)) == ["ann"]
 
 
 def test_the_last_holder_of_a_segment_is_not_removed_for_silence() -> None:
@@ -146,9 +147,44 @@ def test_the_last_holder_of_a_segment_is_not_removed_for_silence() -> None:
 def test_a_server_whose_segments_have_copies_is_removed_for_silence() -> None:
     made = roster("ann", "bob", copies=2)
     made.create("w", Dense(rows=64))
-    assert list(made.silent(60 * SECOND)) == ["ann", "bob"]
+    made.people["bob"].heard = 60 * SECOND
+    assert list(made.silent(60 * SECOND)) == ["ann"]
     made.remove("ann", "silent")
-    assert list(made.silent(60 * SECOND)) == []  # bob is the last one now
+    assert list(made.silent(90 * SECOND)) == []  # bob is the last one now
+
+
+def test_of_servers_that_are_all_silent_none_is_removed_for_another_that_may_be_the_dead_one() -> None:
+    made = roster("ann", "bob", "cat", copies=3)
+    made.create("w", Dense(rows=64))
+    made.people["cat"].heard = DEFAULT.dead - DEFAULT.suspect  # the last that was heard, and silent by now, too
+    assert list(made.silent(DEFAULT.dead)) == []
+    made.hear(DEFAULT.dead, made.people["cat"])
+    made.people["ann"].heard = made.people["bob"].heard = 0
+    gone = []
+    for name in made.silent(DEFAULT.dead):
+        gone.append(name)
+        made.remove(name, "silent")
+    assert gone == ["ann", "bob"]
+
+
+def test_time_in_which_nobody_was_heard_is_held_against_nobody() -> None:
+    made = roster("ann", "bob", "cat", copies=3)
+    for now in (DEFAULT.heartbeat, 2 * DEFAULT.heartbeat):
+        made.hear(now, made.people["ann"])
+        made.hear(now, made.people["bob"])  # of cat nothing was ever heard: a second of silence
+    later = 2 * DEFAULT.heartbeat + 60 * SECOND
+    made.hear(later, made.people["bob"])
+    assert [later - person.heard for person in made.people.values()] == [0, 0, 2 * DEFAULT.heartbeat]
+    made.hear(later + DEFAULT.heartbeat, made.people["bob"])  # no more than usual between two words
+    assert made.people["ann"].heard == later
+
+
+def test_a_newcomer_that_is_heard_first_is_no_reason_to_hold_silence_against_the_others() -> None:
+    made = roster("ann", "bob")
+    for person in made.people.values():
+        made.hear(SECOND, person)
+    made.join(60 * SECOND, "cat", "server", "cat.0", "memory:cat", 3)
+    assert list(made.silent(60 * SECOND)) == [] and not made.suspects()
 
 
 def test_when_a_server_goes_its_backups_move_up_and_the_epoch_changes() -> None:
@@ -265,6 +301,23 @@ def test_a_set_gets_smaller_only_if_one_that_is_left_was_heard_since_the_other_w
     assert made.begin(0, smaller) == []
     made.people["ann"].suspected = False
     assert made.begin(0, smaller) == smaller and holders(made, "w") == {"ann"}
+
+
+def test_a_new_table_has_all_its_copies_while_one_that_is_to_hold_them_is_still_leaving() -> None:
+    """The only server that stays may be dead, and nobody has noticed: the table would be lost before anybody had it."""
+    made = roster("ann", "bob", copies=2)
+    made.leave("bob")
+    made.create("w", Dense(rows=64))
+    assert {tuple(place.servers) for place in made.tables["w"].places} == {("ann", "bob")}
+    made.remove("ann", "it was killed")
+    assert not made.has_lost()
+
+
+def test_a_server_that_leaves_is_given_nothing_where_enough_others_stay() -> None:
+    made = roster("ann", "bob", "cat", copies=2)
+    made.leave("bob")
+    made.create("w", Dense(rows=64))
+    assert holders(made, "w") == {"ann", "cat"}
 
 
 def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> None:

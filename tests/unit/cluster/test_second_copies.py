@@ -100,3 +100,13 @@ def test_slots_of_one_who_left_with_copies_elsewhere_are_not_dealt_a_third_time(
     work.leave(1, died=True)
     again, _ = work.deal(2, 100)
     assert not lent & set(again)
+
+
+def test_reports_of_no_slot_take_nothing_from_what_is_known() -> None:
+    copies = SecondCopies()
+    for _ in range(12):
+        for worker, took in enumerate((1_000, 1_000, 9_000), start=1):
+            copies.take(worker, took, 1)
+            for _ in range(20):  # it waits for the others, and reports all the while
+                copies.take(worker, 0, 0)
+    assert copies.slow() == {3}

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from shoal.cluster.loads import Loads
 from shoal.cluster.rebalance import plan
 from shoal.cluster.shares import Wanted
-from shoal.limits import LOAD_ABOVE, LOAD_EVERY, LOAD_KEPT, LOAD_LEAST, SECOND
+from shoal.limits import LOAD_ABOVE, LOAD_KEPT, LOAD_LEAST, SECOND
 from shoal.tables import Dense
+from shoal.timing import DEFAULT
 from shoal.wire.messages import Heartbeat, Place, Placed
 
 PARTS = 16
@@ -45,7 +46,7 @@ class Town:
         for now in range(self.now, self.now + length, SECOND // 2):
             self.now = now
             for at, name in enumerate(self.names):
-                if self.now % LOAD_EVERY == at * SECOND // 2 % LOAD_EVERY:
+                if self.now % DEFAULT.load_every == at * SECOND // 2 % DEFAULT.load_every:
                     self._tell(name)
             self._look()
         self.now += SECOND // 2
@@ -103,7 +104,7 @@ def test_what_is_nothing_but_chance_is_moved_a_few_times_and_then_no_more(seed: 
     town = Town(3, [1_000.0] * 3 * PARTS, 0.6, seed)  # a server that tells twice what it should is no rare thing
     town.live(10 * MINUTE)
     assert len(town.rounds) <= 3
-    assert all(later - one >= LOAD_EVERY for one, later in pairwise(town.rounds))
+    assert all(later - one >= DEFAULT.load_every for one, later in pairwise(town.rounds))
 
 
 def test_where_little_is_asked_nothing_is_moved_for_it() -> None:

@@ -344,3 +344,30 @@ def test_what_is_meant_for_a_worker_that_goes_is_dealt_to_those_it_may_wait_for(
     assert sorted([*again, *new]) == [1, 2, 3, 4, 5, 6, 7], "or the step that it waits for would never be whole"
     assert work.leave(1, died=False) == 1
     assert work.deal(2, 8)[0] == [0]
+
+
+def taken_up(counted: list[int], limit: int) -> Workload:
+    """By a coordinator that was started again, which hears what its workers hold."""
+    work = entered(Workload(Cards(8), limit), 2)
+    work.resume(counted, dealt=0)
+    return work
+
+
+def test_what_a_worker_had_counted_unheard_takes_no_room_from_what_comes_again() -> None:
+    work = taken_up([0, 1, 2], limit=8)
+    assert work.claim(1, [(3, 5)]) == [3, 4]
+    work.adopt(2, [(5, 6)])
+    assert work.deal(1, 8) == ([6, 7], [])
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_slots_that_were_counted_unheard() -> None:
+    work = taken_up([0, 1, 2], limit=8)
+    work.claim(1, [(3, 5)])
+    work.adopt(2, [(5, 6)])
+    work.stop()
+    assert work.limit == 8 and work.done == 5
+    work.count(2, [5])
+    assert not work.finished
+    assert work.deal(1, 8) == ([6, 7], [])
+    work.count(1, [6, 7])
+    assert work.finished

@@ -105,6 +105,9 @@ def test_too_few_features_are_refused() -> None:
 # ------------------------------------------------------------ written out
 
 
+@pytest.mark.variants(
+    slow=[".xz-rcv1-like", ".gz-clicks", ".gz-rcv1-like", ".bz2-clicks", ".bz2-rcv1-like", ".xz-clicks"]
+)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz"])
 def test_a_set_that_is_written_and_read_is_the_same(tmp_path: Path, name: str, suffix: str) -> None:

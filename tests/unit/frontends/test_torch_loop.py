@@ -90,6 +90,9 @@ def together(*works: Callable[[], Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.variants(
+    slow=["nesterov-<lambda>", "adagrad-<lambda>", "rmsprop-<lambda>", "adam-<lambda>", "adamw-<lambda>"]
+)
 @pytest.mark.parametrize(("name", "make"), OPTIMIZERS)
 def test_one_worker_makes_the_steps_of_plain_pytorch(
     cluster: shoal.Cluster, name: str, make: Callable[..., Any]

@@ -16,9 +16,9 @@ from shoal.launch.rank import Go
 from shoal.models.learning import learner_of
 from shoal.models.linear import Floats
 from shoal.settings import changed
-from shoal.testing.serial import serial
+from shoal.simulation.reference import serial
 
-PATIENCE = 60.0  # seconds: a guard against hanging
+PATIENCE = 120.0  # seconds: a guard against hanging
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 410, "features": 1_000, "batch": 20},  # 21 slots, the last with ten rows
     "strategy": "allreduce",

@@ -19,7 +19,7 @@ JUDGED = Judged(4, np.array([1.0, 2.0, 3.0], np.float32), 0.25, {"accuracy": 0.5
 
 
 def best(path: Path, told: list[RunEvent] | None = None, features: int = 2) -> Best:
-    train = SimpleNamespace(features=features)
+    train = SimpleNamespace(features=features, hashing=None)
     return Best(path, LinearLearner(Linear(), train), (told if told is not None else []).append)  # type: ignore[arg-type]
 
 

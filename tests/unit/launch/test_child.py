@@ -19,7 +19,7 @@ from shoal.launch.nursery import Ended, Fork, Forked, Order, Refused, Report, Se
 ORDERS = Orders(
     "ann", "worker", "token", "ipc:///a/ann", "ipc:///a/coordinator", "/a", {"job": {"seed": 7}, "rows": []}
 )
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from shoal.errors import StartFailed
 from shoal.launch import supervising
 from shoal.launch.supervising import MOST, Supervisor
 
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 class Shop:

@@ -31,7 +31,7 @@ VARIABLES = {
     "TORCHELASTIC_RUN_ID": "none",
     "TORCHELASTIC_RESTART_COUNT": "0",
 }
-PATIENCE = 30.0  # seconds: a guard against hanging, not a measure
+PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 
 
 def of(world: int = 5, hosts: int = 1, restarts: int = 0) -> Rank:

@@ -116,7 +116,7 @@ class Peers:
     def join(self) -> PeerNode:
         """Through any of those that are here."""
         number = max(node.mesh.me.number for node in self.nodes.values()) + 1
-        through = [(life, "") for life, node in self.nodes.items() if node.mesh.filled and not node.left]
+        through = [(life, f"memory:{life}") for life, node in self.nodes.items() if node.mesh.filled and not node.left]
         return self._add(Mesh.joining(self._peer(number), through))
 
     def kill(self, life: str) -> None:

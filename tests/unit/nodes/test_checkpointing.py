@@ -40,6 +40,11 @@ class Run:
     def state(self, cut: int) -> Any:
         return {"cut": cut, "steps": self.steps}
 
+    learnt: tuple[tuple[str, Any], ...] = ()  # since
+
+    def completed(self, state: Any) -> Any:
+        return {**state, **dict(self.learnt)}
+
 
 class Town:
     """A coordinator's checkpoints and servers that write, on one disk; messages and disk threads wait until they are let go."""
@@ -180,6 +185,19 @@ def test_a_checkpoint_that_is_asked_for_is_saved_and_told() -> None:
         (9, 5, "/run/checkpoints/00000001", 12)
     }
     assert len(town.sent) == 2  # once to each server
+
+
+def test_what_becomes_known_while_servers_write_is_in_the_manifest() -> None:
+    town = Town()
+    town.dumb = {"server-1"}
+    town.checkpointing.soon()
+    town.go()
+    assert town.sent and found(town) is None
+    town.run.learnt, town.run.steps, town.dumb = (("voids", [3]),), 11, set()
+    town.go(town.checkpointing.timing.snap_again / SECOND)
+    manifest = found(town)
+    assert manifest is not None
+    assert msgspec.json.decode(manifest.state) == {"cut": 12, "steps": 7, "voids": [3]}
 
 
 def test_one_is_saved_whenever_it_is_time_and_the_last_three_are_kept() -> None:

@@ -591,8 +591,33 @@ def test_time_goes_on_while_nothing_comes() -> None:
     ids = [office.join(f"worker-{i}", "worker") for i in range(2)]
     for i, incarnation in enumerate(ids):
         office.say(f"worker-{i}", m.Want(1, incarnation, 0))
+    assert office.coordinator.dealing is not None
+    for _ in range(3):  # whoever judges is late, and nothing is dealt before: that time is nobody's
+        office.now += 500 * MILLISECOND
+        office.feed(Tick())
+    assert office.coordinator.dealing.over == ""
+    office.say("eve", m.Ready(1, office.join("eve", "evaluator"), holds=0))
     for _ in range(3):
         office.now += 500 * MILLISECOND
         office.feed(Tick())
-    assert office.coordinator.dealing is not None
     assert office.coordinator.dealing.over == "1 seconds are over"
+
+
+def test_weights_of_a_later_step_are_not_told_as_those_that_were_asked_for() -> None:
+    """The evaluator read step 0, said so, and died; the next one is asked for step 0, and finds step 3."""
+    desk = Desk(dealing(slots=1))
+    desk.want(1)
+    desk.want(2)
+    assert (desk.ready().number, desk.ready(holds=0).number) == (0, -1)
+    for _ in range(3):
+        desk.work(1, 1)
+    asked = desk.ready()
+    assert (asked.number, asked.clock) == (0, 0)
+    for found in (-1, 0):
+        desk.requests += 1
+        desk.feed(desk.dealing.ready(desk.now, "evaluator", m.Ready(desk.requests, 91, 0, found, 0.5, clock=3)))
+    (told,) = desk.all(Evaluated)
+    assert (told.number, told.steps) == (0, 3)
+    assert desk.dealing.counts["evaluations of a later step"] == 1
+    desk.run()
+    assert [one.steps for one in desk.all(Evaluated)] == [3, 8, 16] and desk.why == "2 epochs done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return load(job.data, job.seed, cache=tmp_path_factory.mktemp("data"))
 
 
-def next_life(desk: Desk, **made: Any) -> Desk:
-    """The coordinator is started again; workers keep what is in their hands."""
+def next_life(desk: Desk, workers: Sequence[int] = (), **made: Any) -> Desk:
+    """The coordinator is started again, and waits for these workers; all keep what is in their hands."""
     again = dealing(**made)
-    again.resume(about_dealing(desk.journal))
+    again.resume(about_dealing(desk.journal), workers)
     return Desk(again, desk.now + 5 * SECOND, journal=list(desk.journal), hands=desk.hands, requests=desk.requests)
 
 
@@ -122,6 +123,45 @@ def test_who_joined_in_this_life_cannot_claim_what_nobody_dealt_it() -> None:
 
 
 @BOTH
+def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_hold(slots: int) -> None:
+    """Nothing of what the former life dealt is in the journal: a run that ended at once would leave it out."""
+    made: dict[str, Any] = {"rules": Stop(seconds=1), "slots": slots, "every": math.inf}
+    desk = Desk(dealing(**made)).begin()
+    for who in (1, 2):
+        desk.want(who, 3)
+    had = sorted(desk.hands[1] + desk.hands[2])
+    again = next_life(desk, workers=(1, 2), **made)
+    again.wait(1.2)
+    assert again.dealing.over == "1 seconds are over" and not again.dealing.workload.finished
+    third = next_life(again, workers=(1, 2), **made)  # it remembers that it ends, and asks again what they hold
+    assert third.dealing.over == "1 seconds are over" and not third.dealing.workload.finished
+    for who in (1, 2):
+        third.want(who, 4, holds=runs(sorted(third.hands[who])))
+    third.run()
+    assert third.why == "1 seconds are over"
+    counted = spread(third.dealing.workload.counted(), 99)
+    assert set(had) <= set(counted) and third.dealing.workload.done == third.dealing.workload.limit
+    assert counted == had or (slots and len(counted) == third.dealing.workload.slots_until(2))  # whole steps
+
+
+def test_after_a_restart_the_last_pass_has_as_many_slots_as_it_should_whoever_holds_them() -> None:
+    """Where pushes count at once half a pass is any half of it: what a worker holds is part of that half."""
+    made: dict[str, Any] = {"rules": Stop(epochs=1.5), "every": math.inf}
+    desk = Desk(dealing(**made)).begin()
+    for _ in range(3):
+        desk.work(1, 3)
+        desk.work(2, 3)
+    desk.wait(0.3)
+    desk.want(1, 3)
+    assert any(slot >= PER_PASS for slot in desk.hands[1])
+    again = next_life(desk, workers=(1, 2), **made)
+    for who in (2, 1):
+        again.want(who, 4, holds=runs(sorted(again.hands[who])))
+    again.run()
+    assert again.why == "1.5 epochs done" and again.dealing.workload.done == 12
+
+
+@BOTH
 def test_a_slot_that_is_void_is_on_disk_before_it_is_dealt(slots: int) -> None:
     desk = Desk(dealing(slots=slots)).begin()
     desk.want(1, 1)
@@ -199,7 +239,8 @@ def test_every_slot_counts_once_when_the_coordinator_is_started_again(rows: Data
         ship.home()
         assert ship.slots_done() == 75 and ship.dealing.examples == 3 * 400
         assert ship.all(Stopped)[-1].why == "3 epochs done" and len(ship.all(Started)) == 1
-        numbers = [event.number for event in ship.all(Evaluated)]
+        # What was told and was not on disk yet is told again by the next life.
+        numbers = list(dict.fromkeys(event.number for event in ship.all(Evaluated)))
         assert numbers == list(range(len(numbers))) and ship.all(Evaluated)[-1].passes == 3.0
         assert strategy != "sync" or len(numbers) == 4
         assert all(task.error is None for task in ship.ends.values())
@@ -229,7 +270,6 @@ def test_nothing_hangs_when_a_worker_dies_with_slots_that_nobody_knows_it_has(
     for seed in range(12):
         ship = Ship(rows, seed=seed, strategy="sync", workers=3, strategy__slots_per_step=3, evaluate__every=math.inf)
         ship.until(lambda ship=ship, seed=seed: ship.slots_done() >= 2 * seed + 2)  # type: ignore[misc]
-        assert all(line.account.dealt == 0 for line in about_dealing(ship.journal))  # type: ignore[union-attr]
         ship.restart_coordinator()
         ship.kill("worker-1")
         ship.home()
@@ -294,6 +334,22 @@ def test_a_checkpoint_says_all_that_is_needed_to_go_on(slots: int) -> None:
     assert again.why == "3 epochs done" and again.dealing.examples == work.done == work.limit
     numbers = [event.number for event in again.all(Evaluated)]
     assert numbers == list(range(state.account.judgements.found + 1, numbers[-1] + 1))
+
+
+def test_a_slot_that_becomes_void_while_servers_are_on_their_way_to_the_cut_is_void_in_the_checkpoint() -> None:
+    """Servers are asked for a step that is yet to come, and one of its slots turns out to be void before it is taken."""
+    desk = Desk(dealing(slots=1)).begin()
+    (slot,) = spread(desk.want(1, 1).slots, 9)
+    cut = desk.dealing.cut
+    assert slot == 0 and cut == 2
+    state = desk.dealing.state(cut)  # as servers are asked
+    for _ in range(2):
+        desk.want(1, refused={slot: "nan"})
+    assert slot in desk.dealing.workload.voids
+    state = desk.dealing.completed(state)  # as the manifest is written
+    again = new_run(state, slots=1)
+    assert again.dealing.workload.voids == {slot: "nan"}
+    assert again.dealing.workload.counted() == [(0, 2)] and again.dealing.examples == 1
 
 
 @pytest.mark.parametrize("turns", range(1, 14))

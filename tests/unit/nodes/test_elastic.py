@@ -18,6 +18,7 @@ from shoal.events import Gone, Handed, Joined, Leaving, Warned
 from shoal.job import Job
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.elastic import Opening
+from shoal.nodes.guest import Guest
 from shoal.nodes.server import Server
 from shoal.store.holding import Holding
 from shoal.strategies import TABLE
@@ -65,10 +66,14 @@ def is_moving(ship: Ship) -> bool:
     return bool(coordinator(ship).elastic.standing(ship.now, coordinator(ship)))
 
 
-def join(ship: Ship, name: str) -> Server:
-    server = Server(name, f"token of {name}", f"memory:{name}")
-    ship.board(server)
-    return server
+def join(ship: Ship, name: str) -> Guest:
+    return ship.serve(name)
+
+
+def server_of(ship: Ship, name: str) -> Guest:
+    guest = ship.nodes[name]
+    assert isinstance(guest, Guest)
+    return guest
 
 
 def drain(ship: Ship, name: str) -> None:
@@ -141,10 +146,9 @@ def test_members_of_a_set_change_places_while_the_run_goes_on(
 @COPIES
 def test_a_server_that_is_drained_hands_all_over_and_is_let_go(rows: Dataset, strategy: str, copies: int) -> None:
     ship = sail(rows, strategy, seed=5, copies=copies, servers=3)
-    server = ship.nodes["server-1"]
-    assert isinstance(server, Server)
+    server = server_of(ship, "server-1")
     drain(ship, "server-1")
-    ship.until(lambda: server.released)
+    ship.until(lambda: server.end == "released")
     assert "server-1" not in held(ship) and "server-1" not in held(ship, 1)
     assert [one.name for one in ship.all(Leaving)] == ["server-1"]
     gone = [one for one in ship.all(Gone) if one.name == "server-1"]
@@ -157,11 +161,10 @@ def test_every_server_can_be_replaced_by_another_one_after_the_other(rows: Datas
     """A rolling restart (F10)."""
     ship = sail(rows, "sync", seed=8)
     for name in ("server-0", "server-1"):
-        before = ship.nodes[name]
-        assert isinstance(before, Server)
+        before = server_of(ship, name)
         join(ship, f"spare for {name}")
         before.leave()
-        ship.until(lambda before=before: before.released)
+        ship.until(lambda before=before: before.end == "released")
     ship.home()
     assert np.array_equal(np.array(ship.weights), weights)
     assert set(held(ship)) == {"spare for server-0", "spare for server-1"}
@@ -169,10 +172,9 @@ def test_every_server_can_be_replaced_by_another_one_after_the_other(rows: Datas
 
 def test_with_fewer_servers_than_copies_the_sets_get_smaller_and_it_is_said(rows: Dataset) -> None:
     ship = sail(rows, "sync", seed=2, copies=2)
-    server = ship.nodes["server-0"]
-    assert isinstance(server, Server)
+    server = server_of(ship, "server-0")
     drain(ship, "server-0")
-    ship.until(lambda: server.released)
+    ship.until(lambda: server.end == "released")
     assert held(ship) == {"server-1": sum(held(ship).values())} and not held(ship, 1)
     assert any("there is 1 server for 2 copies" in one.what for one in ship.all(Warned))
     ship.home()
@@ -180,21 +182,19 @@ def test_with_fewer_servers_than_copies_the_sets_get_smaller_and_it_is_said(rows
 
 def test_the_last_server_may_not_go(rows: Dataset) -> None:
     ship = sail(rows, "async", seed=2, servers=1)
-    server = ship.nodes["server-0"]
-    assert isinstance(server, Server)
+    server = server_of(ship, "server-0")
     server.leave()
     ship.until(lambda: bool(server.stays))
     assert "start another one" in server.stays
-    assert not server.released and not coordinator(ship).roster.people["server-0"].member.leaving
+    assert not server.end and not coordinator(ship).roster.people["server-0"].member.leaving
     join(ship, "server-1")  # then it may
-    ship.until(lambda: server.released)
+    ship.until(lambda: server.end == "released")
     ship.home()
 
 
 def test_one_that_was_let_go_and_did_not_hear_of_it_is_told_again(rows: Dataset) -> None:
     ship = sail(rows, "async", seed=2)
-    server = ship.nodes["server-1"]
-    assert isinstance(server, Server)
+    server = server_of(ship, "server-1")
     lost: list[m.Message] = []
 
     def drop(sender: str, to: str, message: m.Message) -> bool:
@@ -207,7 +207,7 @@ def test_one_that_was_let_go_and_did_not_hear_of_it_is_told_again(rows: Dataset)
     drain(ship, "server-1")
     ship.until(lambda: bool(lost))
     ship.restart_coordinator()  # and another one has to know
-    ship.until(lambda: server.released)
+    ship.until(lambda: server.end == "released")
     ship.home()
 
 
@@ -351,8 +351,8 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
         ship.until(lambda ship=ship, until=until: ship.now > until)
         found: dict[int, set[str]] = {}
         for node in ship.nodes.values():
-            if isinstance(node, Server):
-                for holding in node.tables.values():
+            if isinstance(node, Guest) and isinstance(node.node, Server):
+                for holding in node.node.tables.values():
                     assert isinstance(holding, Holding)
                     for segment, digest in holding.told(m.Ask(1, 1, 1, digests=True)).digests.items():
                         found.setdefault(segment, set()).add(digest)

@@ -17,9 +17,10 @@ from shoal.nodes.gossiper import Gossiper
 from shoal.nodes.meetings import Meetings
 from shoal.nodes.rounds import Rounds
 from shoal.nodes.stepper import Floats, check_size, cut, mix_into, whole
-from shoal.simulation.gossip_home import STEP, SimStepper, pull_of
+from shoal.simulation.gossip_model import STEP, SimStepper, pull_of
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.topology import Graph
+from shoal.timing import DEFAULT
 from shoal.wire.effects import Compute, Computed, Connect, Effect, Event, Received, Send, Tick, Wake
 from shoal.wire.neighbours import Along, Heard, Leg, Link, Meet, Met, Offer, Reached, Rest, Show, Without
 
@@ -183,11 +184,11 @@ def test_who_lacks_an_offer_asks_for_it_and_gets_that_of_the_round_before_too() 
     room.deliver(lambda sender, letter: sender != "w0")  # all that w0 says is lost; it has w1's, and is in round 1
     assert [node.part.round for node in room.nodes] == [1, 0]
     assert room.nodes[1].part.lacking() == ["w0"]
-    room.wait(limits.RESEND_FIRST + 1)
+    room.wait(DEFAULT.resend_first + 1)
     assert (room.letters(Reached)[-1][1].message) == Reached(1, 0, True)
     room.deliver()
     assert [node.part.round for node in room.nodes] == [2, 1], "that of the next round was lost as well"
-    room.wait(limits.RESEND_FIRST + 1)
+    room.wait(DEFAULT.resend_first + 1)
     room.deliver()
     assert [node.part.round for node in room.nodes] == [2, 2]
     assert np.allclose(room.weights, room.starts.mean(0), atol=1e-6)
@@ -232,7 +233,7 @@ def test_who_loses_a_neighbour_goes_on_with_its_weight_and_the_sum_of_the_living
     for i in (0, 2):
         room.say(i, Without(1, "w3"))
     for _ in range(3):
-        room.wait(limits.RESEND_FIRST + 1)  # what was held back is asked for
+        room.wait(DEFAULT.resend_first + 1)  # what was held back is asked for
         room.deliver(lambda sender, letter: "w3" not in (sender, letter.to))
     assert [node.part.round for node in room.nodes[:3]] == [3, 3, 3]
     living_mean(room, 3, room.starts.astype(np.float64))
@@ -305,7 +306,7 @@ def test_nobody_runs_ahead_of_who_hears_it_even_if_it_hears_nobody() -> None:
     room.deliver(lambda sender, letter: letter.to != "w2")
     assert [node.part.round for node in room.nodes] == [2, 1, 0], "one round each, and their letters are few"
     for _ in range(3):  # what was lost is asked for, round by round
-        room.wait(limits.RESEND_MOST)
+        room.wait(DEFAULT.resend_most)
         room.deliver()
     assert [node.part.round for node in room.nodes] == [50, 50, 50]
     assert np.isfinite(room.weights).all()
@@ -374,7 +375,7 @@ def test_a_question_without_an_answer_is_asked_again_until_there_is_one() -> Non
     room.leg_of(1, 1, 0, [])
     room.deliver(lambda sender, letter: not isinstance(letter.message, Met))
     assert room.nodes[0].part.lacking() == ["w1"]
-    room.wait(limits.RESEND_FIRST + 1)
+    room.wait(DEFAULT.resend_first + 1)
     room.deliver()
     assert len(room.models[1].adds) == 1
     assert np.allclose(room.weights.sum(0), room.starts.sum(0), atol=1e-6)
@@ -435,11 +436,11 @@ def test_a_worker_rests_until_it_is_heard_and_goes_when_it_is_over() -> None:
     room.leg()
     room.deliver()
     assert len([1 for name, said, _ in room.home if name == "w0" and isinstance(said, Rest)]) == 1
-    room.wait(limits.RESEND_FIRST + 1)
+    room.wait(DEFAULT.resend_first + 1)
     assert len([1 for name, said, _ in room.home if name == "w0" and isinstance(said, Rest)]) == 2
     room.say(0, Heard(1))
     room.home.clear()
-    room.wait(limits.RESEND_MOST + 1)
+    room.wait(DEFAULT.resend_most + 1)
     assert [name for name, said, _ in room.home if isinstance(said, Rest)] == ["w1"]
     assert not room.nodes[0].over
     room.say(0, Heard(1, over=True))
@@ -451,10 +452,21 @@ def test_home_hears_how_far_a_worker_is_and_whom_it_waits_for() -> None:
     room.leg_of(0, 1, 3, [1, 2, 3])
     room.deliver(lambda sender, letter: False)
     room.leg_of(0, 1, 3, [1, 2, 3])  # said again: it is answered at once
-    said = [message for _, message, _ in room.home if isinstance(message, Along)]
+    said = [message for _, message, _ in room.home if isinstance(message, Along) and message.leg]
     assert [(one.leg, one.rounds, one.rows, one.lacks) for one in said] == [(1, 0, 1, [])]
-    room.wait(limits.HEARTBEAT + 1)
-    assert room.home[-1][1].lacks == ["w1"]
+    room.wait(DEFAULT.heartbeat + 1)
+    assert [message.lacks for name, message, _ in room.home if name == "w0"][-1] == ["w1"]
+
+
+def test_a_worker_speaks_first_and_again_until_it_has_a_leg() -> None:
+    room = pair()
+    for _ in range(3):
+        room.wait(DEFAULT.heartbeat)
+    assert [message.leg for name, message, _ in room.home if name == "w0"] == [0, 0, 0]
+    room.home.clear()
+    room.leg_of(0, 1, 3, [1, 2, 3])
+    room.wait(DEFAULT.heartbeat)
+    assert [message.leg for name, message, _ in room.home if name == "w0"] == [1]
 
 
 def test_an_error_in_a_computation_goes_to_home_and_nothing_is_computed_after_it() -> None:
@@ -477,7 +489,7 @@ def test_an_error_in_a_computation_goes_to_home_and_nothing_is_computed_after_it
     assert room.nodes[0].part.round == 0
     room.say(0, Heard(1))
     room.home.clear()
-    room.wait(limits.RESEND_MOST + 1)
+    room.wait(DEFAULT.resend_most + 1)
     assert not [1 for name, said, _ in room.home if name == "w0"]
 
 

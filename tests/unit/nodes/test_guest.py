@@ -7,6 +7,7 @@ import pytest
 from shoal import limits
 from shoal.cluster.member import Membership
 from shoal.nodes.guest import Guest
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Event, Received, Send, Tick
 
@@ -49,7 +50,7 @@ def asked(effects: list[Effect]) -> int:
 def test_it_asks_to_leave_again_and_again_until_it_is_let_go() -> None:
     guest = joined()
     guest.leave()
-    said = [asked(guest.handle(SECOND + beat * limits.HEARTBEAT, Tick())) for beat in range(1, 5)]
+    said = [asked(guest.handle(SECOND + beat * DEFAULT.heartbeat, Tick())) for beat in range(1, 5)]
     assert said == [1, 1, 1, 1]
     guest.handle(4 * SECOND, Received("coordinator", m.Release(2)))  # of another life
     assert not guest.end
@@ -92,7 +93,7 @@ def test_a_newcomer_that_is_refused_ends_unless_it_may_be_tried_again() -> None:
 def test_a_coordinator_that_is_silent_for_too_long_is_given_up_unless_it_was_us_who_slept(sleeps: bool) -> None:
     guest, now = joined(), SECOND
     for _ in range(2 if sleeps else 125):
-        now += 40 * SECOND if sleeps else limits.HEARTBEAT
+        now += 40 * SECOND if sleeps else DEFAULT.heartbeat
         guest.handle(now, Tick())
     assert guest.end == ("" if sleeps else "deserted")
 
@@ -100,7 +101,7 @@ def test_a_coordinator_that_is_silent_for_too_long_is_given_up_unless_it_was_us_
 def test_a_node_that_others_see_to_waits_for_ever() -> None:
     guest = joined(patience=None)
     for beat in range(1, 500):
-        guest.handle(SECOND + beat * limits.HEARTBEAT, Tick())
+        guest.handle(SECOND + beat * DEFAULT.heartbeat, Tick())
     assert not guest.end
 
 

@@ -89,3 +89,21 @@ def test_a_disk_that_hangs_keeps_nobody_from_leaving(monkeypatch: pytest.MonkeyP
     if disk.ident is not None:
         disk.join(60)
     assert clerk.heard == [] and done == []  # what had not begun never does
+
+
+def test_a_node_is_never_told_an_earlier_time_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([5, 3, 9, 4, 12] * 20)
+    told: list[int] = []
+
+    class Watchman(Clerk):
+        def handle(self, now: int, event: Event) -> list[Effect]:
+            told.append(now)
+            return [Wake(now)]
+
+    loop = Loop(Watchman(), Hub().open("clerk"))
+    monkeypatch.setattr("shoal.nodes.loop.time.monotonic_ns", lambda: next(times))
+    for _ in range(8):
+        loop.turn(0)
+    monkeypatch.undo()
+    loop.close()
+    assert told == sorted(told) and len(set(told)) > 1

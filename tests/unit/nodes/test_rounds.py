@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.limits import SECOND
 from shoal.nodes.gossiper import Gossiper
-from shoal.simulation.gossip_home import SimStepper
+from shoal.simulation.gossip_model import SimStepper
 from shoal.wire.effects import Compute, Computed, Effect, Received, Send
 from shoal.wire.neighbours import Leg, Link, Offer, Reached, Rest
 

@@ -14,8 +14,10 @@ from shoal.keys import KeyRange
 from shoal.limits import SECOND
 from shoal.nodes.backlog import Backlog
 from shoal.nodes.server import Server
+from shoal.nodes.too_soon import longest
 from shoal.store import slab
 from shoal.tables import Dense, Sparse, Table, Update
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick, Wake
 
@@ -133,6 +135,43 @@ def test_a_former_life_is_fenced_when_the_view_says_so() -> None:
     assert made.push([1], [1], incarnation=7, stream=-7) == [("dan", m.Counted(3, new=True))]
 
 
+def test_a_request_by_a_newer_view_waits_until_this_one_has_it() -> None:
+    made = hall()
+    assert made.push([1], [1], view=6) == []
+    assert made.push([1], [1], number=1, view=6) == []
+    assert made.server.counts["view behind"] == 2
+    came = made.feed(Received("coordinator", view(6, placed(1))))
+    assert came[-2:] == [("dan", m.Counted(1, new=True)), ("dan", m.Counted(2, new=True))]  # in the order of before
+    assert made.push([1], [1], number=2, view=6) == [("dan", m.Counted(3, new=True))]
+
+
+def test_a_request_that_came_too_soon_is_sent_back_when_it_has_waited_long_enough() -> None:
+    made = hall()
+    assert made.push([1], [1], view=6) == []
+    made.now += longest(DEFAULT) - 1
+    assert made.feed(Tick()) == []
+    made.now += DEFAULT.notice
+    assert made.feed(Tick()) == [("dan", m.Busy(1, limits.BUSY_RETRY))]
+    made.feed(Received("coordinator", view(6, placed(1))))
+    assert made.pull([1], view=6)[0][1].count == 1
+    assert made.arrays[0][0].tolist() == [0]  # it is counted when it comes again, not before
+
+
+def test_a_request_that_comes_again_while_it_waits_does_not_wait_twice() -> None:
+    made = hall()
+    made.push([1], [1], view=6)
+    assert made.push([1], [1], view=6, request=1) == [("dan", m.Busy(1, limits.BUSY_RETRY))]
+    assert made.push([1], [1], view=6, request=1) == []
+    assert made.feed(Received("coordinator", view(6, placed(1))))[-1:] == [("dan", m.Counted(1, new=True))]
+
+
+def test_what_waits_for_a_view_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BACKLOG", 1)
+    made = hall()
+    made.push([1], [1], view=6)
+    assert made.push([1], [1], number=1, view=6) == [("dan", m.Busy(2, limits.BUSY_RETRY))]
+
+
 # ---------------------------------------------------------------- by an older view
 
 
@@ -162,14 +201,6 @@ def test_what_moves_elsewhere_is_no_reason_to_refuse_an_older_view() -> None:
         Received("coordinator", moved_to(8, "ann", "cid", since=(8, 6)))
     )  # it was another's in view 7, which we missed
     assert made.push([1], [1], number=1, view=6, **asked) == [("dan", m.Moved(2, 8))]
-
-
-def test_a_request_by_a_newer_view_is_told_to_come_again_and_is_counted_then() -> None:
-    made = hall()
-    assert made.push([1], [1], view=6) == [("dan", m.Busy(1, limits.BUSY_RETRY))]
-    assert made.server.counts["view behind"] == 1
-    made.feed(Received("coordinator", view(6, placed(1))))
-    assert made.push([1], [1], view=6) == [("dan", m.Counted(2, new=True))]
 
 
 def test_whoever_waits_for_what_is_given_away_is_told_to_ask_by_the_new_view() -> None:

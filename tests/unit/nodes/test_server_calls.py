@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from shoal import limits
 from shoal.limits import SECOND
 from shoal.nodes.server import Server
 from shoal.store import question as door
 from shoal.tables import Dense
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick
 from shoal.wire.groups import CLUSTER, Group
@@ -91,7 +91,7 @@ def test_a_question_of_a_users_own_is_asked_off_the_loop_once_however_often_it_i
     assert house.call("slow") == [held]  # sent again
     assert house.call("slow", request=2) == []  # another one waits,
     assert house.call("slow", request=2) == [m.Held(2, held.waits)]  # and is told so when it asks again
-    house.now += limits.NOTICE
+    house.now += DEFAULT.notice
     assert held in house.feed(Tick())
     assert house.compute() == [m.Called(1, [4.0]), m.Held(2, held.waits)]
     assert house.compute() == [m.Called(2, [4.0])]

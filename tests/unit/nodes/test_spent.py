@@ -110,3 +110,18 @@ def test_what_was_before_is_left_out() -> None:
     clock.pass_by(1)
     book.waited()
     assert in_ms(book.told()[0]) == {COMMUNICATE: 1}
+
+
+def test_a_clock_that_goes_back_leaves_no_time_below_zero() -> None:
+    """The clocks of two cores may differ by milliseconds; who hears a span in the future refuses the message, again and again."""
+    book, clock = spent()
+    clock.pass_by(10)
+    book.did(EVALUATE)
+    clock.pass_by(-5)
+    book.did(COMMUNICATE)
+    book.skip()
+    totals, spans = book.told()
+    assert in_ms(totals) == {EVALUATE: 10} and spans == [(EVALUATE, 10_000, 10_000)]
+    clock.pass_by(7)
+    book.did(IDLE)
+    assert in_ms(book.told()[0]) == {IDLE: 2}

@@ -20,7 +20,7 @@ from shoal.models.linear import Linear
 from shoal.nodes.lane import Lane
 from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
-from shoal.wire.effects import Ended, Received, Tick
+from shoal.wire.effects import Ended, Tick
 
 STRATEGIES = ("async", "bounded", "sync")
 ALL = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -139,9 +139,6 @@ def test_who_is_asked_to_leave_finishes_what_it_began_and_gives_back_the_rest(ro
     assert ship.ends["worker-0"].error is None
     incarnation = leaver.worker.client.incarnation
     assert ship.dealing.workload.has(incarnation) == 0  # counted or given back, all of it
-    ship.roads[("worker-0", "coordinator")].append(Received("worker-0", m.Leave(incarnation)))
-    ship.nodes.pop("worker-0")
-    ship.wakes.pop("worker-0")
     ship.home()
     assert ship.slots_done() == 75
     assert ship.dealing.counts["workers lost"] == 0

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal import limits
 from shoal.errors import Closed, Fenced, Refused, Unanswered
 from shoal.limits import SECOND
 from shoal.nodes.worker import Worker
 from shoal.store.task import Task
 from shoal.tables import Dense
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Connect, Effect, Received, Send, Tick, Wake
 
@@ -153,7 +153,7 @@ def test_a_node_is_woken_for_whatever_comes_first() -> None:
         (wake,) = [one for one in made.handle(START, Tick()) if isinstance(one, Wake)]
         return wake.at - START
 
-    assert wakes() == limits.HEARTBEAT
+    assert wakes() == DEFAULT.heartbeat
     made.sleep(10)
     assert wakes() == 10
 
@@ -191,12 +191,25 @@ def test_a_refused_node_says_so() -> None:
             one.result()
 
 
+def test_one_that_is_patient_waits_until_the_disk_of_the_coordinator_has_room_again() -> None:
+    """Whoever takes part in a run does not end for that: it says hello again."""
+    made = node(joined=False)
+    made.client.patient = True
+    task = made.client.refresh()
+    made.handle(START, Tick())
+    made.handle(START, Received("coordinator", m.No(0, "full", "the journal cannot be written")))
+    assert not made.joined.done and not task.done
+    assert [type(one) for one in sends(made.handle(START + SECOND, Tick()), "coordinator")] == [m.Hello]
+    made.handle(START + SECOND, Received("coordinator", m.Welcome("token.0", 7, view())))
+    assert made.joined.done and made.joined.error is None
+
+
 def test_a_hello_that_nobody_answers_is_an_error_in_the_end() -> None:
     made = node(joined=False)
     task = made.client.refresh()
-    made.handle(START + limits.SILENCE - 1, Tick())
+    made.handle(START + DEFAULT.silence - 1, Tick())
     assert not task.done
-    made.handle(START + limits.SILENCE, Tick())
+    made.handle(START + DEFAULT.silence, Tick())
     for one in (made.joined, task):
         with pytest.raises(Unanswered, match="coordinator"):
             one.result()

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from shoal import limits
 from shoal.limits import SECOND
+from shoal.store.anew import Anew
 from shoal.store.client import Client
 from shoal.tables import Sparse, Update
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
 SPEC = Sparse(keys=40, update=Update("sum"), max_delay=None)
+
+
+class Restless:
+    """An operation; while somebody looks at it, another thread makes a call ready."""
+
+    def __init__(self, begun: int, queue: deque[Any]) -> None:
+        self._begun, self._queue, self.again = begun, queue, False
+
+    @property
+    def begun(self) -> int:
+        self._queue.append(Restless(0, deque()))
+        return self._begun
+
+
+def test_calls_that_other_threads_make_meanwhile_go_last_and_harm_nothing() -> None:
+    """Before, the thread that turns a client's loop in the background ended by "deque mutated during iteration"."""
+    queue: deque[Any] = deque()
+    queue += [first := Restless(2, queue), second := Restless(3, queue), new := Restless(0, queue)]
+    anew = Anew()
+    anew.add(moved := Restless(1, queue))  # type: ignore[arg-type]
+    anew.join(queue)
+    assert list(queue)[:4] == [moved, first, second, new]
 
 
 def view(number: int, owners: str, since: Sequence[int], servers: str = "abcd") -> m.View:
@@ -128,7 +152,7 @@ def test_an_old_letter_of_which_nothing_is_heard_is_said_anew_when_it_is_due() -
     desk = Desk(FIRST)
     desk.push(15)
     desk.takes(view(2, "adbc", (1, 2, 1, 1)))
-    desk.now += 2 * limits.RESEND_FIRST
+    desk.now += 2 * DEFAULT.resend_first
     assert keys(desk.sent(desk.client.tick(desk.now))) == {"d": [15]}
 
 

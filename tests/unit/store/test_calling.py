@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from shoal.errors import Invalid, Refused, SegmentsLost, Unanswered
-from shoal.limits import CALL_KEYS, NOTICE, SECOND
+from shoal.limits import CALL_KEYS, SECOND
 from shoal.store.client import Client
 from shoal.store.task import Task
 from shoal.tables import Dense
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -120,12 +121,12 @@ def test_who_is_told_that_it_is_being_asked_waits_and_who_hears_nothing_does_not
     desk = Desk()
     task = desk.call(keys=slice(0, 5))
     for _ in range(30):
-        desk.now += NOTICE
+        desk.now += DEFAULT.notice
         desk.answer(0, m.Held, waits="question 'count', which is being asked")
         desk.take(desk.client.tick(desk.now))
     assert len(desk.sent) == 1 and "being asked" in task.waits_for
     for _ in range(30):
-        desk.now += NOTICE
+        desk.now += DEFAULT.notice
         desk.take(desk.client.tick(desk.now))
     with pytest.raises(Unanswered, match="ask 'count' of 'w': no answer from ann"):
         task._outcome()

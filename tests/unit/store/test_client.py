@@ -28,6 +28,7 @@ from shoal.store.hashed import mixed
 from shoal.store.task import Task
 from shoal.store.update import SGD
 from shoal.tables import Dense, Each, Sparse, Step, Table
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -117,7 +118,7 @@ def test_a_list_is_sent_once_and_again_when_a_server_has_forgotten_it() -> None:
     )  # fmt: skip
     assert keys_of(again) == [1, 2, 3, 4] and rows_of(again) == [1, 2, 3, 4]
     assert not desk.answer(second, m.Forgot(second.message.request))  # said twice
-    desk.now += limits.RESEND_MOST
+    desk.now += DEFAULT.resend_most
     (resent,) = desk.carry(desk.client.tick(desk.now))
     assert keys_of(resent) == [1, 2, 3, 4]  # what is sent again from now on has its keys
     desk.counted(again)
@@ -433,7 +434,7 @@ def test_no_answer_for_long_is_an_error_that_names_who() -> None:
     task = desk.client.push("sparse", [1, 11], [1, 1])
     first, _ = desk.submit()
     desk.counted(first)
-    desk.client.tick(desk.now + limits.SILENCE)
+    desk.client.tick(desk.now + DEFAULT.silence)
     with pytest.raises(Unanswered, match="no answer from bob for 10"):
         task.result()
     assert not desk.client.flight.letters
@@ -496,7 +497,7 @@ def test_what_is_sent_again_has_the_same_bits_though_the_caller_changed_his_arra
         (np.uint16, "bfloat16")
     ] * 2
     values[:] = 7  # what is shortened is a copy
-    desk.now += 2 * limits.RESEND_FIRST
+    desk.now += 2 * DEFAULT.resend_first
     again = desk.carry(desk.client.tick(desk.now))
     assert [rows_of(letter) for letter in again] == [rows_of(first), rows_of(second)]
     desk.client.take_view(desk.now, view(2, owners=(BOB, BOB)), 7)
@@ -848,7 +849,7 @@ def test_a_park_that_one_server_never_answered_ends_the_spell_all_the_same() -> 
     task = desk.client.park()
     parks = desk.submit()
     desk.answer(parks[0], m.Done(parks[0].message.request))
-    desk.client.tick(desk.now + limits.SILENCE)
+    desk.client.tick(desk.now + DEFAULT.silence)
     assert isinstance(task.error, Unanswered)
     desk.client.pull("dense", [1])
     assert [(letter.message.spell, letter.message.enter) for letter in desk.submit()] == [(1, True), (1, True)]

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
+from shoal import limits
 from shoal.keys import KeyRange, KeyValues
-from shoal.limits import COORDINATOR
-from shoal.store.follow import Follow
+from shoal.limits import COORDINATOR, SECOND
+from shoal.store.follow import Arriving, Follow, Kept
 from shoal.store.holding import FromServer, Holding
 from shoal.store.outcome import Outcome
 from shoal.store.part import Part
@@ -165,6 +167,89 @@ def test_a_copy_is_filled_while_the_owner_serves_and_then_has_the_changes_since(
     town.deliver()
     assert town.counted() == [1, 2, 3]
     assert len(town.digests()) == 1
+
+
+_PUSH = 256 + 4 * ROWS  # bytes that one waits with
+
+
+def _resend(town: Town, *kinds: type[m.Message]) -> None:
+    """Time passes, until what was not acknowledged goes again; and is delivered."""
+    for _ in range(10):
+        town.now += SECOND
+        for name, holding in town.holdings.items():
+            town.carry_out(name, holding.tick(town.now, busy=False))
+        town.deliver(*kinds)
+
+
+def test_what_waits_for_a_copy_has_a_bound_and_who_pushes_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back-pressure and no loss: the client is told to come again, and all is counted once when the copy is back."""
+    monkeypatch.setattr(limits, "COPIES_HELD", 10 * _PUSH)
+    town = Town(placed("server-0", "server-1"))
+    for number in range(100):  # nothing is delivered
+        town.push(number)
+    link = town.holdings["server-0"].log.links["server-1"]
+    busy = [answer.request for answer in town.answers if isinstance(answer, m.Busy)]
+    assert busy == list(range(12, 101))
+    assert link.waits == 11 * _PUSH
+    assert all("server-1" in answer.why for answer in town.answers if isinstance(answer, m.Busy))
+    for number in range(11, 100):  # it is back: those who were sent away come again
+        town.deliver()
+        town.push(number)
+    town.deliver()
+    assert town.counted() == list(range(1, 101))
+    assert town.values() == [100] * ROWS and len(town.digests()) == 1
+    assert link.waits == 0 and len(town.holdings["server-1"].follows["server-0", 1].kept) <= 1
+
+
+def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its image takes long, and pushes go on: past the bound they are told to come again."""
+    monkeypatch.setattr(limits, "COPIES_HELD", 10 * _PUSH)
+    monkeypatch.setattr(limits, "FILL_BYTES", 1)  # a row is a piece
+    town = Town(placed("server-0"))
+    town.become(placed("server-0", filling="server-2"))
+    first = town.post.popleft()
+    assert isinstance(first[1].message, m.Fill)
+    slow = [one for one in town.post if isinstance(one[1].message, m.Fill)]
+    town.post = deque([first])
+    town.deliver(m.Fill)
+    follow = town.holdings["server-2"].follows["server-0", 1]
+    assert follow._arriving
+    town.post.clear()
+    for number in range(100):
+        town.push(number)
+        town.deliver(m.Append, m.Appended)
+        assert follow.waits <= 11 * _PUSH
+        assert town.holdings["server-0"].log.links["server-2"].waits <= 11 * _PUSH
+    taken = len(town.counted())
+    assert taken == 11
+    town.post.extend(slow)
+    town.deliver()
+    _resend(town)
+    assert follow.waits == 0 and any(isinstance(one, m.Full) for one in town.told)
+    for number in range(taken, 100):
+        town.push(number)
+        town.deliver()
+    assert town.counted() == list(range(1, 101))
+    assert town.values() == [100] * ROWS and len(town.digests()) == 1
+
+
+def test_changes_that_an_image_has_are_not_kept_for_it() -> None:
+    town = Town(placed("server-0"))
+    town.become(placed("server-0", filling="server-2"))
+    fills = [one for one in town.post if isinstance(one[1].message, m.Fill)]
+    town.post.clear()
+    follow = town.holdings["server-2"]._following("server-0")
+    late = [Kept(m.Change(seq, "push"), None, (0,)) for seq in (0, 1, 2)]
+    follow._waiting = list(late)
+    town.post.extend(fills)
+    message = fills[0][1].message
+    assert isinstance(message, m.Fill) and message.seq == 0
+    follow._arriving[0] = Arriving(0, 2)
+    follow._let_go()
+    assert follow._waiting == late[1:] and follow.waits == 2 * 256
+    del follow._arriving[0]
+    town.deliver()
+    assert not follow._waiting
 
 
 def test_a_piece_that_was_cut_short_on_its_way_is_not_acknowledged_and_comes_again() -> None:

@@ -250,6 +250,7 @@ def answer(process: subprocess.Popen[str]) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_an_edit_is_never_missed_and_what_is_unchanged_is_never_compiled_again(tmp_path: Path) -> None:
     here, cache = tmp_path / "here", tmp_path / "cache"
     assert answer(start(here, RULES, cache)) == [10.0, 0, 2]

@@ -15,6 +15,7 @@ from shoal.store.outcome import Outcome
 from shoal.store.segment import Segments
 from shoal.store.update import SGD, AdaGrad, Sum
 from shoal.tables import Dense, Each, Sparse, Step, Table
+from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
@@ -540,19 +541,19 @@ def test_who_waits_is_told_every_second_for_whom() -> None:
     house.enter(BOB)
     house.push(ANN, 0, step=1)
     house.pull(ANN, [1], clock=1)
-    assert house.segments.notices(limits.NOTICE - 1) == []
+    assert house.segments.notices(DEFAULT.notice - 1) == []
     told = [Send("ann", m.Held(4, "bob at step 0"))]
-    assert house.segments.notices(limits.NOTICE) == told
-    assert house.segments.notices(2 * limits.NOTICE - 1) == []
-    assert house.segments.notices(2 * limits.NOTICE) == told
+    assert house.segments.notices(DEFAULT.notice) == told
+    assert house.segments.notices(2 * DEFAULT.notice - 1) == []
+    assert house.segments.notices(2 * DEFAULT.notice) == told
 
 
 def test_who_pushed_a_slot_is_told_every_second_which_others_are_missing() -> None:
     house = steps(slots=12)
     house.push(ANN, 3, [1], [1])
     told = "slots 0, 1, 2, 4, 5, 6, 7, 8, ... of step 0"
-    assert house.segments.notices(limits.NOTICE) == [Send("ann", m.Held(1, told))]
-    assert house.segments.notices(limits.NOTICE + 1) == []
+    assert house.segments.notices(DEFAULT.notice) == [Send("ann", m.Held(1, told))]
+    assert house.segments.notices(DEFAULT.notice + 1) == []
 
 
 # ---------------------------------------------------------------- refused

@@ -19,9 +19,9 @@ from shoal.job import SOLVED, Job
 from shoal.models import optimum
 from shoal.models.linear import Linear
 from shoal.settings import changed
+from shoal.simulation.reference import serial
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.tables import Update
-from shoal.testing.serial import serial
 from shoal.testing.ship import JOB, Ship
 
 BLOCKS: dict[str, Any] = {
@@ -112,7 +112,6 @@ def test_parts_of_workers_that_are_gone_are_taken_over(rows: Dataset, delay: int
     ship.until(lambda: ship.slots_done() >= 120 + seed)
     ship.trainers["worker-0"].leave()
     ship.until(lambda: ship.ends["worker-0"].done)
-    ship.kill("worker-0")  # its process ends
     ship.home()
     assert [event.name for event in ship.all(Gone)] == ["worker-1", "worker-0"]
     assert ship.slots_done() == 8 * 6 * 4 and not ship.dealing.workload.voids

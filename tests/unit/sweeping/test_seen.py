@@ -99,6 +99,7 @@ def test_tables_are_written_with_every_run(made: Make, told: Any, tmp_path: Path
     assert len(facts["runs"]) == 6 and facts["points"][0]["time"] is None
 
 
+@pytest.mark.variants(slow=["tree3", "tree4", "tree5", "tree6", "tree7"])
 @pytest.mark.parametrize(
     "tree",
     [

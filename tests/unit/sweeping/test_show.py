@@ -39,6 +39,9 @@ def test_the_board_says_what_runs_what_ended_and_what_is_left() -> None:
     )
 
 
+@pytest.mark.variants(
+    slow=["80-24-False", "80-24-True", "40-12-False", "40-12-True", "20-4-False", "20-4-True", "1-1-False", "1-1-True"]
+)
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize(("width", "height"), [(200, 50), (80, 24), (40, 12), (20, 4), (1, 1)])
 def test_nothing_is_longer_than_the_terminal_is_wide(width: int, height: int, plain: bool) -> None:

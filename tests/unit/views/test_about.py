@@ -96,6 +96,7 @@ def test_faults_are_told_in_order_with_when_they_were_over(story: Any) -> None:
     ]
 
 
+@pytest.mark.variants(slow=["no evaluation", "no progress", "no spans, no end"])
 @pytest.mark.parametrize(
     "kept",
     [

@@ -190,7 +190,7 @@ with view() as show:
         terminal.wait_for("working")
         assert not terminal.screen.cursor
         child.send_signal(2)
-        child.wait()
+        child.wait(60)
     shown = terminal.look()
     assert terminal.screen.cursor
     assert shown.index("working") < shown.index("KeyboardInterrupt")

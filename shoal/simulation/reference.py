@@ -7,6 +7,9 @@ equality says something. ``strategies.serial`` is its fast sibling, and knows no
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from itertools import islice
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +20,13 @@ from shoal.data.localise import Localiser
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.keys import KeyRange
-from shoal.launch.coordination import dealing_for
+from shoal.nodes.factory import dealing_for
+from shoal.simulation.reference_blocks import weights_by_iteration
 from shoal.store.table import Table
 from shoal.strategies.averaging import AllReduce
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.strategies.parameter_server import Async, OnServers, Sync
 from shoal.tables import Dense
-from shoal.testing.serial_blocks import serial_blocks
 
 Floats = npt.NDArray[np.float32]
 
@@ -34,20 +37,28 @@ def serial(job: Job, dataset: Dataset) -> Floats:
         job = msgspec.structs.replace(job, strategy=Sync(combine=job.strategy.combine, slots_per_step=job.workers))
     elif not isinstance(job.strategy, OnServers):  # every slot is a step
         job = msgspec.structs.replace(job, strategy=Async(combine=job.strategy.combine))
+    workload = dealing_for(job, dataset).workload
+    steps = workload.steps_until(workload.limit)
+    return next(islice(weights_by_step(job, dataset), steps, None))
+
+
+def weights_by_step(job: Job, dataset: Dataset, voids: Collection[int] = ()) -> Iterator[Floats]:
+    """All weights before the first step, after it, after the next, and so on; void slots take no part."""
+    if isinstance(job.strategy, BlockProximal):
+        yield from weights_by_iteration(job, dataset)
+        return
     rows = job.linear.keys(dataset.features)
     workload = dealing_for(job, dataset).workload
-    if isinstance(job.strategy, BlockProximal):
-        return serial_blocks(job, dataset, workload.steps_until(workload.limit))
     table = Table(Dense(rows=rows, update=job.update.update()), [KeyRange(0, rows)])
     gradient = Gradient(job, dataset)
+    everything = np.arange(rows, dtype=np.uint64)
     slot = 0
-    while slot < workload.limit:
+    while True:
+        yield table.pull(everything)[:, 0]
         beyond = workload.slots_until(workload.steps_until(slot) + 1)  # of the step that begins here
-        keys, values = gradient.of(range(slot, min(beyond, workload.limit)), table)
+        keys, values = gradient.of([one for one in range(slot, beyond) if one not in voids], table)
         table.push(keys, values)
         slot = beyond
-    weights: Floats = table.pull(np.arange(rows, dtype=np.uint64))[:, 0]
-    return weights
 
 
 class Gradient:
@@ -59,7 +70,7 @@ class Gradient:
         self._localiser = Localiser(dataset.features)
         self._total = np.zeros(job.linear.keys(dataset.features), np.float64)
 
-    def of(self, slots: range, table: Table) -> tuple[npt.NDArray[np.uint64], Floats]:
+    def of(self, slots: list[int], table: Table) -> tuple[npt.NDArray[np.uint64], Floats]:
         model, mean = self._job.linear, self._job.strategy.combine == "mean"
         touched = np.zeros(len(self._total), np.bool_)
         for slot in slots:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.launch.gossip_pace import FASTER, LEG, SHARE, LegPace
+from shoal.nodes.gossip_pace import FASTER, LEG, SHARE, LegPace
 
 
 def leg(pace: LegPace, took: float, slots: dict[str, int], done: dict[str, float] | None = None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.data.batch import Ids
-from shoal.launch.gossip_home import Home, Told
-from shoal.launch.gossip_tally import Tally
+from shoal.nodes.gossip_home import Home, Told
+from shoal.nodes.gossip_tally import Tally
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.topology import Graph
 from shoal.wire.effects import Effect, Received, Send, Tick
@@ -57,6 +57,14 @@ def test_a_leg_is_told_again_until_something_is_heard_of_it() -> None:
     assert set(said(node.handle(2, Tick()), Leg)) == {"worker-0", "worker-1", "worker-3"}
 
 
+def test_a_worker_that_speaks_for_the_first_time_is_told_its_leg_at_once() -> None:
+    node = home()
+    set_off(node)
+    assert set(said(node.handle(1, Received("worker-2", Along(0, 0, 0, 0.0))), Leg)) == {"worker-2"}
+    node.handle(2, Received("worker-2", Along(1, 0, 0, 0.0)))
+    assert node.handle(3, Received("worker-2", Along(0, 0, 0, 0.0))) == []  # late: it has the leg
+
+
 def test_what_comes_of_another_leg_changes_nothing_and_is_answered() -> None:
     node = home()
     set_off(node)
@@ -81,16 +89,24 @@ def test_that_somebody_is_gone_is_told_to_those_that_do_not_rest_and_its_model_i
     node = home()
     set_off(node)
     rest(node, "worker-0")
-    effects = node.lose(2, "worker-1", ring().without(1))
+    effects = node.lose(2, "worker-1")
     assert set(said(effects, Without)) == {"worker-2", "worker-3"}
     assert set(said(node.handle(3, Tick()), Without)) == {"worker-2", "worker-3"}
-    leg = said(node.handle(3, Tick()), Leg)["worker-2"]
-    assert isinstance(leg, Leg) and [link.name for link in leg.hears] == [
-        "worker-3"
-    ]  # who had not heard of it hears this
     rest(node, "worker-2")
     rest(node, "worker-3")
     assert node.resting
+
+
+def test_a_leg_is_told_again_with_the_weights_that_the_others_have_though_somebody_was_lost_since() -> None:
+    """With new weights for some the sum of all models would not be kept (gossip seed 7)."""
+    node, star = home(), Graph.of(Gossip(topology="star"), len(NAMES), 0)
+    slots = {name: ids(at, at + 4) for at, name in enumerate(NAMES)}
+    before = said(node.set_off(0, star, slots), Leg)
+    node.handle(1, Received("worker-2", Along(1, 0, 0, 0.0)))
+    node.lose(2, "worker-1")
+    again = said(node.handle(3, Tick()), Leg)
+    assert set(again) == {"worker-0", "worker-3"}
+    assert all(again[name] == before[name] for name in again)
 
 
 def test_the_last_to_be_done_is_lost_and_the_others_are_asked() -> None:
@@ -98,7 +114,21 @@ def test_the_last_to_be_done_is_lost_and_the_others_are_asked() -> None:
     set_off(node)
     for name in NAMES[:3]:
         rest(node, name, slab=False)
-    assert set(said(node.lose(2, NAMES[3], ring().without(3)), Show)) == set(NAMES[:3])
+    assert set(said(node.lose(2, NAMES[3]), Show)) == set(NAMES[:3])
+
+
+def test_push_sum_steps_are_not_divided_by_weights_any_more_once_the_workers_were_apart() -> None:
+    """Also where those who are left are connected again: a weight that went to nothing stays so (gossip seed 3401272)."""
+    graph, node = Graph.of(Gossip(topology="one-way"), 3, 0), home()
+
+    def rides(graph: Graph) -> set[int]:
+        legs = said(node.set_off(0, graph, {NAMES[i]: ids(i) for i in graph.living}), Leg).values()
+        return {leg.rides for leg in legs if isinstance(leg, Leg)}
+
+    assert rides(graph) == {1}
+    node.lose(1, "worker-1")  # worker-2 tells worker-0, and hears of nobody
+    node.lose(2, "worker-0")
+    assert node.was_apart and rides(graph.without(1).without(0)) == {2}
 
 
 def test_what_is_told_twice_or_late_is_counted_once() -> None:

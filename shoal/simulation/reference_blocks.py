@@ -6,6 +6,8 @@ double precision and rounded once, as the design says of steps; written out once
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,8 @@ from shoal.strategies.turns import Turns
 Floats = npt.NDArray[np.float32]
 
 
-def serial_blocks(job: Job, dataset: Dataset, iterations: int) -> Floats:
-    """All weights after so many iterations."""
+def weights_by_iteration(job: Job, dataset: Dataset) -> Iterator[Floats]:
+    """All weights before the first iteration, after it, after the next, and so on."""
     strategy, turns, data = job.strategy, job.slots(dataset.train.rows), sparse(dataset.train)
     assert isinstance(strategy, BlockProximal) and isinstance(turns, Turns)
     rows = job.linear.keys(dataset.features)
@@ -35,7 +37,9 @@ def serial_blocks(job: Job, dataset: Dataset, iterations: int) -> Floats:
     columns = [Columns(one, blocks, model.bias, data.features, model.loss) for one in stretches]
     parts = [Standing(one, strategy.max_delay) for one in columns]
     coming: dict[int, list[tuple[int, Any, Floats]]] = {}  # by iteration: what its parts were answered
-    for t in range(iterations):
+    everything_there = np.arange(rows, dtype=np.uint64)
+    for t in count():
+        yield table.pull(everything_there)[:, 0]
         for part, news in zip(parts, coming.pop(t - strategy.max_delay - 1, []), strict=False):
             part.take(*news)
         block, everything = turns.block(t), t // turns.blocks % strategy.recheck == 0
@@ -50,5 +54,3 @@ def serial_blocks(job: Job, dataset: Dataset, iterations: int) -> Floats:
         changed = np.flatnonzero(touched).astype(np.uint64)
         table.push(changed, total[changed].astype(np.float32))
         coming[t] = [(block, places, table.pull(keys)[:, 0]) for places, keys in pushed]
-    weights: Floats = table.pull(np.arange(rows, dtype=np.uint64))[:, 0]
-    return weights

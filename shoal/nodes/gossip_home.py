@@ -1,11 +1,12 @@
 """The node that workers who gossip call home: it sends them off on a leg, hears how far they are, and has their models when all rest.
 
-A leg is told to each until something is heard of it from them; that somebody is gone is told to the others until they rest. When the
+A leg is told to each until something is heard of it from them, in the same words, whoever is lost meanwhile: the weights of a leg are
+the same for all, or means would not keep the sum of the models. That somebody is gone is told to the others until they rest. When the
 last has said that it is done everybody is asked for its model (``Show``): so they are of one moment, also where those who are done still
 take means with those who are not. What is heard twice changes nothing, and whoever says its model again and again is told that it was
 heard.
 
-It computes nothing and decides nothing: whoever holds it (``gossip``) says what comes next. It reads no clock.
+It computes nothing and decides nothing: whoever holds it (``gossip_controller``) says what comes next. It reads no clock.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal import limits
 from shoal.data.batch import Ids
-from shoal.launch.gossipers import HOME
 from shoal.models.linear import Floats
 from shoal.nodes.stepper import whole
 from shoal.strategies.topology import Graph
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire.effects import Effect, Event, Received, Send, Tick, Wake
 from shoal.wire.neighbours import Along, Heard, Leg, Link, Rest, Show, Without
 
-_AGAIN = limits.RESEND_FIRST // 2
+HOME = "home"  # its name
 
 
 @dataclass(slots=True)
@@ -52,12 +52,18 @@ class Home:
 
     name = HOME
 
-    def __init__(self, names: list[str], addresses: Mapping[str, str]) -> None:
+    def __init__(self, names: list[str], addresses: Mapping[str, str], timing: Intervals = DEFAULT) -> None:
         self._names, self._addresses = names, addresses
+        self._again = timing.resend_first // 2
         self.leg = 0  # its number
         self.rounds = 0
         self.told: dict[str, Told] = {}  # of the living
-        self._graph: Graph | None = None
+        self._graph: Graph | None = None  # of this leg, with those that were lost since it began,
+        self._left: Graph | None = None  # and without them
+        self._apart_then = False  # when the leg began: a leg is told in the same words
+        self.was_apart = False
+        """At some time not all living workers heard of each other: weights of push-sum mean nothing from then on, since they went
+        to nothing where they were only given away. They do not come back when those who are left are connected again."""
         self._mixing = np.zeros((0, 0))
         self.heard: Callable[[str, Along | Rest], None] = lambda name, said: None
         """Told of all that is new, before it is noted."""
@@ -71,17 +77,20 @@ class Home:
         """The next leg: these slots for each of the living."""
         self.leg = self.leg + 1
         self._graph, self._mixing = graph, graph.mixing()
+        self._look_at(graph)
+        self._apart_then = self.was_apart
         self.rounds = max((len(ids) for ids in slots.values()), default=0)
         self.told = {name: Told(ids) for name, ids in slots.items()}
-        return [*self._legs(self.told), Wake(now + _AGAIN)]
+        return [*self._legs(self.told), Wake(now + self._again)]
 
-    def lose(self, now: int, name: str, graph: Graph) -> list[Effect]:
-        """It is gone, and this is the graph now."""
+    def lose(self, now: int, name: str) -> list[Effect]:
+        """It is gone: until the next leg its weight is that of those who heard it."""
         self.told.pop(name, None)
-        self._graph, self._mixing = graph, graph.mixing()
+        if self._left is not None:
+            self._look_at(self._left.without(self._names.index(name)))
         for one in self.told.values():
             one.without.append(name)
-        return [*self._withouts(), *self._shows(), Wake(now + _AGAIN)]
+        return [*self._withouts(), *self._shows(), Wake(now + self._again)]
 
     def dismiss(self) -> list[Effect]:
         """It was the last leg."""
@@ -90,23 +99,25 @@ class Home:
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
             case Received(sender, Along() as along):
-                self._along(sender, along)
+                return self._along(sender, along)
             case Received(sender, Rest() as rest, arrays):
                 return self._rest(sender, rest, whole(arrays) if arrays else None)
             case Tick():
                 unheard = [name for name, one in self.told.items() if not one.heard]
-                return [*self._legs(unheard), *self._withouts(), *self._shows(), Wake(now + _AGAIN)]
+                return [*self._legs(unheard), *self._withouts(), *self._shows(), Wake(now + self._again)]
         return []
 
     # ------------------------------------------------------------ what they say
 
-    def _along(self, sender: str, along: Along) -> None:
+    def _along(self, sender: str, along: Along) -> list[Effect]:
         one = self.told.get(sender)
-        if one is None or along.leg != self.leg:
-            return
-        one.heard = True
-        if one.rest is None:
-            self.heard(sender, along)
+        if one is not None and along.leg == self.leg:
+            one.heard = True
+            if one.rest is None:
+                self.heard(sender, along)
+        elif one is not None and along.leg == 0 and not one.heard:
+            return self._legs([sender])  # what was sent before it spoke had no way to it
+        return []
 
     def _rest(self, sender: str, rest: Rest, slab: Floats | None) -> list[Effect]:
         one = self.told.get(sender)
@@ -125,7 +136,7 @@ class Home:
     def _legs(self, names: Mapping[str, Told] | list[str]) -> list[Effect]:
         found: list[Effect] = []
         assert self._graph is not None
-        rides = 0 if not self._graph.directed else 1 if len(self._graph.parts()) < 2 else 2
+        rides = 0 if not self._graph.directed else 2 if self._apart_then else 1
         for name in names:
             own, hears, tells = self._links(name)
             leg = Leg(self.leg, self.rounds, own, hears, tells, rides)
@@ -141,6 +152,10 @@ class Home:
         if any(one.rest is None for one in self.told.values()):
             return []
         return [Send(name, Show(self.leg)) for name, one in self.told.items() if one.slab is None]
+
+    def _look_at(self, graph: Graph) -> None:
+        self._left = graph
+        self.was_apart |= len(graph.parts()) > 1
 
     def _links(self, name: str) -> tuple[float, list[Link], list[Link]]:
         """Its own weight in a mean, whom it hears and whom it tells."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.data.batch import Ids
-from shoal.launch.gossip_home import Told
+from shoal.nodes.gossip_home import Told
 from shoal.wire.neighbours import Along, Rest
 
 KINDS = ("compute", "communicate", "wait")  # what time goes for

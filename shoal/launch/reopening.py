@@ -1,0 +1,83 @@
+"""A store that is opened again on its folder has its tables and rows, as ``kv.save()`` left them.
+
+    FOLDER/coordinator.journal      the counters that never go back
+    FOLDER/checkpoints/             what was saved
+
+Servers read their own segments from the newest checkpoint that is whole: weights, optimizer state, ledgers. In those ledgers are
+the pushes of clients of before, by their incarnations, so that no client of now may have one of these numbers: where a journal
+is gone its counters are taken from the checkpoint. Tables of worker groups are not here: their runs keep checkpoints of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.errors import Invalid
+from shoal.files import Disk
+from shoal.nodes.records import Kept, members_and_tables
+from shoal.nodes.saving import Bare
+from shoal.store import checkpoint
+
+if TYPE_CHECKING:
+    from shoal.launch.local import Cluster
+    from shoal.nodes.blocking import KV
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStore:
+    """A checkpoint of a store."""
+
+    folder: Path
+    manifest: checkpoint.Manifest
+
+    def is_here(self, kv: KV) -> bool:
+        """All of it is there, and no part of it is lost."""
+        here = kv.tables()
+        return all(one.name in here and not _is_lost(kv, one.name) for one in self.manifest.tables)
+
+    def restore(self, kv: KV) -> list[str]:
+        """Make the tables that are not there, or of which some part is lost; their names."""
+        here, made = kv.tables(), []
+        cut: dict[tuple[object, ...], str] = {}  # tables whose keys are cut alike lie alike, as they may have before
+        for table in self.manifest.tables:
+            key = (table.spec.span, table.spec.hashed, *table.starts)
+            if table.name in here and not _is_lost(kv, table.name):
+                cut.setdefault(key, table.name)
+                continue
+            if table.name in here:
+                kv.drop(table.name)
+            like = cut.get(key, "")
+            kv.create(table.name, table.spec, () if like else table.starts, str(self.folder), like)
+            cut.setdefault(key, table.name)
+            made.append(table.name)
+        return made
+
+
+def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:
+    """Before the start: let the store save there, and answer what was saved there before."""
+    root = cluster.checkpoints = folder.absolute() / "checkpoints"
+    found, refused = checkpoint.newest(Disk(), root, "") if root.is_dir() else (None, [])
+    if found is None:
+        if refused:
+            raise Invalid(
+                f"no checkpoint in {root} can be read: {refused[0]}: mend it, or move {root} away to begin with nothing"
+            )
+        return None
+    for one in refused:
+        print(f"shoal: passed over: {one}", file=sys.stderr)
+    path, manifest = found
+    state = msgspec.json.decode(manifest.state, type=Bare)
+    kept = members_and_tables(cluster._journal.records) or Kept(0, 0, 0, 0, 0)
+    if kept.incarnations < state.incarnations:  # another journal than the one it was saved under
+        cluster.begin_with(msgspec.msgpack.encode(msgspec.structs.replace(kept, incarnations=state.incarnations)))
+    return SavedStore(path, manifest)
+
+
+def _is_lost(kv: KV, name: str) -> bool:
+    placed = next(one for one in kv._client.view.tables if one.name == name)
+    return not all(place.servers for place in placed.places)

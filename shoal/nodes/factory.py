@@ -1,0 +1,170 @@
+"""Builds what a run is made of from its job: slots to deal, checkpoints, trainers, the table.
+
+Launchers, the simulator and the tests call the same functions, so that all of them run the same nodes. Nothing here
+starts a process, opens a socket or reads the time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal import limits
+from shoal.events import Started
+from shoal.filters import described
+from shoal.models.learning import Learner, LinearLearner, learner_of
+from shoal.nodes.dealt import State, counted_everywhere, to_begin_with
+from shoal.nodes.rows import Rows
+from shoal.nodes.saving import Saving
+from shoal.nodes.slices import Slices
+from shoal.strategies.block_proximal import BlockProximal
+from shoal.strategies.turns import Turns
+
+if TYPE_CHECKING:
+    from shoal.data.arrays import Arrays
+    from shoal.data.datasets import Dataset
+    from shoal.data.packed import Packed
+    from shoal.data.slots import Slots
+    from shoal.files import Disk
+    from shoal.job import Job
+    from shoal.nodes.dealing import Dealing
+    from shoal.nodes.trainer import Shelf, Trainer
+    from shoal.nodes.worker import Worker
+    from shoal.store.checkpoint import Manifest
+    from shoal.tables import Table
+
+
+def make_dealing(
+    job: Job, data: str, rows: int, test_rows: int, features: int, cores: int = 0, elsewhere: bool = False
+) -> Dealing:
+    """What the coordinator, or a group's scheduler, deals; ``elsewhere``: workers come and go by themselves."""
+    from shoal.cluster.delay import AutoDelay
+    from shoal.cluster.second_copies import SecondCopies
+    from shoal.cluster.stopping import ENDLESS, Stopping
+    from shoal.cluster.workload import Workload
+    from shoal.nodes.dealing import Dealing
+    from shoal.tables import Step
+
+    slots = job.slots(rows)
+    apply, _ = job.servers_strategy.consistency(slots.per_pass)
+    workload = Workload(slots, ENDLESS, apply if isinstance(apply, Step) else None)
+    stopping = Stopping(job.stop)
+    limit, reason = stopping.limit(
+        slots.per_pass, None if job.stop.steps is None else workload.slots_until(job.stop.steps)
+    )
+    workload.limit = limit if limit >= ENDLESS else workload.slots_until(workload.steps_until(limit))
+    every = ENDLESS
+    if job.evaluate.every < ENDLESS / slots.per_pass:
+        every = max(1, round(job.evaluate.every * slots.per_pass))
+    started = Started(
+        seconds=0.0,
+        data=data,
+        model=job.model.told,
+        strategy=job.strategy.name,
+        workers=job.workers,
+        servers=job.servers,
+        seed=job.seed,
+        cores=cores,
+        rows=rows,
+        test_rows=test_rows,
+        features=features,
+        batch=slots.batch,
+        slots=slots.per_pass,
+        emulated=job.emulate.words(),
+    )
+    auto = AutoDelay() if getattr(job.strategy, "max_delay", None) == "auto" else None
+    second = SecondCopies() if getattr(job.strategy, "second_copies", False) else None
+    found = Dealing(workload, stopping, started, every, reason, auto, second)
+    found.elsewhere = elsewhere
+    if job.emulate.arrive:
+        found.await_only(1)
+    return found
+
+
+def dealing_for(job: Job, dataset: Dataset) -> Dealing:
+    """What the coordinator of such a run on this data deals."""
+    return make_dealing(job, dataset.name, dataset.train.rows, dataset.test.rows, dataset.features)
+
+
+def make_saving(job: Job, folder: Path | None, disk: Disk | None = None) -> Saving:
+    """What of a run is kept in this folder; without one, nothing is."""
+    if folder is None:
+        return Saving()
+    return Saving(folder, job.identity, int(job.checkpoint.every * limits.SECOND), job.checkpoint.keep, disk)
+
+
+def make_trainer(
+    job: Job,
+    worker: Worker,
+    data: Packed | Arrays,
+    cache_bytes: int,
+    traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    number: int = 0,
+) -> Trainer:
+    """A worker's part in a run on these rows; ``number`` is its own among the workers."""
+    from shoal.nodes.trainer import Trainer
+
+    learner, slots = learner_of(job.model, data, job.seed, number), job.slots(data.rows)
+    worker.client.names.most *= job.handles
+    shelf = make_shelf(job, worker, learner, data, slots, cache_bytes)
+    pace, spans = job.emulate.pace(number, job.seed), job.trace.spans
+    return Trainer(worker, job.servers_strategy, learner, shelf, slots, traffic, pace, spans, job.emulate.task)
+
+
+def make_shelf(
+    job: Job, worker: Worker, learner: Learner, data: Packed | Arrays, slots: Slots | Turns, cache_bytes: int
+) -> Shelf:
+    """Where a worker finds the rows of its slots."""
+    if isinstance(slots, Turns):
+        return make_parts(job, learner, slots)
+    if isinstance(learner, LinearLearner):
+        return Rows(worker, learner.train, slots, learner.model.bias, cache_bytes)
+    return Slices(data, slots, learner.keys)
+
+
+def make_parts(job: Job, learner: Learner, turns: Turns) -> Shelf:
+    """The rows of a run that goes block by block."""
+    importlib.import_module("shoal.models.column_kernels")  # now: who compiles them as a member is silent meanwhile
+    from shoal.models.columns import Blocks
+    from shoal.nodes.parts import Parts
+
+    assert isinstance(learner, LinearLearner) and isinstance(job.strategy, BlockProximal)
+    data, bias = learner.train, learner.model.bias
+    blocks = Blocks.cut(job.strategy.by, job.strategy.blocks, data.counts, bias, data.rows)
+    return Parts(data, turns, blocks, bias, learner.model.loss)
+
+
+def make_judge(job: Job, train: Packed | Arrays) -> Learner:
+    """The model as the evaluator needs it: where an objective is solved, it says how far that is."""
+    learner = learner_of(job.model, train, job.seed)
+    if not isinstance(job.strategy, BlockProximal):
+        return learner
+    from shoal.models.objective import ObjectiveLearner
+
+    assert isinstance(learner, LinearLearner)
+    return ObjectiveLearner(learner.model, learner.train, job.update.l1, job.update.l2)
+
+
+def make_table(job: Job, learner: Learner, slots_per_pass: int) -> Table:
+    """The table of the weights of a linear model."""
+    table = job.servers_strategy.table(learner.keys, job.update.update(), slots_per_pass)
+    return msgspec.structs.replace(table, filters=described(job.filters))
+
+
+def state_to_resume(manifest: Manifest, was: Job, job: Job, rows: int, seconds: float = 0.0) -> State:
+    """What a new coordinator begins with, that takes up a run from this checkpoint.
+
+    ``was`` is the job as it was then. At least so many ``seconds`` have passed: time is never taken back.
+    """
+    state: State = msgspec.json.decode(manifest.state, type=State)
+    everywhere: Any = None
+    if not job.servers_strategy.in_steps:  # every segment was cut at a moment of its own
+        everywhere = counted_everywhere((one.books for one in manifest.segments), job.slots(rows).per_pass)
+    if job.stop != was.stop:  # the old rules have ended nothing
+        account = msgspec.structs.replace(state.account, over="", limit=None, computing=None)
+        state = msgspec.structs.replace(state, account=account)
+    return to_begin_with(state, everywhere, seconds)

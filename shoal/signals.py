@@ -1,0 +1,64 @@
+"""Signal handlers that leave alone what a process was started to ignore.
+
+``nohup`` starts a program with SIGHUP ignored, and a shell without job control starts its background jobs with SIGINT
+ignored: both mean that the signal is for somebody else. A handler over an ignored signal would undo that, so that a run
+under ``nohup`` would end with its terminal all the same. SIGTERM is always heard: schedulers end a run by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
+
+
+def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Any]:
+    """Install a handler, except for SIGINT and SIGHUP where they are ignored; return what it replaced."""
+    heard = (n for n in numbers if n not in _MAY_BE_IGNORED or signal.getsignal(n) is not signal.SIG_IGN)
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
+    """Install a handler as ``handle`` does, and put the handlers of before back at the end."""
+    before = handle(numbers, handler)
+    try:
+        yield
+    finally:
+        for number, what in before.items():
+            signal.signal(number, what)
+
+
+@contextlib.contextmanager
+def deferred(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
+    """Let the first of these signals wait until the block is over; a second one is handled at once, as before.
+
+    For what must not be cut in half, such as saving a model. Does nothing outside the main thread, which no signal interrupts.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    first: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if first:
+            before[number](number, frame)
+        first.append(number)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if first:
+        before[first[0]](first[0], None)

@@ -1,0 +1,127 @@
+"""Holds the real gossip controller in a simulated world, as ``launch.gossip`` does with a loop and processes.
+
+It says when the next leg begins (after a pause, as if models were judged), tells the controller which workers have ended, and ends the
+run when all slots are counted. It also records what the checkers need to know of every leg: the mixing matrix, the slots that were
+dealt, the rounds and the models that workers showed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+from shoal.data.slots import Slots
+from shoal.limits import MILLISECOND
+from shoal.nodes.gossip_controller import GossipController
+from shoal.nodes.gossip_home import HOME
+from shoal.nodes.stepper import Floats
+from shoal.simulation.gossip_model import name_of
+from shoal.simulation.gossip_plan import GossipPlan
+from shoal.simulation.world import World
+from shoal.strategies.parts import Parts
+from shoal.strategies.topology import Graph, Matrix
+from shoal.timing import Timing
+from shoal.wire.effects import Effect
+
+PAUSES = (0, 0, 30, 400)  # milliseconds between two legs
+
+
+class GossipDriver:
+    """One run, from its first leg to its last."""
+
+    def __init__(self, world: World, plan: GossipPlan, graph: Graph) -> None:
+        self.world, self.plan = world, plan
+        self.over = False
+        self.done, self.rows, self.loss, self.meetings = 0, 0, 0.0, 0  # as the controller counts
+        self.ready: list[str] = []
+        self.errors: list[str] = []
+        self.matrices: dict[int, Matrix] = {}  # of each leg, by its number; and so are these
+        self.rounds: dict[int, int] = {}
+        self.dealt: dict[int, dict[str, list[int]]] = {}
+        self.slabs: dict[int, dict[str, Floats]] = {}
+        self.kept: dict[str, list[int]] = {}  # slots of lost workers that stay counted
+        names = [name_of(node) for node in range(plan.nodes)]
+        self.every = plan.rounds * plan.nodes  # slots from one judgement to the next
+        self.total = plan.legs * self.every
+        self._per_pass = max(1, self.every - plan.seed % 3)  # passes end within a leg, too
+        parts = Parts(Slots(self._per_pass, 1, plan.seed), plan.nodes)
+        self.controller = GossipController(
+            names,
+            {name: f"memory:{name}" for name in names},
+            graph,
+            parts,
+            plan.mode,
+            by_speed=bool(plan.seed % 2),
+            timing=Timing(scale=plan.scale).intervals(),
+        )
+        self.controller.on_ready = self.ready.append
+        self.controller.on_failed = lambda name, why: self.errors.append(f"{name}: {why}")
+        self._pauses = Random(f"{plan.seed}/judged")
+        self._ended: deque[str] = deque()
+        self._begun = self._pausing = False
+
+    def begin(self) -> None:
+        self.world.add(self.controller)
+        self._set_off(self.controller.begin(self._now()))
+
+    def ended(self, name: str) -> None:
+        """A worker's process has ended; while models are judged that is not looked at."""
+        self._ended.append(name)
+        if not self._pausing:
+            self.look()
+
+    def look(self) -> None:
+        """After an event at home, as after a turn of its loop."""
+        controller = self.controller
+        self._count()
+        while self._ended and not self._pausing:
+            self._lose(self._ended.popleft())
+        for name, one in controller.home.told.items():
+            if one.slab is not None:
+                self.slabs[controller.home.leg].setdefault(name, one.slab.copy())
+        if self.over or self._pausing or not controller.resting:
+            return
+        if self._begun:
+            controller.end_leg(self._now())
+            self.meetings += controller.exchanges()[0]
+        self._begun = True
+        if self.done >= self.total or not controller.living:
+            self.over = True
+            self.world.carry_out(HOME, controller.dismiss())
+            return
+        self._pausing = True
+        self.world.at(self.world.now + self._pauses.choice(PAUSES) * MILLISECOND, self._next)
+
+    def unseen(self, counted: list[int]) -> list[int]:
+        """Slots of the passes that have begun that are neither counted nor still to be dealt."""
+        parts = self.controller.parts
+        seen = {*counted, *parts.left().tolist()}
+        return [slot for slot in range((parts.of_pass + 1) * self._per_pass) if slot not in seen]
+
+    def _next(self) -> None:
+        self._pausing = False
+        room = min(self.every - self.done % self.every, self.total - self.done)
+        self._set_off(self.controller.next_leg(self._now(), room, self.plan.left))
+        self.look()
+
+    def _set_off(self, effects: list[Effect]) -> None:
+        home, graph = self.controller.home, self.controller.graph
+        self.matrices[home.leg], self.rounds[home.leg], self.slabs[home.leg] = graph.mixing(), home.rounds, {}
+        self.dealt[home.leg] = {name: one.slots.tolist() for name, one in home.told.items()}
+        self.world.carry_out(HOME, effects)
+
+    def _count(self) -> None:
+        fresh = self.controller.fresh()
+        self.done, self.rows, self.loss = self.done + fresh.slots, self.rows + fresh.rows, self.loss + fresh.loss
+
+    def _lose(self, name: str) -> None:
+        home = self.controller.home
+        done = home.told[name].done if name in home.told else 0
+        kept = [slot for leg, dealt in self.dealt.items() if leg < home.leg for slot in dealt.get(name, [])]
+        self.kept[name] = kept + self.dealt[home.leg].get(name, [])[:done]
+        loss = self.controller.lose(self._now(), name)
+        if loss is not None:
+            self.world.carry_out(HOME, loss.effects)
+
+    def _now(self) -> int:
+        return self.world.local_time(self.world.hosts[HOME])

@@ -1,0 +1,348 @@
+"""What must hold of a simulated training run, read off its events, its evaluations and the tables in the end.
+
+    I1 exactly-once    every slot is counted once: in the tally, and where weights are exact counts, in the model
+    P3 same bits       sync: the model, and every model that was judged, is the serial run's after that step, bit for bit
+    P8, I9             a run goes back only when all copies are lost, and never behind a checkpoint that was told of
+    evaluations        in order, at the steps they should be, of the model that they name
+    stop rules         the run ends by the rule that its evaluations call for, where that rule says, and says so
+    order              what is told comes in an order that could be
+    resume             a run that is taken up computes what its checkpoint lacks, and nothing else
+
+Nothing is raised: a mutant must be caught by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+
+from shoal.cluster.runs import spread
+from shoal.cluster.stopping import ENDLESS
+from shoal.cluster.workload import DEATHS
+from shoal.errors import ShoalError
+from shoal.events import Evaluated, RolledBack, Saved, Started, Stopped
+from shoal.keys import Values
+from shoal.simulation.checker import Violation
+from shoal.simulation.reference import weights_by_step
+from shoal.simulation.training_plan import STEP, TrainingPlan
+from shoal.simulation.training_run import TrainingWorld
+
+CLOSE = 0.01  # block-proximal: of the objective, where a part began anew elsewhere, with steps as short as at first
+LEGITIMATE = (  # ends that a plan may bring about, with the words that say so
+    "no worker was there for the first slot",
+    "no worker is left to compute",
+)
+
+
+@dataclass(slots=True)
+class Ends:
+    """The tables when it was over."""
+
+    weights: Values | None
+    tally: Values | None
+
+
+class TrainingChecker:
+    """Of one life of a run; ``former`` is what was told in the life before it, if it was taken up."""
+
+    def __init__(self, run: TrainingWorld, ends: Ends, resumed: bool) -> None:
+        self.run, self.plan, self.ends, self.resumed = run, run.plan, ends, resumed
+        self.work = run.dealing.workload
+        self.held = 0  # models that were held against the serial run
+        self._limit, self._limit_reason = limit_of(run.plan)
+        per_pass = run.plan.slots_per_pass or 1
+        self._every = max(1, round(run.plan.evaluate * per_pass)) if run.plan.evaluate else ENDLESS
+        self.rolled_back = any(isinstance(event, RolledBack) for event in run.told)
+
+    def check(self) -> Iterator[Violation]:
+        yield from self._ends()
+        yield from self._order()
+        yield from self._rollbacks()
+        yield from self._evaluations()
+        yield from self._exactly_once()
+        yield from self._same_bits()
+        if not self.run.dealing.failed:
+            yield from self._stop_rules()
+        if self.resumed and not self.plan.faults and not self.plan.settings.get("second_copies"):
+            yield from self._nothing_twice()
+
+    def _nothing_twice(self) -> Iterator[Violation]:
+        """A run that is taken up and disturbed no more computes what its checkpoint lacks, and nothing else."""
+        computed = sum(trainer._done for trainer in self.run.nodes.trainers.values())
+        lacked = self.work.done - self.run.begun_with
+        if computed != lacked:
+            what = f"{computed} slots were computed after {self.run.begun_with} of a checkpoint, {lacked} were to be"
+            yield Violation("resume", what)
+
+    # ------------------------------------------------------------ how it ended
+
+    def _ends(self) -> Iterator[Violation]:
+        for name, error in self.run.broken.items():
+            what = f"{name} ended with {type(error).__name__}: {error}"
+            yield Violation("P10 goes on" if isinstance(error, ShoalError) else f"raised {type(error).__name__}", what)
+        failed = self.run.dealing.failed
+        if failed and not self._may_fail(failed):
+            yield Violation("P10 goes on", f"the run failed: {failed}")
+        if (self.ends.weights is None or self.ends.tally is None) and not self.plan.beyond:
+            yield Violation("I13 live", "the tables could not be read when it was over")
+
+    def _may_fail(self, why: str) -> bool:
+        """The plan brought it about: nobody was there to compute, or a group's servers lost its model."""
+        if self.plan.group and self.plan.beyond and "resume this run" in why:
+            return True
+        if len(self.run.schedulers) > 1 and "has taken the name" in why:  # see TrainingWorld._broke
+            return True
+        return bool(self.plan.faults) and any(one in why for one in LEGITIMATE)
+
+    def _order(self) -> Iterator[Violation]:
+        kinds = [type(event) for event in self.run.told]
+        if Evaluated in kinds and (Started not in kinds or kinds.index(Evaluated) < kinds.index(Started)):
+            yield Violation("order", "a model was judged before the run had started")
+        if Stopped in kinds and Evaluated in kinds[kinds.index(Stopped) :]:
+            yield Violation("order", "a model was judged after the run had stopped")
+        whys = {event.why for event in self.run.told if isinstance(event, Stopped)}
+        if len(whys) > 1:
+            yield Violation("order", f"it stopped for several reasons: {sorted(whys)}")
+
+    def _rollbacks(self) -> Iterator[Violation]:
+        saved = 0
+        for event in self.run.told:
+            if isinstance(event, Saved):
+                saved = event.number
+            elif isinstance(event, RolledBack):
+                if (event.checkpoint or 0) < saved and not self.run.schedule.damaged:
+                    back = event.checkpoint or "the beginning"
+                    yield Violation("I9 durable", f"checkpoint {saved} was told of, and the run went back to {back}")
+                if not self.plan.beyond:
+                    yield Violation("P1 kept", f"the run went back although copies were left: {event.why}")
+                saved = event.checkpoint or 0
+
+    # ------------------------------------------------------------ evaluations
+
+    @cached_property
+    def _judged(self) -> list[tuple[Evaluated, Values | None]]:
+        """Each once, and only those of the past that holds; a coordinator that was started again may tell one again."""
+        found: list[tuple[Evaluated, Values | None]] = []
+        for event, weights in self.run.judged:
+            while found and found[-1][0].number >= event.number:
+                before = found.pop()
+                if before[0].number == event.number:
+                    weights = before[1] if weights is None else weights
+            found.append((event, weights))
+        return found
+
+    def _evaluations(self) -> Iterator[Violation]:
+        told: dict[int, Evaluated] = {}
+        for event, _ in self.run.judged:
+            again = told.get(event.number)
+            same = again is None or (again.steps, again.test_loss) == (event.steps, event.test_loss)
+            if not same and not self.rolled_back:
+                yield Violation("evaluations", f"evaluation {event.number} was told twice, and not the same")
+            told[event.number] = event
+        judged = [event for event, _ in self._judged]
+        numbers = [event.number for event in judged]
+        first = numbers[0] if self.resumed and numbers else 0
+        if numbers != list(range(first, first + len(numbers))):
+            yield Violation("evaluations", f"evaluations {numbers}: some are missing")
+        if any(after.steps < before.steps for before, after in pairwise(judged)):
+            yield Violation("evaluations", f"at steps {[event.steps for event in judged]}: not in order")
+        if self.work.step is not None:
+            yield from self._at_their_steps(judged)
+        elif self.plan.counts:
+            for before, (event, weights) in zip([None, *judged], self._judged, strict=False):
+                yield from self._at_its_slots(before, event, weights)
+
+    def _at_their_steps(self, judged: list[Evaluated]) -> Iterator[Violation]:
+        """In step mode: before the first step, every so many slots, after the last, and nowhere else."""
+        planned, every, at = [0], self._every, 0
+        while every < ENDLESS and at < self._limit:
+            at = self.work.slots_until(self.work.steps_until((at // every + 1) * every))
+            planned.append(self.work.steps_until(at))
+        if self.run.dealing.counts["evaluations of a later step"]:
+            if not self.resumed and sum(one.client.role == "evaluator" for one in self.run.nodes.everyone) < 2:
+                yield Violation("evaluations", "one of a later step than was asked for, and no evaluator was lost")
+            return  # one died with what it had read, and another judged what was there: the bits are checked
+        for event in judged:
+            last = self.run.dealing.ended and event is judged[-1]
+            if event.steps not in planned and not last:
+                yield Violation("evaluations", f"one at step {event.steps}, and not at one of {planned[:9]}")
+        if self.run.dealing.ended and not self.run.dealing.failed:
+            steps = [event.steps for event in judged]
+            missing = [step for step in planned if steps and steps[0] <= step < steps[-1] and step not in steps]
+            if missing:
+                yield Violation("evaluations", f"none at steps {missing[:9]}")
+            if not steps or steps[-1] != self.work.steps_until(self.work.limit):
+                yield Violation("evaluations", f"the last at step {steps[-1:]}, the run ended at {self.work.steps}")
+
+    def _at_its_slots(self, before: Evaluated | None, event: Evaluated, weights: Values | None) -> Iterator[Violation]:
+        """Where pushes count at once: all slots that it names are in, and none past the next evaluation but one."""
+        if weights is None:
+            return
+        inside, every = round(float(weights.astype(np.float64).sum() / STEP)), self._every
+        named = event.steps - sum(slot in self.work.voids for slot in range(event.steps))
+        if inside < named:
+            what = f"evaluation {event.number} is of {named} slots, and only {inside} are in the model"
+            yield Violation("evaluations", what)
+        most = self._limit
+        if every < ENDLESS and before is not None:
+            most = min(most, (before.steps // every + 2) * every)
+        if inside > most and not self._may_have_more:
+            what = f"evaluation {event.number}, after {event.steps} slots, is of {inside} slots, of at most {most}"
+            yield Violation("evaluations", what)
+
+    # ------------------------------------------------------------ the model
+
+    def _exactly_once(self) -> Iterator[Violation]:
+        tally, work, failed = self.ends.tally, self.work, bool(self.run.dealing.failed)
+        if tally is None:
+            return
+        counted = np.array([work.is_counted(slot) for slot in range(len(tally))], np.float32)
+        # In step mode a checkpoint is of a step, but of the tally as it was then, without what is on its way to it.
+        back = work.step is not None and (self.resumed or self.rolled_back)
+        more = failed or self._may_have_more
+        wrong = np.flatnonzero((tally > 1) | ((tally < counted) & (not back)) | ((tally > counted) & (not more)))
+        if len(wrong):
+            found = ", ".join(f"slot {slot}: {tally[slot]:g} for {counted[slot]:g}" for slot in wrong[:6].tolist())
+            yield Violation("I1 exactly-once", f"{len(wrong)} slots of {int(counted.sum())}: {found}")
+        if not failed and work.done != work.limit:
+            yield Violation("I1 exactly-once", f"{work.done} slots are counted, {work.limit} were to be")
+        if self.plan.counts and not failed and self.ends.weights is not None:
+            yield from self._counted_in_weights(self.ends.weights)
+
+    @property
+    def _may_have_more(self) -> bool:
+        """Slots may be in the model that are not counted: told to a life of who deals that ended before it was on disk.
+
+        They are dealt again and found counted, unless the run ends in the middle of a pass, and with other slots of it.
+        """
+        return self.work.step is None and (self.run.dealing._former or self.rolled_back)
+
+    def _counted_in_weights(self, weights: Values) -> Iterator[Violation]:
+        """Every slot that is counted is in the model once.
+
+        One that is void may be in it, for whoever died may have pushed it before; and where the model may have more, any
+        slot that was dealt. What the tally says of those is no evidence: it is another push, to other servers, and who
+        computed them may have died when one of the two was in and the other was not.
+        """
+        order, expected = self.work.order, np.zeros(len(weights))
+        either, dealt = np.zeros(len(weights)), self.run.dealt if self._may_have_more else set[int]()
+        for slot in {*spread(self.work.counted(), ENDLESS), *self.work.voids, *dealt}:
+            sure = self.work.is_counted(slot) and slot not in self.work.voids
+            possible = slot in self.work.voids or slot in dealt
+            content = order.content(*divmod(slot, self.work.per_pass))
+            expected[content] += sure
+            either[content] += possible and not sure
+        found = weights.astype(np.float64) / STEP
+        wrong = np.flatnonzero((found < expected) | (found > expected + either))
+        if len(wrong):
+            some = ", ".join(f"{found[one]:g} for {expected[one]:g}" for one in wrong[:6].tolist())
+            yield Violation("I1 exactly-once", f"{len(wrong)} weights count other slots than were counted: {some}")
+
+    @cached_property
+    def _expected(self) -> list[Values]:
+        """By step: the weights of the serial run."""
+        steps = self.work.steps_until(self.work.limit) + 1
+        return list(islice(weights_by_step(self.run.job, self.run.dataset, self.work.voids), steps))
+
+    @property
+    def _is_exact(self) -> bool:
+        """Nothing that is documented to change the bits has happened."""
+        died = any(why.startswith(f"{DEATHS} workers died") for why in self.work.voids.values())
+        newer = self.run.dealing.counts["slots with newer weights"]
+        behind = self.plan.settings.get("max_delay")
+        if self.plan.strategy == "block-proximal":  # a part that changes hands begins with what is there by then
+            behind = behind and (self.plan.faults or self.resumed)
+        return not (died or newer or behind)
+
+    def _same_bits(self) -> Iterator[Violation]:
+        if self.work.step is None or not self._is_exact:
+            return
+        for event, weights in self._judged:
+            self.held += weights is not None
+            if weights is not None and not self._equal(weights, self._expected[event.steps]):
+                what = f"the model of evaluation {event.number} is not the serial run's after step {event.steps}"
+                yield Violation("P3 same bits", what)
+                return
+        if self.ends.weights is not None and not self.run.dealing.failed:
+            last = self.work.steps_until(self.work.limit)
+            if not self._equal(self.ends.weights, self._expected[last]):
+                yield Violation("P3 same bits", f"the model is not the serial run's after step {last}")
+
+    def _equal(self, found: Values, expected: Values) -> bool:
+        if self.plan.strategy == "block-proximal" and (self.plan.faults or self.resumed):
+            ours, theirs = (self.run.nodes.learner.judge(self.run.dataset.test, one)[1] for one in (found, expected))
+            return abs((ours["objective"] or 0) - (theirs["objective"] or 0)) <= CLOSE * abs(theirs["objective"] or 0)
+        return bool(np.array_equal(found, expected))
+
+    # ------------------------------------------------------------ the end
+
+    def _stop_rules(self) -> Iterator[Violation]:
+        why = next((event for event in self.run.told if isinstance(event, Stopped)), None)
+        if why is None:
+            yield Violation("stop rules", "the run ended, and nobody was told why")
+            return
+        limit, reason = self._limit, self._limit_reason
+        if self.work.done > limit:
+            yield Violation("stop rules", f"{self.work.done} slots were counted, at most {limit} were to be")
+        if why.why == reason and self.work.done != limit:
+            yield Violation("stop rules", f"{reason!r} with {self.work.done} of {limit} slots")
+        seconds = self.plan.stop.get("seconds")
+        if why.why.endswith("seconds are over") and (seconds is None or why.seconds < seconds):
+            yield Violation("stop rules", f"{why.why!r} after {why.seconds:g} seconds")
+        if not self.rolled_back and not self.resumed:
+            yield from self._by_loss(why.why)
+
+    def _by_loss(self, why: str) -> Iterator[Violation]:
+        """The first evaluation that calls for an end brings it about: at most one more comes after it."""
+        rules: dict[str, Any] = self.plan.stop
+        judged = [event for event, _ in self._judged]
+        ends, reason = len(judged) - 1, ""
+        mark, without = float("inf"), 0
+        for place, event in enumerate(judged):
+            if event.test_loss < mark - rules.get("min_delta", 0.0):
+                mark, without = event.test_loss, 0
+            else:
+                without += 1
+            if event.test_loss <= rules.get("target_loss", -1.0):
+                ends, reason = place, f"target loss {rules['target_loss']:g} reached"
+                break
+            if without >= rules.get("patience", ENDLESS):
+                ends, reason = place, f"no improvement in {rules['patience']} evaluations"
+                break
+        if reason and len(judged) - 1 > ends + 1:
+            yield Violation("stop rules", f"{reason!r} at evaluation {ends}, and it ended with {len(judged) - 1}")
+        by_loss = why.startswith(("target loss", "no improvement"))
+        if by_loss and why != reason:
+            yield Violation("stop rules", f"it ended with {why!r}, its evaluations say {reason or 'nothing'!r}")
+        if reason and not by_loss and ends < len(judged) - 2:
+            yield Violation("stop rules", f"it ended with {why!r}, its evaluations said {reason!r} long before")
+
+
+def limit_of(plan: TrainingPlan) -> tuple[int, str]:
+    """How many slots a run has if no rule ends it before, and what that is called; told once more, apart from what ships."""
+    per_pass, stop = plan.slots_per_pass or 1, plan.stop
+    in_step: int = plan.settings.get("slots_per_step") or plan.settings.get("parts") or 1
+    steps_in_pass = -(-per_pass // in_step)
+
+    def slots(steps: int) -> int:
+        passes, rest = divmod(steps, steps_in_pass)
+        return passes * per_pass + min(rest * in_step, per_pass)
+
+    found: list[tuple[int, str]] = []
+    if (epochs := stop.get("epochs")) is not None:
+        passes, rest = divmod(max(1, round(epochs * per_pass)), per_pass)
+        whole = slots(passes * steps_in_pass + -(-rest // in_step))
+        found.append((whole, f"{epochs:g} epoch{'' if epochs == 1 else 's'} done"))
+    if (steps := stop.get("steps")) is not None:
+        found.append((slots(steps), f"{steps} step{'' if steps == 1 else 's'} done"))
+    return min(found)
+
+
+def patience_of(plan: TrainingPlan, limit: int) -> int:
+    """Milliseconds that a run may take after all is healed: its computing, and what a death costs to be noticed."""
+    return 40_000 + limit * plan.think

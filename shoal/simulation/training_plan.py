@@ -1,0 +1,253 @@
+"""A training run and what goes wrong in it, drawn from one seed: all of it plain data (see ``faults``).
+
+A seed first draws the strategy and its settings, the data, the rule that ends the run and the size of the cluster, then
+which families of faults are on. In some seeds the run is ended in the middle and taken up again from its checkpoints,
+with other numbers of workers and servers; in some a worker group's own scheduler deals, not the coordinator.
+
+    hire     one more worker comes
+    leave    a worker is asked to go: it finishes what it began, gives the rest back, and goes
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from shoal.job import Job
+from shoal.limits import INLINE_ELEMENTS
+from shoal.simulation import faults
+from shoal.simulation.faults import Fault, Plan
+from shoal.simulation.training_nodes import EVALUATOR
+from shoal.wire.groups import SCHEDULER, member_name
+
+GROUP = "group"  # the name of the worker group, where there is one
+STEP = 2.0**-6  # of the update: a power of two, so that counts are exact
+FAMILIES = (
+    "loss", "repeat", "slow", "corrupt", "partition", "swizzle", "pause", "crash", "crash", "drift", "twin", "evaluator",
+    "coordinator", "full disk", "comings", "comings", "stragglers", "stragglers",
+)  # fmt: skip
+
+
+class TrainingPlan(Plan, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """What one seed stands for. ``slots_per_pass`` and ``max_delay`` are the run's, ``slots`` all of its slots at most."""
+
+    strategy: Literal["sync", "bounded", "async", "block-proximal"] = "sync"
+    settings: dict[str, Any] = {}  # of the strategy
+    batch: int = 2
+    features: int = 24
+    poisoned: int = -1  # a row with a value that is no number
+    stop: dict[str, Any] = {}
+    evaluate: float = 1.0  # passes; 0: only in the beginning and in the end
+    ahead: int = 16  # slots that a worker asks for at first
+    group: str = ""
+    ends: int = 0  # everything is ended so many milliseconds after the beginning, and taken up again; 0: it is not
+    next_workers: int = 1  # then
+    next_servers: int = 1
+    filters: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Weights are exact counts of slots, since no slot's gradient depends on another's."""
+        return self.kind == "each"
+
+    @property
+    def rows(self) -> int:
+        return self.batch * (self.slots_per_pass or 1)
+
+    @property
+    def worker_names(self) -> list[str]:
+        return [member_name(f"worker-{i}", self.group) for i in range(self.workers)]
+
+    @property
+    def others(self) -> list[str]:
+        """Nodes that are neither workers nor servers nor the coordinator."""
+        names = [EVALUATOR, *([SCHEDULER] if self.group else [])]
+        return [member_name(name, self.group) for name in names]
+
+    @property
+    def names(self) -> list[str]:
+        return ["coordinator", *self.server_names, *self.worker_names, *self.others]
+
+    def newcomer_worker(self, number: int) -> str:
+        """The name of a worker that comes later."""
+        return member_name(f"worker-{self.workers + number}", self.group)
+
+    @property
+    def job(self) -> Job:
+        every = self.checkpoint / 1_000 if self.checkpoint else float("inf")
+        model = {"loss": "hinge", "bias": False} if self.counts else {"loss": "logistic"}
+        update = {} if self.strategy == "block-proximal" else {"rule": "sgd", "step": STEP if self.counts else 0.5}
+        return Job.of(
+            {
+                "data": {"source": "small", "batch": self.batch},
+                "model": model,
+                "strategy": {"name": self.strategy, **self.settings},
+                "update": update,
+                "stop": self.stop,
+                "evaluate": {"every": self.evaluate or float("inf")},
+                "checkpoint": {"every": every},
+                "moves": {"balance": self.balance},
+                "filters": list(self.filters),
+                "workers": self.workers,
+                "servers": self.servers,
+                "copies": self.copies,
+                "seed": self.seed & 0xFFFF,
+            }
+        )
+
+    def taken_up(self) -> TrainingPlan:
+        """The second part: the same run, with other numbers, in peace."""
+        servers, workers = self.next_servers, min(self.next_workers, self.settings.get("parts", self.next_workers))
+        copies = min(self.copies, servers)
+        return replace(self, ends=0, workers=workers, servers=servers, copies=copies, faults=(), beyond=False)
+
+    def __str__(self) -> str:
+        copies = f", {self.copies} copies" if self.copies > 1 else ""
+        again = f"; ends at {self.ends} ms, again with {self.next_workers}+{self.next_servers}" if self.ends else ""
+        return (
+            f"seed {self.seed}: {self.strategy} {self.settings}, {self.slots_per_pass} slots a pass of {self.batch} rows, "
+            f"stop {self.stop}, evaluate {self.evaluate:g}, {self.servers} servers{copies}, {self.workers} workers"
+            f"{' in a group' if self.group else ''}{again}, checkpoint {self.checkpoint}, "
+            f"faults: {'; '.join(str(fault) for fault in self.faults) or 'none'}; "
+            f"habits: {', '.join(self.habits) or 'none'}"
+        )
+
+
+def draw(seed: int) -> TrainingPlan:
+    random = Random(f"{seed}/training")
+    strategy = random.choice(["sync", "sync", "bounded", "async", "block-proximal"])
+    in_steps = strategy in ("sync", "block-proximal")
+    servers = random.choice([1, 1, 2, 2, 3])
+    copies = min(servers, random.choice([1, 1, 2, 2, 3]))
+    workers = random.choice([1, 2, 2, 3, 3, 4])
+    beyond = random.random() < 0.15
+    ends = random.random() < 0.2
+    lasts = random.choice([1_000, 2_000, 4_000, 7_000])
+    per_pass, batch = random.choice([4, 6, 9, 12, 16]), random.choice([1, 2, 4])
+    settings = _settings(strategy, workers, random)
+    if strategy == "block-proximal":
+        per_pass, batch = settings["parts"] * settings["blocks"], 4
+    stop = _stop(random, per_pass, in_steps)
+    epochs = min(stop.get("epochs", 3), 3)
+    plan = TrainingPlan(
+        seed=seed,
+        strategy=strategy,  # type: ignore[arg-type]
+        settings=settings,
+        kind="step" if in_steps else "each",
+        max_delay=settings.get("max_delay"),
+        slots_per_pass=per_pass,
+        slots=round(per_pass * epochs),
+        batch=batch,
+        features=random.choice([9, 24, 40]),
+        poisoned=random.randrange(per_pass * batch) if strategy == "sync" and random.random() < 0.1 else -1,
+        stop=stop,
+        evaluate=random.choice([0.3, 0.5, 1.0, 1.0, 0.0]),
+        ahead=random.choice([0, 0, 4, 16]),
+        servers=servers,
+        copies=copies,
+        workers=workers,
+        beyond=beyond,
+        checkpoint=random.choice([100, 200, 500]) if beyond or ends or random.random() < 0.2 else 0,
+        group=GROUP if random.random() < 0.15 else "",
+        ends=random.randrange(lasts // 3, lasts) if ends else 0,
+        next_workers=random.choice([1, 2, 3]),
+        next_servers=random.choice([1, 2, 3]),
+        inline=random.choice([0, 16, INLINE_ELEMENTS]),
+        think=max(5, min(1_500, (2 if ends else 1) * lasts * workers // per_pass)),
+        delay=random.choice([1, 3, 10]),
+        lasts=lasts,
+        habits=tuple(one for one in ("early faults", "elsewhere", "inline") if random.random() < 0.2),
+        filters=random.choice([(), (), (), ("delta",)]) if in_steps else (),
+    )
+    return replace(plan, faults=_faults(plan, random))
+
+
+def _settings(strategy: str, workers: int, random: Random) -> dict[str, Any]:
+    prefetch = {"prefetch": random.choice([0, 1, 1, 2])}
+    match strategy:
+        case "sync":
+            second = {"second_copies": True} if random.random() < 0.4 else {}
+            delay = {"max_delay": random.choice([1, 2])} if random.random() < 0.15 else {}
+            combine = {"combine": "sum"} if random.random() < 0.2 else {}
+            return {"slots_per_step": random.choice([1, 2, 3, 4]), **prefetch, **second, **delay, **combine}
+        case "bounded":
+            return {"max_delay": random.choice([0, 0, 1, 1, 2, 4, "auto", "auto"]), **prefetch}
+        case "async":
+            return prefetch
+    parts, blocks = max(workers, random.choice([1, 2, 3])), random.choice([2, 3, 4])
+    return {"parts": parts, "blocks": blocks, "max_delay": random.choice([0, 0, 1])}
+
+
+def _stop(random: Random, per_pass: int, in_steps: bool) -> dict[str, Any]:
+    """Passes bound every run; half of them end by another rule, or may."""
+    epochs: float = random.choice([1, 2, 3]) if per_pass < 12 else random.choice([1, 1.5, 2])
+    match random.choice(["epochs", "epochs", "epochs", "steps", "target", "patience", "seconds"]):
+        case "steps":
+            return {"steps": random.randrange(1, max(2, round(epochs * per_pass) // (2 if in_steps else 1)))}
+        case "target":
+            return {"epochs": epochs, "target_loss": random.choice([0.5, 0.6, 0.68, 0.95, 0.98])}
+        case "patience":
+            delta = random.choice([0.0, 0.01, 0.5])
+            return {"epochs": epochs, "patience": random.choice([1, 2]), "min_delta": delta}
+        case "seconds":
+            return {"epochs": epochs, "seconds": random.choice([0.5, 1.0, 3.0])}
+    return {"epochs": epochs}
+
+
+def _faults(plan: TrainingPlan, random: Random) -> tuple[Fault, ...]:
+    found: list[Fault] = []
+    if plan.beyond:
+        found += faults.beyond(plan, random)
+    for family in random.sample(FAMILIES, random.choice([0, 1, 1, 2, 2, 3])):
+        own = _OWN.get(family)
+        found += own(plan, random) if own is not None else faults.family(family, plan, random)
+    if plan.group and random.random() < 0.5:
+        found += _scheduler(plan, random)
+    if plan.copies > 1 and random.random() < 0.6:
+        for family in random.sample(faults.SERVER_FAMILIES, random.choice([1, 1, 2])):
+            found += faults.family(family, plan, random)
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _evaluator(plan: TrainingPlan, random: Random) -> list[Fault]:
+    """It dies and comes back with nothing, or stands still, or is cut off from some servers or from who deals."""
+    who, at = plan.others[0], random.randrange(plan.lasts)
+    match random.choice(["crash", "crash", "pause", "cut"]):
+        case "crash":
+            return [Fault("crash", at, random.choice([0, 500, 3_000]), who, how=random.choice(["seen", ""]))]
+        case "pause":
+            return [Fault("pause", at, random.choice([500, 3_000, 7_000]), who)]
+    others = random.sample([*plan.server_names, "coordinator"], random.choice([1, plan.servers + 1]))
+    return [Fault("cut", at, random.choice([500, 3_000, 7_000]), who, tuple(others))]
+
+
+def _scheduler(plan: TrainingPlan, random: Random) -> list[Fault]:
+    """A group's scheduler is gone for a while, and comes back with its journal."""
+    who = plan.others[1]
+    lasts = random.choice([0, 300, 2_000, 4_000])
+    return [Fault("crash", random.randrange(plan.lasts), lasts, who) for _ in range(random.choice([1, 2]))]
+
+
+def _comings(plan: TrainingPlan, random: Random) -> list[Fault]:
+    """Workers and servers come and go while the run goes on."""
+    found: list[Fault] = []
+    for number in range(random.choice([0, 1, 2])):
+        found.append(Fault("hire", random.randrange(plan.lasts), who=plan.newcomer_worker(number)))
+    for _ in range(random.choice([0, 1, 1, 2])):
+        found.append(Fault("leave", random.randrange(plan.lasts), who=random.choice(plan.worker_names)))
+    if random.random() < 0.4:
+        found.append(Fault("join", random.randrange(plan.lasts), who=plan.newcomer(0)))
+    if random.random() < 0.4:
+        how, back = random.choice(["drain", "leave"]), random.choice([0, 0, 500])
+        found.append(Fault("drain", random.randrange(plan.lasts), back, random.choice(plan.server_names), how=how))
+    return found
+
+
+def _stragglers(plan: TrainingPlan, random: Random) -> list[Fault]:
+    some = random.sample(plan.worker_names, min(plan.workers, random.choice([1, 1, 2])))
+    return [faults.straggler(plan, random, name) for name in some]
+
+
+_OWN = {"evaluator": _evaluator, "comings": _comings, "stragglers": _stragglers}

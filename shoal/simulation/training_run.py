@@ -1,0 +1,399 @@
+"""One training run in a simulated world: coordinator, servers, trainers, evaluator, and a scheduler where there is a group.
+
+All of them are the classes that ship; only the network, the disk, the clocks and the launcher's part (who starts a
+process, who sees it end) are simulated. ``TrainingWorld`` puts them on hosts and carries faults out; what must hold is
+in ``training_checks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from shoal import limits
+from shoal.cluster import delay, placement
+from shoal.cluster.runs import spread
+from shoal.data.datasets import Dataset
+from shoal.errors import Refused, ShoalError
+from shoal.events import Evaluated, RunEvent, Saved, Started, Stopped, Warned
+from shoal.job import Job
+from shoal.keys import Values
+from shoal.limits import MILLISECOND, SECOND
+from shoal.nodes import evaluator as evaluating
+from shoal.nodes import trainer as training
+from shoal.nodes.dealing import Dealing, Whole
+from shoal.nodes.dealt import counted_everywhere
+from shoal.nodes.factory import dealing_for, make_saving, state_to_resume
+from shoal.nodes.scheduler import Scheduler
+from shoal.simulation.cluster import COORDINATOR, ROOT, Cluster
+from shoal.simulation.disk import SimulatedDisk
+from shoal.simulation.elastic import Elastic
+from shoal.simulation.faults import Fault
+from shoal.simulation.nemesis import Nemesis
+from shoal.simulation.small_data import mixed, separate
+from shoal.simulation.stragglers import Stragglers, quick
+from shoal.simulation.training_audit import Auditor
+from shoal.simulation.training_nodes import EVALUATOR, LAUNCHER, TrainingNodes
+from shoal.simulation.training_plan import TrainingPlan
+from shoal.simulation.training_watch import DelayWatch, StalenessWatch
+from shoal.simulation.world import Journal, World
+from shoal.store import checkpoint
+from shoal.store.checkpoint import Manifest
+from shoal.wire import messages as m
+from shoal.wire.effects import Ended, Node
+from shoal.wire.groups import dealer
+
+MOST_EVENTS = 60_000
+BEGINS_WITHIN = 30 * SECOND
+SEEN_AFTER = 10 * MILLISECOND  # a process has ended: the launcher tells who deals
+AGAIN_AFTER = 300 * MILLISECOND  # a process gave way to another of its name, which has ended
+Origin = tuple[Path, Manifest]
+
+
+class Schedule:
+    """What the coordinator deals, over all its lives (see ``cluster.DealingSource``)."""
+
+    def __init__(self, job: Job, dataset: Dataset, elsewhere: bool, deals: bool) -> None:
+        self.job, self.dataset, self.elsewhere, self.deals = job, dataset, elsewhere, deals
+        self.damaged: set[int] = set()
+        self.generation: Callable[[], int] = lambda: 0
+
+    def as_dealing(self) -> Dealing | None:
+        return self.dealing() if self.deals else None
+
+    def dealing(self) -> Dealing:
+        found = dealing_for(self.job, self.dataset)
+        found.elsewhere = self.elsewhere
+        return found
+
+    def told(self, event: RunEvent) -> None:
+        return
+
+
+class TrainingWorld:
+    """All nodes of one run on hosts; it is the stage on which ``Nemesis`` carries the plan's faults out."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        trace: Callable[[str], None] | None = None,
+        dataset: Dataset | None = None,
+        job: Job | None = None,
+        disk: SimulatedDisk | None = None,
+        number: int = 0,
+    ) -> None:
+        """``disk`` is that of a former life of the run; ``number`` tells lives of one plan apart."""
+        self.plan, self.job = plan, job or plan.job
+        self.dataset = dataset or data_of(plan)
+        self.world = World(plan.seed if not number else plan.seed + (number << 40))
+        self.world.trace = trace
+        self.world.after_event = self._after_event
+        self.world.on_tell = self._told
+        self.world.weather.delay = plan.delay * MILLISECOND
+        self.schedule = Schedule(self.job, self.dataset, "elsewhere" in plan.habits, deals=not plan.group)
+        self.cluster = Cluster(self.world, plan, self.schedule)
+        self.world.on_tell = self._told
+        if disk is not None:
+            self.cluster.disk = self.world.disk = disk
+        self.cluster.job = self.job.identity
+        self.elastic = Elastic(self.cluster, plan)
+        self.nodes = TrainingNodes(self.world, self.job, self.dataset, plan.group, self._add)
+        self.nodes.on_broken, self.nodes.on_left = self._broke, self._left
+        bounded = plan.strategy == "bounded" and plan.settings["max_delay"] != "auto"
+        self.staleness = StalenessWatch(self.world, plan.settings["max_delay"] if bounded else None, plan.group)
+        self.delays = DelayWatch()
+        self.auditor: Auditor | None = None
+        self.stragglers = Stragglers(plan, lambda: self.world.now)
+        self.world.takes = self._takes
+        self.schedulers: list[Scheduler] = []  # all lives, the last one is the present
+        self.told: list[RunEvent] = []
+        self.judged: list[tuple[Evaluated, Values | None]] = []  # with the weights, if whoever judged them is there
+        self.on_told: Callable[[RunEvent], None] = lambda event: None
+        self.begun_with = 0  # slots that are in the checkpoint that this life was taken up from
+        self.broken: dict[str, Exception] = {}  # processes that ended with an error
+        self.left: set[str] = set()  # workers that have gone for good
+        self.leaving: dict[str, int] = {}  # workers that were asked to go, and of which life
+        self._unheard: list[Ended] = []  # ends of processes that nobody was there to be told of
+        self._doubled: dict[str, int] = {}  # names that two processes had, until then
+        self.dealt: set[int] = set()  # slots that anybody was ever dealt
+        self.world.watch(m.Deal, self._dealt)
+
+    # ------------------------------------------------------------ who is there
+
+    @property
+    def dealer(self) -> str:
+        """The node that deals."""
+        return dealer(self.plan.group)
+
+    @property
+    def dealing(self) -> Dealing:
+        dealing = self.schedulers[-1].dealing if self.plan.group else self.cluster.coordinator.dealing
+        assert dealing is not None
+        return dealing
+
+    @property
+    def over(self) -> bool:
+        """The run has ended, and whoever took part has gone."""
+        return self.dealing.ended and all(
+            task.done or name not in self.world.hosts for name, task in self.nodes.ends.items()
+        )
+
+    @property
+    def saved(self) -> bool:
+        """A checkpoint was told of."""
+        return any(isinstance(event, Saved) for event in self.told)
+
+    def local(self, name: str) -> str:
+        """Its name within the group."""
+        return name.removeprefix(f"{self.plan.group}/") if self.plan.group else name
+
+    def _add(self, node: Node) -> None:
+        self.cluster.add(node)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------ the beginning
+
+    def set_up(self, origin: Origin | None = None, was: Job | None = None) -> bool:
+        """Start all nodes, and make the tables; with ``origin``, go on from a checkpoint. False: they are not there in time."""
+        if origin is not None:
+            self.begun_with = _slots_in(origin[1], self.schedule.dealing())
+            state = state_to_resume(origin[1], was or self.job, self.job, self.dataset.train.rows)
+            record = msgspec.msgpack.encode(Whole(state))
+            self.world.journals[self.dealer] = Journal([record])
+        self.cluster.set_up()
+        launcher = self.nodes.client(LAUNCHER)
+        if self.plan.group:
+            self._start_scheduler()
+        made = self.nodes.create_tables(launcher, self.plan.servers, tally=True, origin=origin)
+        if not self.until(lambda: made.done, BEGINS_WITHIN) or made.error is not None:
+            return False
+        self.nodes.start_evaluator()
+        for name in self.plan.worker_names:
+            self.nodes.hire(self.local(name))
+        if self.plan.seed % 3 == 0:  # not in all: it takes time
+            self.auditor = Auditor(self.nodes.client("auditor"), lambda: self.dealing, self.plan, origin is not None)
+            self.auditor.start()
+        return True
+
+    def _start_scheduler(self) -> None:
+        journal = self.world.journals.get(self.dealer)
+        records = list(journal.durable) if journal is not None else []
+        points = make_saving(self.job, ROOT, self.cluster.disk).points if self.plan.checkpoint else None
+        token = f"scheduler-{len(self.schedulers)}"
+        node = Scheduler(self.plan.group, token, f"memory:{self.dealer}", self.schedule.dealing(), points, records)
+        self.schedulers.append(node)
+        self._add(node)
+
+    def begun(self) -> bool:
+        return any(isinstance(event, Started) for event in self.told)
+
+    def until(self, done: Callable[[], bool], within: int) -> bool:
+        return self.world.run(done, self.world.now + within, MOST_EVENTS)
+
+    # ------------------------------------------------------------ what happens
+
+    def _takes(self, name: str, nanoseconds: int) -> int:
+        """How long this node computes: a worker for as long as the plan says, at most, everybody else shortly."""
+        if name not in self.nodes.trainers:
+            return nanoseconds
+        return self.stragglers.takes(name, nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1])
+
+    def _told(self, event: RunEvent) -> None:
+        self.told.append(event)
+        if isinstance(event, Evaluated):
+            last = None if self.nodes.evaluator is None else self.nodes.evaluator.last
+            known = last is not None and last.number == event.number
+            self.judged.append((event, last.weights if known and last is not None else None))
+        elif isinstance(event, Warned) and "it goes on when one comes" in event.what:
+            self.world.at(self.world.now, self._send_a_worker)
+        self.elastic.told(event)
+        self.delays.told(event)
+        self.on_told(event)
+
+    def _send_a_worker(self) -> None:
+        """All workers had gone, since all was done; then the run lost its model, and asks for another worker."""
+        name = self.plan.newcomer_worker(len(self.left) + len(self.nodes.everyone))
+        self.world.counts["workers that came when none was left"] += 1
+        self.nodes.hire(self.local(name))
+
+    def _after_event(self, name: str) -> None:
+        self.elastic.after_event(name)
+        self.nodes.after_event(name)
+
+    def _dealt(self, sender: str, to: str, deal: m.Deal) -> None:
+        self.dealt.update(spread([*deal.slots, *deal.again], limits.LEDGER_WINDOW))
+
+    def _broke(self, name: str, error: Exception) -> None:
+        self._ended(name, f"{type(error).__name__}: {error}")
+        # Two of one name: the other one is in. Here an answer finds whoever has the name, so that a late hello of a life
+        # that was killed may have the next one refused; outside it goes back to the socket that it came from.
+        if isinstance(error, Refused) and name in self._doubled:
+            self.world.counts["rare: one of two of a name gave way"] += 1
+            self.world.at(max(self.world.now, self._doubled[name]) + AGAIN_AFTER, lambda: self.restart(name))
+        else:
+            self.broken[name] = error
+
+    def _left(self, name: str) -> None:
+        self.left.add(name)
+
+    def _ended(self, name: str, reason: str) -> None:
+        """The launcher saw a process end, and tells who deals; if that is away, its next life."""
+        ended = Ended(name, reason)
+        later = self.world.now + SEEN_AFTER
+
+        def tell() -> None:
+            if self.dealer in self.world.hosts:
+                self.world.tell(self.dealer, ended)
+            else:
+                self._unheard.append(ended)
+
+        self.world.at(later, tell)
+
+    # ------------------------------------------------------------ the stage
+
+    def crash(self, fault: Fault) -> bool:
+        name = fault.who
+        if name == COORDINATOR or name in self.cluster.servers:
+            return self.cluster.crash(name, fault.how == "seen")
+        if name in self.left:
+            return False
+        self.world.crash(name)
+        self._doubled.setdefault(name, self.world.now)
+        if fault.how == "seen" and name != self.dealer:
+            self._ended(name, "it was killed")
+        return True
+
+    def may_silence(self, name: str) -> bool:
+        return self.plan.beyond or self.cluster.may_silence(name)
+
+    def restart(self, name: str) -> None:
+        if name in self.world.hosts:
+            return
+        if name == self.dealer and self.plan.group:
+            self._start_scheduler()
+        elif name == COORDINATOR or name in self.cluster.servers:
+            self.cluster.restart(name)
+        elif self.local(name) == EVALUATOR:
+            self.nodes.start_evaluator()
+        else:
+            self.nodes.hire(self.local(name))
+            self.leaving.pop(name, None)
+        if name == self.dealer:
+            self.delays.forget()
+            ended, self._unheard = self._unheard, []
+            for one in ended:
+                self.world.tell(name, one)
+
+    def twin(self, fault: Fault) -> None:
+        lasts = fault.lasts * MILLISECOND
+        if fault.who in self.nodes.trainers:
+            trainer = self.nodes.trainer(self.local(fault.who))
+            trainer.start()
+            self.world.add_twin(trainer.worker, lasts)
+            self._doubled[fault.who] = self.world.now + lasts
+        elif fault.who in self.cluster.servers and self.cluster.may_lose(fault.who):
+            self.world.add_twin(self.cluster.server(fault.who), lasts)
+
+    def power_cut(self, fault: Fault) -> list[str]:
+        return self.cluster.power_cut(f"{self.plan.seed}/{fault.at}")
+
+    def rot(self, fault: Fault) -> None:
+        self.cluster.rot(fault.at)
+
+    def rogue(self, fault: Fault) -> None:
+        raise AssertionError("no plan of training has rogues")
+
+    def straggle(self, fault: Fault, until: int) -> None:
+        self.stragglers.straggle(fault, until)
+
+    def hurry(self) -> None:
+        self.stragglers.hurry()
+        self.elastic.heal()
+
+    def come_or_go(self, fault: Fault) -> bool:
+        match fault.kind:
+            case "hire":
+                if fault.who in self.world.hosts or fault.who in self.left or self.dealing.ended:
+                    return False
+                self.nodes.hire(self.local(fault.who))
+                return True
+            case "leave":
+                trainer = self.nodes.trainers.get(fault.who)
+                others = [name for name in self.nodes.trainers if name in self.world.hosts and name not in self.leaving]
+                if trainer is None or fault.who not in self.world.hosts or others in ([], [fault.who]):
+                    return False  # the last one stays
+                self.leaving[fault.who] = self.world.hosts[fault.who].life
+                trainer.leave()
+                return True
+        return self.elastic.carry_out(fault)
+
+    # ------------------------------------------------------------ the end
+
+    def newest_checkpoint(self) -> Origin | None:
+        return checkpoint.newest(self.cluster.disk, ROOT, self.job.identity)[0]
+
+    def pull(self, table: str, within: int = BEGINS_WITHIN) -> Any:
+        """All rows of a table, as the servers have them; None if they do not answer."""
+        reader = self.nodes.client(f"reader-{len(self.nodes.everyone)}")
+        found: list[Any] = []
+
+        async def look() -> None:
+            await reader.joined
+            while not found:
+                try:
+                    found.append(await reader.client.pull(table, slice(None), exact=True))
+                except ShoalError:
+                    await reader.sleep(100 * MILLISECOND)
+
+        task = reader.start(look())
+        self.until(lambda: task.done, within)
+        return found[0] if found else None
+
+    def close(self) -> None:
+        self.nodes.close()
+
+
+def _slots_in(manifest: Manifest, dealing: Dealing) -> int:
+    """How many slots the model of a checkpoint has, by its step or by the books of its segments."""
+    work = dealing.workload
+    if work.step is not None:
+        return work.slots_until(manifest.steps)
+    everywhere = counted_everywhere((one.books for one in manifest.segments), work.per_pass)
+    return sum(stop - first for first, stop in everywhere)
+
+
+def data_of(plan: TrainingPlan) -> Dataset:
+    if plan.counts:
+        return separate(plan.slots_per_pass or 1, plan.batch)
+    rows = plan.batch * (plan.settings["parts"] if plan.strategy == "block-proximal" else plan.slots_per_pass or 1)
+    return mixed(max(2, rows), plan.features, plan.seed & 0xFFFF, poisoned=plan.poisoned)
+
+
+@contextmanager
+def paced(plan: TrainingPlan) -> Iterator[None]:
+    """Runs are short here: nodes ask for few slots at a time, and less often; all computing takes its time."""
+    with ExitStack() as stack:
+        stack.enter_context(quick())
+        stack.enter_context(mock.patch.object(delay, "LONGEST", 3))  # so that some runs come to it
+        slow = mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND)
+        stack.enter_context(slow)
+        stack.enter_context(mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND))
+        # Fewer segments are fewer messages and files: a checkpoint is there before the run is over.
+        stack.enter_context(mock.patch.object(placement, "SEGMENTS_PER_SERVER", 2))
+        if "inline" not in plan.habits:
+            stack.enter_context(mock.patch.object(limits, "INLINE_ELEMENTS", -1))
+        yield
+
+
+def nemesis_of(stage: TrainingWorld) -> Nemesis:
+    stage.elastic.nemesis = nemesis = Nemesis(stage.world, stage.plan, stage)
+    return nemesis
+
+
+def stopped(told: list[RunEvent]) -> str:
+    """Why it ended; nothing if it has not."""
+    return next((event.why for event in told if isinstance(event, Stopped)), "")

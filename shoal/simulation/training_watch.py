@@ -1,0 +1,124 @@
+"""Watches a simulated training run while it goes on: how stale weights may be, and how the delay is found.
+
+P4 staleness    bounded: what a server answers at clock c has the steps up to c - max_delay of every worker that it
+                knows, that is a member and not parked; here: that worker has at least sent them
+P11 delay       a delay that is found while it runs grows where workers wait too much, shrinks where they hardly do,
+                and stays within its bounds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shoal.cluster import delay
+from shoal.events import Delayed, RunEvent
+from shoal.simulation.checker import Violation
+from shoal.simulation.world import World
+from shoal.strategies import TABLE
+from shoal.wire import messages as m
+from shoal.wire.groups import whole
+
+
+@dataclass(slots=True)
+class _Pace:
+    """One incarnation of a worker, by what it sent."""
+
+    name: str
+    spell: int = 0
+    parked: bool = True
+    sent: int = 0  # the highest step of this spell
+    known_to: set[str] = field(default_factory=set)  # servers that have answered a push of this spell
+
+
+class StalenessWatch:
+    """Of one run whose workers may be so many steps apart; None: as many as they like."""
+
+    def __init__(self, world: World, max_delay: int | None, group: str = "") -> None:
+        self._world, self._max_delay, self._table = world, max_delay, whole(TABLE, group)
+        self.violations: list[Violation] = []
+        self.checked = 0
+        self._paces: dict[int, _Pace] = {}
+        self._clocks: dict[tuple[str, str, int], tuple[int, int]] = {}  # of a pull: its clock, and who asks
+        self._steps: dict[tuple[str, str, int], int] = {}  # of a push: whose it is
+        if max_delay is not None:
+            world.watch(m.Push, self._pushed)
+            world.watch(m.Pull, self._pulled)
+            world.watch(m.Park, self._parked)
+            world.watch(m.Values, self._answered)
+            world.watch(m.Counted, self._counted)
+
+    def _pace(self, name: str, incarnation: int, spell: int) -> _Pace:
+        pace = self._paces.setdefault(incarnation, _Pace(name))
+        if spell > pace.spell or (pace.parked and spell == pace.spell):
+            if spell > pace.spell:
+                pace.spell, pace.sent = spell, 0
+                pace.known_to.clear()
+            pace.parked = False
+        return pace
+
+    def _pushed(self, sender: str, to: str, push: m.Push) -> None:
+        if not push.step:
+            return
+        pace = self._pace(sender, push.incarnation, push.spell)
+        if push.spell == pace.spell:
+            pace.sent = max(pace.sent, push.step)
+            self._steps[sender, to, push.request] = push.incarnation
+        if push.pull and push.clock >= 0:
+            self._clocks[sender, to, push.request] = (push.clock, push.incarnation)
+
+    def _pulled(self, sender: str, to: str, pull: m.Pull) -> None:
+        if pull.clock >= 0 and not pull.enter:  # who enters waits for nobody
+            self._clocks[sender, to, pull.request] = (pull.clock, pull.incarnation)
+
+    def _parked(self, sender: str, to: str, park: m.Park) -> None:
+        pace = self._paces.get(park.incarnation)
+        if pace is not None and park.spell >= pace.spell:
+            pace.spell, pace.parked = park.spell, True
+
+    def _counted(self, sender: str, to: str, counted: m.Counted) -> None:
+        incarnation = self._steps.pop((to, sender, counted.request), None)
+        if incarnation is not None:
+            self._paces[incarnation].known_to.add(sender)
+
+    def _answered(self, sender: str, to: str, values: m.Values) -> None:
+        found = self._clocks.pop((to, sender, values.request), None)
+        self._steps.pop((to, sender, values.request), None)
+        host = self._world.hosts.get(sender)
+        if found is None or self._max_delay is None or host is None:
+            return
+        clock, asker = found
+        member = getattr(getattr(host.node, "node", host.node), "member", None)
+        here = {one.incarnation for one in member.view.members} if member is not None else set()
+        self.checked += 1
+        for incarnation, pace in self._paces.items():
+            known = incarnation in here and not pace.parked and sender in pace.known_to
+            if incarnation != asker and known and pace.sent < clock - self._max_delay:
+                what = (
+                    f"{sender} answered {to} at clock {clock}, and {pace.name} has pushed up to step {pace.sent}: "
+                    f"max_delay is {self._max_delay}"
+                )
+                self.violations.append(Violation("P4 staleness", what))
+
+
+class DelayWatch:
+    """Of one run whose delay is found while it runs."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.changes = 0
+        self._delay: int | None = 0
+
+    def told(self, event: RunEvent) -> None:
+        if not isinstance(event, Delayed):
+            return
+        before, self._delay = self._delay, event.max_delay
+        self.changes += 1
+        if not 0 <= event.max_delay <= delay.LONGEST:
+            self.violations.append(Violation("P11 delay", f"{event.max_delay} steps, of at most {delay.LONGEST}"))
+        if before is not None and (event.waiting > delay.MOST_WAITING) != (event.max_delay > before):
+            what = f"from {before} to {event.max_delay}, with {event.waiting:.0%} of the time waited"
+            self.violations.append(Violation("P11 delay", what))
+
+    def forget(self) -> None:
+        """Who finds it was started again, and begins anew."""
+        self._delay = None

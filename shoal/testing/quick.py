@@ -1,0 +1,15 @@
+"""The timing of tests that wait for a death: a fifth of the defaults in all that is a matter of silence.
+
+What waits for a process to be started, or for a disk, is as usual: a busy machine takes its time for these, whatever the network does.
+All other tests go by the defaults, so that a busy machine fakes no death.
+"""
+
+from __future__ import annotations
+
+from shoal.timing import DEFAULT, Timing, seconds_of
+
+_AS_USUAL = ("patience", "gone", "leave_still", "snap_within", "join_within", "level_again", "drain")
+
+QUICK = Timing(scale=0.2, **{name: seconds_of(DEFAULT)[name] for name in _AS_USUAL})
+AS_SETTINGS = {"timing.scale": 0.2, **{f"timing.{name}": seconds_of(DEFAULT)[name] for name in _AS_USUAL}}
+"""The same, as settings of a job."""

@@ -1,0 +1,91 @@
+"""In which tier a test runs, said at the test itself.
+
+    (nothing)                                       every change: make test
+    @pytest.mark.slow                               before a merge: make test-all
+    @pytest.mark.soak                               make soak
+    @pytest.mark.variants(slow=["tcp-*"], soak=[])  of these variants of a parametrized test (ids, * for anything)
+    pytest.param(..., marks=pytest.mark.slow)       of one parameter
+
+When the whole suite is collected it is checked that every pattern of ``variants`` makes a difference, that such a test has
+variants in an earlier tier, and that every promise has its tests (``promises.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.harness import promises
+
+TIERS = ("change", "slow", "soak")  # of the last two the names are those of their marks
+
+
+def tier_of(item: pytest.Item) -> str:
+    return next((tier for tier in reversed(TIERS) if item.get_closest_marker(tier)), TIERS[0])
+
+
+class Tiers:
+    """The plugin; ``tests/conftest.py`` registers it."""
+
+    @pytest.hookimpl(tryfirst=True)  # before -m selects
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        unused = {}
+        for item in items:
+            unused |= dict.fromkeys(patterns_of(item), item)
+        for item in items:
+            own = tier_of(item)
+            for name, tier, pattern in patterns_of(item):
+                if matches(pattern, item) and TIERS.index(tier) > TIERS.index(own):
+                    item.add_marker(tier)
+                    unused.pop((name, tier, pattern), None)
+        if is_whole(config):
+            complain(f"{name}: no variant is {tier} because of {pattern!r}" for name, tier, pattern in unused)
+            complain(without_sibling(items))
+            complain(promises.broken(promises.shown(items, tier_of)))
+        if config.getoption("promises"):
+            print(promises.table(promises.shown(items, tier_of), TIERS))
+
+
+def patterns_of(item: pytest.Item) -> list[tuple[str, str, str]]:
+    """The test, the tier and the pattern of each variant that is named at it."""
+    return [
+        (function_of(item), tier, pattern)
+        for mark in item.iter_markers("variants")
+        for tier, patterns in mark.kwargs.items()
+        for pattern in patterns
+    ]
+
+
+def function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def matches(pattern: str, item: pytest.Item) -> bool:
+    return _compiled(pattern).fullmatch(item.nodeid.partition("[")[2][:-1]) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")))
+
+
+def without_sibling(items: Sequence[pytest.Item]) -> Iterable[str]:
+    """Tests of whose variants some are named as later, and none is earlier: a mark for the whole test says so better."""
+    named = {function_of(item) for item in items if next(item.iter_markers("variants"), None)}
+    early = {function_of(item) for item in items if tier_of(item) == TIERS[0]}
+    return (f"{name}: all its variants are in later tiers: mark the test itself" for name in sorted(named - early))
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Whether all tests are collected, as opposed to those of a file or a folder."""
+    everything = {Path(config.rootpath / path) for path in config.getini("testpaths")}
+    return {Path(config.invocation_params.dir / path) for path in config.args} == everything
+
+
+def complain(about: Iterable[str]) -> None:
+    if wrong := list(about):
+        raise pytest.UsageError("\n".join(wrong))

@@ -1,0 +1,135 @@
+"""Every node that ships runs in some scenario of the simulator: none is checked through a stand-in only.
+
+A node is a class with ``handle(self, now, event)`` (``wire.effects.Node``). The package's source is searched for them; each scenario says
+which classes run in it (``NODES``), and a few seeds of it show whether they do. Parts of a run that are no nodes but must run, too, are
+named here, each with the method by which it is set going.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import shoal
+from shoal.nodes.dealing import Dealing
+from shoal.nodes.evaluator import Evaluator
+from shoal.nodes.trainer import Trainer
+from shoal.simulation.kinds import kind
+from shoal.simulation.names import MODULES
+from shoal.strategies.block_proximal import BlockProximal
+from shoal.strategies.parameter_server import Async, Bounded, Sync
+
+PACKAGE = Path(shoal.__file__).parent
+MODELS = ("simulation",)  # its nodes are made for it
+SEEDS = 60  # at most: a scenario is left as soon as all that it names has run
+STARTED_BY: dict[type[Any], str] = {
+    Trainer: "start",
+    Evaluator: "start",
+    Dealing: "want",
+    Sync: "run",
+    Bounded: "run",
+    Async: "run",
+    BlockProximal: "run",
+}
+
+
+def nodes_in(source: str) -> Iterator[str]:
+    """The names of classes with handle(self, now, event) that are no mere contract."""
+    for found in ast.walk(ast.parse(source)):
+        if not isinstance(found, ast.ClassDef):
+            continue
+        if any(isinstance(base, ast.Name) and base.id == "Protocol" for base in found.bases):
+            continue
+        for one in found.body:
+            contract = isinstance(one, ast.FunctionDef) and [one.name, *(argument.arg for argument in one.args.args)]
+            if contract == ["handle", "self", "now", "event"]:
+                yield found.name
+
+
+@functools.cache
+def nodes() -> dict[type[Any], str]:
+    """Every node of the package, and what must run beside them; each with the method that shows it."""
+    found: dict[type[Any], str] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        where = path.relative_to(PACKAGE)
+        if where.parts[0] in MODELS:
+            continue
+        module = ".".join(["shoal", *where.with_suffix("").parts])
+        for name in nodes_in(path.read_text(encoding="utf-8")):
+            found[getattr(import_module(module), name)] = "handle"
+    return {**found, **STARTED_BY}
+
+
+@contextmanager
+def recorded() -> Iterator[set[type[Any]]]:
+    """The classes of all that runs meanwhile."""
+    seen: set[type[Any]] = set()
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
+            seen.add(type(self))
+            return real(self, *arguments, **named)
+
+        return call
+
+    with ExitStack() as undo:
+        for cls, method in nodes().items():
+            owner = next(one for one in cls.__mro__ if method in vars(one))
+            if not hasattr(vars(owner)[method], "__wrapped__"):  # of two that inherit it, once
+                undo.enter_context(mock.patch.object(owner, method, watched(vars(owner)[method])))
+        yield seen
+
+
+def test_the_package_has_the_nodes_that_everybody_knows() -> None:
+    names = {one.__name__ for one in nodes()}
+    assert names >= {
+        "Coordinator",
+        "Gossiper",
+        "GossipController",
+        "Guest",
+        "PeerNode",
+        "Scheduler",
+        "Server",
+        "Worker",
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("class A:\n    def handle(self, now: int, event: Event) -> list[Effect]: ...", ["A"]),
+        ("class A:\n    def handle(self, now, message): ...", []),
+        ("class A(Protocol):\n    def handle(self, now, event): ...", []),
+        ("def f():\n    class A:\n        def handle(self, now, event): ...", ["A"]),
+    ],
+)
+def test_a_node_is_known_by_its_contract(source: str, found: list[str]) -> None:
+    assert list(nodes_in(source)) == found
+
+
+def test_every_node_that_ships_is_in_some_scenario() -> None:
+    simulated = {one for name in MODULES for one in kind(name).NODES}
+    missing = [one.__qualname__ for one in nodes() if one not in simulated]
+    assert missing == [], "let a scenario of shoal/simulation run these, and name them in its NODES"
+
+
+@pytest.mark.parametrize("scenario", MODULES)
+@pytest.mark.timeout(600)
+def test_what_a_scenario_says_that_it_runs_does_run_in_it(scenario: str) -> None:
+    found, seeds = kind(scenario), 0
+    with recorded() as seen:
+        while not seen.issuperset(found.NODES) and seeds < SEEDS:
+            found.simulate(seeds)
+            seeds += 1
+    print(f"\n{scenario}: {', '.join(sorted(one.__name__ for one in seen))} in {seeds} seeds")
+    ships = {one for one in seen if one in nodes()}
+    assert ships == set(found.NODES), "NODES of the scenario's module and what its seeds run are not the same"

@@ -1,0 +1,27 @@
+"""Schedules that broke a promise once, kept as plans: what a seed means changes with the drawing, a plan does not.
+
+Each file says on which tree it broke, what broke, and why. The steps that were wrong have tests of their own, without a schedule.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.simulation.faults import Plan
+from shoal.simulation.run import Run
+
+FILES = sorted((Path(__file__).parent / "plans").glob("*.txt"))
+
+
+def test_there_are_the_plans_that_were_found() -> None:
+    names = {file.stem for file in FILES}
+    assert names >= {f"{seed}{kind}" for seed in (2000312, 2001073, 2006280, 2007568) for kind in ("", "-shrunk")}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_plan_that_broke_a_promise_keeps_all_of_them(file: Path) -> None:
+    plan = Plan.read(file.read_text())
+    assert plan.faults, "a plan in which nothing goes wrong shows nothing"
+    assert Run(plan).verdict().violations == []

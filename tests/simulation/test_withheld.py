@@ -1,0 +1,53 @@
+"""Which crashes are more than copies protect from: those are withheld, since no promise speaks of them."""
+
+from __future__ import annotations
+
+from shoal import limits
+from shoal.nodes.worker import Worker
+from shoal.simulation.cluster import COORDINATOR
+from shoal.simulation.faults import Plan
+from shoal.simulation.run import Run
+from shoal.simulation.workload import TABLE
+from shoal.wire import messages as m
+
+
+def begun(servers: int, copies: int) -> Run:
+    """A cluster with a table, and nobody who uses it."""
+    run = Run(Plan(seed=1, servers=servers, copies=copies))
+    run.cluster.set_up()
+    operator = Worker("operator", "client", "only")
+    run.cluster.add(operator)
+    operator.start(run._create(operator))
+    assert run._until(lambda: TABLE in operator.client.layouts and run.cluster.all_know(), 20 * limits.SECOND)
+    return run
+
+
+def leaving(run: Run, name: str) -> None:
+    run.world.send("operator", COORDINATOR, m.Drain(1 << 40, name))
+    assert run._until(lambda: run.cluster.coordinator.roster.people[name].member.leaving, limits.SECOND)
+
+
+def knows(run: Run, name: str) -> bool:
+    return any(member.leaving for member in run.cluster.servers[name].member.view.members)
+
+
+def test_one_that_stays_is_the_last_copy_as_soon_as_its_word_that_it_does_without_the_other_may_be_under_way() -> None:
+    run = begun(servers=2, copies=2)
+    assert run.cluster.may_lose("server-1")
+    leaving(run, "server-0")
+    assert not knows(run, "server-1") and run.cluster.may_lose("server-1")  # it has not said anything yet
+    assert run._until(lambda: knows(run, "server-1"), limits.SECOND)
+    person = run.cluster.coordinator.roster.people["server-1"]
+    assert person.view < run.cluster.coordinator.roster.number, "its word has not come yet"
+    places = [place for table in run.cluster.tables() for place in table.places]
+    assert all(sorted(place.servers) == ["server-0", "server-1"] for place in places)
+    assert not run.cluster.may_lose("server-1")
+    assert run.cluster.may_lose("server-0")
+
+
+def test_one_that_leaves_counts_where_another_is_to_take_its_place() -> None:
+    run = begun(servers=3, copies=2)
+    leaving(run, "server-0")
+    assert run._until(lambda: knows(run, "server-1"), limits.SECOND)
+    holds = [place.servers for table in run.cluster.tables() for place in table.places if "server-1" in place.servers]
+    assert any("server-0" in servers for servers in holds) and run.cluster.may_lose("server-1")

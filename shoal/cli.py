@@ -191,8 +191,10 @@ def train(
         raise click.ClickException(str(error)) from None
     try:
         written, like = io.BytesIO(), sys.stdout
+        # Kept in a variable: a wrapper that is freed closes what it has written to.
+        text = io.TextIOWrapper(written, like.encoding, like.errors, write_through=True)
         try:
-            with contextlib.redirect_stdout(io.TextIOWrapper(written, like.encoding, like.errors, write_through=True)):
+            with contextlib.redirect_stdout(text):
                 show_run(run, as_json)
         finally:  # also if it says that the run is not where it was to be
             print_patiently(written.getvalue(), HEAR_WITHIN / SECOND)

@@ -118,9 +118,9 @@ class Lead:
         return not self._is_judged(view) and self._all_rest(view)
 
     def _is_judged(self, view: View) -> bool:
-        """All that is counted, by one that has the weights still."""
+        """All that is counted, by one that has the weights still: a former life of the run has not."""
         last = self._book.last
-        return last is not None and last.done == self._book.done and last.by not in view.gone
+        return last is not None and last.done == self._book.done and last.by in view.living
 
     def cut(self, seconds: float, done: int, rows: int, loss: tuple[float, int], workers: int) -> None:
         """The weights were cut: they are judged while others are learned."""

@@ -313,7 +313,8 @@ class Mesh(Standing):
                 effects = self.tell_ended(now, beat.me.life, SMALLER)
                 self.gone[beat.me.life] = SMALLER  # if it was silent before, too
                 return [*effects, self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
-            if not self._halves.is_sure(now, beat.me.life, self._beat // 2):
+            # One that has no model claims at second hand: those who have one may be dead by now, and ours the last.
+            if not beat.filled or not self._halves.is_sure(now, beat.me.life, self._beat // 2):
                 return [self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
         self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
         return self._send_all(beat)  # whoever is here with us must know them, too

@@ -287,6 +287,19 @@ def test_one_that_slept_gives_way_and_puts_nobody_out() -> None:
     assert [mesh.put_out for mesh in room.meshes.values()] == ["", "", "", asleep.put_out]
 
 
+def test_one_that_slept_does_not_give_way_to_a_newcomer_without_a_model() -> None:
+    room = Room(2)
+    room.wait(1)
+    room.now += 8 * SECOND
+    slept = room.meshes["w0"]
+    told_by_the_dead = p.Beat(peer(9), {}, [peer(9)], {"w0": "silent for 5.0 s"}, filled=False)
+    for _ in range(12):  # w1, who told it so, is dead, and w0 has the only model
+        slept.handle(room.now, Received("w9", told_by_the_dead))
+        room.now += SECOND // 2
+    assert not slept.put_out
+    assert slept.gone == {"w9": "of the smaller half"}  # then that one begins anew, with us
+
+
 # ---------------------------------------------------------------- coming
 
 

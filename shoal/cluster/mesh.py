@@ -297,7 +297,8 @@ class Mesh(Standing):
         if one is None:
             return []
         self._living = None
-        return [self._halves.lose(now, one.peer) if why.startswith(SILENT) else Connect(life, "")]
+        # Also one that another of us has refused ("of the smaller half"): who did may die before that one has heard so.
+        return [Connect(life, "") if is_over(why) else self._halves.lose(now, one.peer)]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
         """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""

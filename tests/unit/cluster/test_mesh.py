@@ -478,6 +478,20 @@ def test_those_without_a_model_and_those_of_both_halves_do_not_count() -> None:
     assert not gives_way(peer(0), [], late), "a newcomer's word is at second hand"
 
 
+def test_one_that_another_has_refused_is_called_by_all_of_that_half() -> None:
+    room = Room(3)
+    room.wait(1)
+    mesh = room.meshes["w0"]
+    refused = p.Beat(peer(1), mesh.version, [peer(1), peer(0)], {"w2": "of the smaller half"})
+    effects = mesh.handle(room.now, Received("w1", refused)) or []
+    room.kill("w1")  # nobody else knew where the other half is
+    assert Connect("w2", "") not in effects
+    here = mesh.handle(room.now, Received("w9", p.Greet(1))) or []
+    assert [one.message.lost for one in here if isinstance(one, Send) and isinstance(one.message, p.Here)] == [
+        [peer(2)]
+    ]
+
+
 def test_one_that_hears_nobody_does_not_put_out_all_others() -> None:
     room = Room(3)
     room.wait(1)

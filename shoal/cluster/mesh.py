@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 from shoal import limits
 from shoal.cluster.fitting import Fit
-from shoal.cluster.halves import SILENT, SMALLER, Halves, gives_way, is_over
+from shoal.cluster.halves import SILENT, SMALLER, Halves, gives_way, is_over, rank
 from shoal.cluster.joining import Donor, Newcomer, Numbers
-from shoal.cluster.members import About, Member, can_be, turn
+from shoal.cluster.members import About, Member, can_be, is_cut_short, turn
 from shoal.cluster.standing import Standing
 from shoal.cluster.streams import Delivery
 from shoal.timing import DEFAULT, Intervals
@@ -197,7 +197,7 @@ class Mesh(Standing):
     def _beat_now(self) -> p.Beat:
         peers = [self.me, *(one.peer for one in self.members.values())]
         new = [life for life, one in self.members.items() if not one.filled]
-        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled, new)
+        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled, new, dict(self.streams.copied))
 
     def _beat_all(self, now: int) -> list[Effect]:
         self._next_beat = now + self._period
@@ -233,11 +233,31 @@ class Mesh(Standing):
         one.lists_me |= any(peer.life == self.me.life for peer in beat.peers)
         one.gone.update(gone for gone in beat.gone if gone in self.gone)
         if beat.filled:
+            one.copied = beat.copied
             self._donor.done(life)
         effects += self._learn(now, one, beat.heard)
+        if self._is_cut_short(one) and self._halves.is_sure(now, life, self._beat // 2):
+            self._give_way("it lacks words that nobody can hand on any more", beat.peers)
+            return []
         if self._newcomer is not None and not self._filled:
             effects += self._newcomer.tick(now, self.me.life, self.members) + self._fill(now)
         return effects
+
+    def _is_cut_short(self, one: Member) -> bool:
+        """We lack what this one copied, and nobody can hand on: one of the two must begin anew.
+
+        All must know who is gone: what they told to have heard of those is final then, but for what one of them can hand on.
+        """
+        if not one.copied or not self._filled or self._leaves or not self._all_know():
+            return False
+        told = [(other.heard, other.copied) for other in self.members.values() if other.filled]
+        if not is_cut_short(self.streams.heard, one.copied, told, self.gone):
+            return False
+        # It may lack something as well, that we or others copied. Then the first stays, or nobody would have a model.
+        told.append((self.streams.heard, self.streams.copied))
+        return rank(one.peer) < rank(self.me) or not any(
+            is_cut_short(one.heard, copied, told, self.gone) for _, copied in told
+        )
 
     def _learn(self, now: int, one: Member, heard: p.Heard) -> list[Effect]:
         """This one has heard so much: send what it lacks."""

@@ -44,7 +44,9 @@ BROKE = (
 # And so did these, which are kept as plans, made shorter: a seed means something else as soon as the drawing changes.
 PLANS = {
     34001780: "one that slept, with the only model, gave way to a newcomer that had none",
+    34002730: "two copies of different moments, and all who had the words between them died",
     34004457: "the last of one half took its model along, and the other half had just given way to it",
+    34004757: "the same, where peers only talk",
     51000128: "nobody called the other half any more: the one that had refused it was gone",
 }
 

@@ -31,6 +31,7 @@ from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 
 # Words of each other peer that we may hear before we tell so: nobody is a window ahead.
 _UNTOLD = limits.PEER_WINDOW // 4
+CUT_SHORT = "it lacks words that nobody can hand on any more"
 
 
 class Mesh(Standing):
@@ -237,7 +238,8 @@ class Mesh(Standing):
             self._donor.done(life)
         effects += self._learn(now, one, beat.heard)
         if self._is_cut_short(one) and self._halves.is_sure(now, life, self._beat // 2):
-            self._give_way("it lacks words that nobody can hand on any more", beat.peers)
+            self.counts["cut short"] += 1
+            self._give_way(CUT_SHORT, beat.peers)
             return []
         if self._newcomer is not None and not self._filled:
             effects += self._newcomer.tick(now, self.me.life, self.members) + self._fill(now)

@@ -27,6 +27,7 @@ class Member:
     patient: bool = False  # a founder: its process may take a while to begin
     heard: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
+    copied: Mapping[str, int] = field(default_factory=dict)  # heard as part of a copy: it cannot hand these on
 
     def learn(self, heard: Mapping[str, int]) -> None:
         for life, number in heard.items():
@@ -44,6 +45,7 @@ class About:
 
 
 Members = dict[str, Member]
+Told = Collection[tuple[Mapping[str, int], Mapping[str, int]]]  # what each has heard, and what of that it only copied
 
 
 def can_be(peer: p.Peer) -> bool:
@@ -69,6 +71,20 @@ def all_know(members: Members, gone: Collection[str]) -> bool:
     """Of everybody who is gone: who does not could still take from one of them what that one hands on."""
     known = frozenset(gone)
     return all(known <= one.gone for one in members.values())
+
+
+def is_cut_short(heard: Mapping[str, int], copied: Mapping[str, int], all_told: Told, gone: Collection[str]) -> bool:
+    """Who heard only this never hears all that somebody else has copied: who said it is gone, and none can hand it on.
+
+    Two newcomers may copy at different moments, and adopt their copies without knowing of each other. If all die then who had the words
+    between the two, one model has them in it and the other never will.
+    """
+    for origin, number in copied.items():
+        known = heard.get(origin, 0)
+        able = (theirs.get(origin, 0) > known >= those.get(origin, 0) for theirs, those in all_told)
+        if known < number and origin in gone and not any(able):
+            return True
+    return False
 
 
 def turn(members: Members, me: p.Peer, gone: Collection[str], origin: str, number: int) -> int:

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 from shoal import limits
 from shoal.cluster.fitting import Fit
-from shoal.cluster.halves import SILENT, SMALLER, Halves, gives_way, is_over
+from shoal.cluster.halves import SILENT, SMALLER, Halves, gives_way, is_over, rank
 from shoal.cluster.joining import Donor, Newcomer, Numbers
-from shoal.cluster.members import About, Member, can_be, turn
+from shoal.cluster.members import About, Member, can_be, is_cut_short, turn
 from shoal.cluster.standing import Standing
 from shoal.cluster.streams import Delivery
 from shoal.timing import DEFAULT, Intervals
@@ -31,6 +31,7 @@ from shoal.wire.effects import Connect, Effect, Event, Received, Send, Tick
 
 # Words of each other peer that we may hear before we tell so: nobody is a window ahead.
 _UNTOLD = limits.PEER_WINDOW // 4
+CUT_SHORT = "it lacks words that nobody can hand on any more"
 
 
 class Mesh(Standing):
@@ -197,7 +198,7 @@ class Mesh(Standing):
     def _beat_now(self) -> p.Beat:
         peers = [self.me, *(one.peer for one in self.members.values())]
         new = [life for life, one in self.members.items() if not one.filled]
-        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled, new)
+        return p.Beat(self.me, self.version, peers, dict(self.gone), self._filled, new, dict(self.streams.copied))
 
     def _beat_all(self, now: int) -> list[Effect]:
         self._next_beat = now + self._period
@@ -233,11 +234,32 @@ class Mesh(Standing):
         one.lists_me |= any(peer.life == self.me.life for peer in beat.peers)
         one.gone.update(gone for gone in beat.gone if gone in self.gone)
         if beat.filled:
+            one.copied = beat.copied
             self._donor.done(life)
         effects += self._learn(now, one, beat.heard)
+        if self._is_cut_short(one) and self._halves.is_sure(now, life, self._beat // 2):
+            self.counts["cut short"] += 1
+            self._give_way(CUT_SHORT, beat.peers)
+            return []
         if self._newcomer is not None and not self._filled:
             effects += self._newcomer.tick(now, self.me.life, self.members) + self._fill(now)
         return effects
+
+    def _is_cut_short(self, one: Member) -> bool:
+        """We lack what this one copied, and nobody can hand on: one of the two must begin anew.
+
+        All must know who is gone: what they told to have heard of those is final then, but for what one of them can hand on.
+        """
+        if not one.copied or not self._filled or self._leaves or not self._all_know():
+            return False
+        told = [(other.heard, other.copied) for other in self.members.values() if other.filled]
+        if not is_cut_short(self.streams.heard, one.copied, told, self.gone):
+            return False
+        # It may lack something as well, that we or others copied. Then the first stays, or nobody would have a model.
+        told.append((self.streams.heard, self.streams.copied))
+        return rank(one.peer) < rank(self.me) or not any(
+            is_cut_short(one.heard, copied, told, self.gone) for _, copied in told
+        )
 
     def _learn(self, now: int, one: Member, heard: p.Heard) -> list[Effect]:
         """This one has heard so much: send what it lacks."""
@@ -297,7 +319,8 @@ class Mesh(Standing):
         if one is None:
             return []
         self._living = None
-        return [self._halves.lose(now, one.peer) if why.startswith(SILENT) else Connect(life, "")]
+        # Also one that another of us has refused ("of the smaller half"): who did may die before that one has heard so.
+        return [Connect(life, "") if is_over(why) else self._halves.lose(now, one.peer)]
 
     def _contend(self, now: int, beat: p.Beat) -> list[Effect]:
         """Only one half can go on. The smaller one gives way; of two that are equal, the one without the first of all."""
@@ -313,7 +336,8 @@ class Mesh(Standing):
                 effects = self.tell_ended(now, beat.me.life, SMALLER)
                 self.gone[beat.me.life] = SMALLER  # if it was silent before, too
                 return [*effects, self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
-            if not self._halves.is_sure(now, beat.me.life, self._beat // 2):
+            # One that has no model claims at second hand: those who have one may be dead by now, and ours the last.
+            if not beat.filled or not self._halves.is_sure(now, beat.me.life, self._beat // 2):
                 return [self._halves.lose(now, beat.me), *self._tell_gone(now, beat.me.life)]
         self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
         return self._send_all(beat)  # whoever is here with us must know them, too

@@ -52,11 +52,13 @@ class Streams:
         self._early: dict[str, dict[int, Delivery]] = {}
         self._kept: dict[str, dict[int, Kept]] = {}  # by life and number, numbers upwards
         self._now: list[Delivery] = []
+        self.copied: dict[str, int] = {}  # up to these they were in the model that we took over: we never had the words
         self.repeated = 0  # came again, and were not heard again
 
     def begin_at(self, now: int, version: Heard) -> None:
         """A model with all of this in it was taken over; what came beyond it is heard now."""
         self.heard = dict(version)
+        self.copied = {origin: number for origin, number in version.items() if number}
         self._go_on(now, *self._early)
 
     def take(self, now: int, delivery: Delivery, wait: bool = False) -> None:
@@ -129,6 +131,9 @@ class Streams:
                 del words[number]
             if not words:
                 del self._kept[origin]
+        for origin, number in list(self.copied.items()):
+            if all(other.get(origin, 0) >= number for other in others):
+                del self.copied[origin]
 
     def drop_early(self, origin: str) -> None:
         """What of this one waits for words before it is not here."""

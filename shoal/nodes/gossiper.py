@@ -71,6 +71,7 @@ class Gossiper:
         self._spent = [0, 0, 0]
         self._shown = 0  # bytes of models that home was sent
         self._along_at, self._rest_at = 0, NEVER
+        self._slots = NEVER  # of this leg; NEVER: home need not hear when the rounds after them begin, or was told
         self._wait = 0
 
     def handle(self, now: int, event: Event) -> list[Effect]:
@@ -90,6 +91,8 @@ class Gossiper:
         if self.hands.error and not self._failed:
             self._failed = True
             self._finished()
+        if self.part.round > self._slots and not self.rests:
+            self._slots, self._along_at = NEVER, now
         self._tell(now)
         late = self._late[0][0] if self._late else NEVER
         part = NEVER if self.rests else self.part.due
@@ -144,6 +147,8 @@ class Gossiper:
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
         self._along_at = self.hands.now + self._timing.heartbeat
         slots = event.arrays[0].tolist() if event.arrays else []
+        # The rounds after them say nothing of how fast we learn: home must know when they begin, not only when we rest.
+        self._slots = len(slots) if isinstance(self.part, Meetings) and slots else NEVER
         self.part.begin(leg, slots, self._gone)
 
     def _connect(self, links: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ When all faults are over, and what was said is heard:
     equal     all that live have the same weights and versions, to the last bit
     once      no slot is in them twice; every slot that one said who lives is in them
     closed    of one that was closed nothing more was heard by anybody, ever
+    copied    nobody must begin anew for words that another has copied, but one that had no model itself when it entered that other
     live      all this within ``LIVE_WITHIN``, and nothing is kept for anybody any more (bounded)
 """
 
@@ -15,7 +16,8 @@ from collections.abc import Callable
 from random import Random
 from traceback import format_tb
 
-from shoal.cluster.mesh import Mesh
+from shoal.cluster.members import is_cut_short
+from shoal.cluster.mesh import CUT_SHORT, Mesh
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.peer import PeerNode
 from shoal.simulation.checker import Violation
@@ -85,6 +87,8 @@ class Peering:
         self._closed: dict[
             str, dict[str, int]
         ] = {}  # by life: of whom it was sure that nothing more comes, at which number
+        self._entered: dict[str, dict[str, bool]] = {}  # by life: whom, and whether it had a model before that
+        self._had: dict[str, bool] = {}  # by life: it had a model after the last event
         self.counts: Counter[str] = Counter()
         self.violations: list[Violation] = []
         self._random = Random(f"{plan.seed}/peering")
@@ -133,6 +137,8 @@ class Peering:
         plan = self.plan
         peer = self.peers[mesh.me.life] = Learner(mesh, plan) if plan.send else Sayer(mesh, self._draw, plan.every)
         self._closed[mesh.me.life] = {}
+        self._entered[mesh.me.life] = dict.fromkeys(mesh.members, mesh.filled)
+        self._had[mesh.me.life] = mesh.filled
         self.world.add(peer.node, self._random.uniform(-0.02, 0.02), self._random.randrange(SECOND))
 
     def _draw(self, life: str) -> int | None:
@@ -201,12 +207,27 @@ class Peering:
         for one in mesh.gone:
             if one not in closed and mesh.filled and mesh.is_closed(one):
                 closed[one] = mesh.heard.get(one, 0)
+        entered = self._entered[life]
+        for one in mesh.members:
+            entered.setdefault(one, self._had[life])
+        self._had[life] = mesh.filled
+        if mesh.put_out == CUT_SHORT:
+            self._check_copies(mesh)
         if peer.left:
             self._end(life, told=False)
         elif peer.put_out:
             self._end(life, told=False)
             self.counts["rejoined"] += 1
             self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.ways])
+
+    def _check_copies(self, mesh: Mesh) -> None:
+        """It begins anew, and so no other promise is broken: but that must not hide copies that were taken too soon."""
+        told = [(one.heard, one.copied) for one in mesh.members.values() if one.filled]
+        for life, one in mesh.members.items():
+            if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, told, mesh.gone):
+                self._wrong(
+                    "copied", f"{life} adopted what {mesh.me.life} had not heard, who had a model and entered it"
+                )
 
     # ------------------------------------------------------------ faults
 

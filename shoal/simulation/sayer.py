@@ -80,7 +80,7 @@ class Sayer:
         for life in mesh.wanted:
             state = msgspec.msgpack.encode(int(self.base.sum()))
             effects += mesh.hand(now, life, state, self.base.copy(), dict(mesh.heard))
-        self.left = self.leaving and (bool(mesh.put_out) or (not self.pending and mesh.unheard == 0))
+        self.left = self.leaving and (bool(mesh.put_out) or (self._said_goodbye and mesh.unheard == 0))
         learns = mesh.filled and not mesh.put_out and not self.leaving
         return [*effects, Wake(min(mesh.wake_at, self._next) if learns else mesh.wake_at)]
 
@@ -98,7 +98,8 @@ class Sayer:
             self.said += self.pending
             self.pending = []
             effects = self.mesh.say(now, word, (keys, np.ones(len(keys), np.float32)))
-        if self.leaving and not self._said_goodbye:
+        # As a ``PeerNode``: one that is alone, as far as it knows, does not take the only model of its half along.
+        if self.leaving and not self._said_goodbye and len(self.mesh.living) > 1:
             self._said_goodbye = True
             effects += self.mesh.say(now, p.Leaving(""))
         return effects

@@ -60,7 +60,8 @@ class Host:
     computing: int = 0  # until when its compute thread is busy
     storing_until: int = 0
     stores: deque[Callable[[], object]] = field(default_factory=deque)  # for its disk thread
-    reaches: set[str] = field(default_factory=set)  # those that it has called or heard
+    called: set[str] = field(default_factory=set)  # those that it has a socket for
+    heard: set[str] = field(default_factory=set)  # those that called it: answers have a way back
 
 
 @dataclass(slots=True)
@@ -243,17 +244,23 @@ class World:
             return
         self.events += 1
         if isinstance(event, Received):
-            host.reaches.add(event.sender)
+            if self._calls(event.sender, host.node.name):
+                host.heard.add(event.sender)
             self._log(event.sender, host.node.name, encode(event.message))
         for effect in host.node.handle(self.local_time(host), event):
             self._carry_out(host, effect)
         if self.after_event is not None:
             self.after_event(host.node.name)
 
+    def _calls(self, sender: str, to: str) -> bool:
+        """This message came over the sender's own call, as far as can be known: else it is an answer to ours."""
+        found = [one for one in (self.hosts.get(sender), self.twins.get(sender)) if one is not None]
+        return to in FOUND or not found or any(to in one.called for one in found)
+
     def _carry_out(self, host: Host, effect: Effect) -> None:
         match effect:
             case Send(to, message, arrays):
-                if to in host.reaches or to in FOUND:
+                if to in host.called or to in host.heard or to in FOUND:
                     self.send(host.node.name, to, message, arrays)
                 else:
                     self.counts["nobody there"] += 1
@@ -269,9 +276,9 @@ class World:
                 if self.on_tell is not None:
                     self.on_tell(event)
             case Connect(name, ""):
-                host.reaches.discard(name)
+                host.called.discard(name)  # whoever calls us still is answered on its own call
             case Connect(name):
-                host.reaches.add(name)
+                host.called.add(name)
 
     def _wake(self, host: Host, at: int) -> None:
         if at == host.wake_at:

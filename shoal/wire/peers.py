@@ -137,6 +137,7 @@ class Beat(Message, frozen=True):
     gone: dict[str, str]  # by life, and why
     filled: bool = True  # False: I am new, and have no model yet
     new: list[str] = []  # lives of those others who have none, as far as I know
+    copied: Heard = {}  # what was in the copy that I began with: those words I cannot hand on
 
 
 class Greet(Message, frozen=True):

@@ -287,6 +287,19 @@ def test_one_that_slept_gives_way_and_puts_nobody_out() -> None:
     assert [mesh.put_out for mesh in room.meshes.values()] == ["", "", "", asleep.put_out]
 
 
+def test_one_that_slept_does_not_give_way_to_a_newcomer_without_a_model() -> None:
+    room = Room(2)
+    room.wait(1)
+    room.now += 8 * SECOND
+    slept = room.meshes["w0"]
+    told_by_the_dead = p.Beat(peer(9), {}, [peer(9)], {"w0": "silent for 5.0 s"}, filled=False)
+    for _ in range(12):  # w1, who told it so, is dead, and w0 has the only model
+        slept.handle(room.now, Received("w9", told_by_the_dead))
+        room.now += SECOND // 2
+    assert not slept.put_out
+    assert slept.gone == {"w9": "of the smaller half"}  # then that one begins anew, with us
+
+
 # ---------------------------------------------------------------- coming
 
 
@@ -365,6 +378,67 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
     room.wait(2)
     assert mesh.filled
     assert room.slots(other) == [1]
+
+
+def copied_at(room: Room, number: int, version: p.Heard) -> Mesh:
+    """One that came with such a copy, and met nobody yet."""
+    mesh = room.add(Mesh.joining(peer(number), []))
+    mesh._filled = True
+    mesh.streams.begin_at(room.now, {mesh.me.life: 0, **version})
+    return mesh
+
+
+def meet(room: Room) -> None:
+    for one in room.meshes.values():
+        one._enter(room.now, [other.me for other in room.meshes.values()])
+        one._newcomer = None
+    for one in room.meshes.values():
+        for member in one.members.values():
+            member.filled = member.lists_me = True
+
+
+def test_of_two_copies_the_one_that_lacks_what_nobody_can_say_any_more_begins_anew() -> None:
+    room = Room(0)
+    older, newer = copied_at(room, 1, {"w0": 6}), copied_at(room, 2, {"w0": 8})
+    meet(room)
+    room.wait(3)
+    assert not older.put_out, "w0 lives, as far as they know, and has the words"
+    for one in (older, newer):
+        one.tell_ended(room.now, "w0", "its process ended")
+    room.wait(3)
+    assert older.put_out
+    assert ("w2", "memory:w2") in older.ways
+    assert not newer.put_out
+
+
+def test_a_copy_that_lacks_what_somebody_can_still_say_waits_for_it() -> None:
+    room = Room(0)
+    older, newer, other = (copied_at(room, number, {"w0": upto}) for number, upto in ((1, 6), (2, 8), (3, 6)))
+    meet(room)
+    room.rule = lambda sender, to, message: not (to == "w1" and isinstance(message, p.Said))
+    for number in (7, 8):
+        other.streams.take(room.now, Delivery("w0", number, word(number)))
+    for one in (older, newer, other):
+        one.tell_ended(room.now, "w0", "its process ended")
+    room.wait(3)
+    assert not older.put_out
+    room.rule = lambda sender, to, message: True
+    room.wait(5)
+    assert room.slots("w1", "w0") == [7, 8]
+    assert all(one.is_quiet and not one.put_out for one in (older, newer, other))
+    assert not newer.streams.copied, "all have heard it: nobody needs to know"
+
+
+def test_of_two_copies_that_each_lack_something_the_first_stays() -> None:
+    room = Room(0)
+    one, two = copied_at(room, 1, {"w8": 6, "w9": 9}), copied_at(room, 2, {"w8": 8, "w9": 7})
+    meet(room)
+    for mesh in (one, two):
+        mesh.tell_ended(room.now, "w8", "its process ended")
+        mesh.tell_ended(room.now, "w9", "its process ended")
+    room.wait(4)
+    assert not one.put_out
+    assert two.put_out
 
 
 def test_a_newcomer_whose_donor_dies_asks_another() -> None:
@@ -463,6 +537,20 @@ def test_those_without_a_model_and_those_of_both_halves_do_not_count() -> None:
     assert gives_way(peer(0), [], claim)
     late = p.Beat(peer(9), {}, [peer(9), peer(1), peer(2)], {"w0": "silent"}, filled=False)
     assert not gives_way(peer(0), [], late), "a newcomer's word is at second hand"
+
+
+def test_one_that_another_has_refused_is_called_by_all_of_that_half() -> None:
+    room = Room(3)
+    room.wait(1)
+    mesh = room.meshes["w0"]
+    refused = p.Beat(peer(1), mesh.version, [peer(1), peer(0)], {"w2": "of the smaller half"})
+    effects = mesh.handle(room.now, Received("w1", refused)) or []
+    room.kill("w1")  # nobody else knew where the other half is
+    assert Connect("w2", "") not in effects
+    here = mesh.handle(room.now, Received("w9", p.Greet(1))) or []
+    assert [one.message.lost for one in here if isinstance(one, Send) and isinstance(one.message, p.Here)] == [
+        [peer(2)]
+    ]
 
 
 def test_one_that_hears_nobody_does_not_put_out_all_others() -> None:

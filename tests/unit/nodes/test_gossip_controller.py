@@ -125,6 +125,30 @@ def test_all_that_live_are_dismissed_at_the_end() -> None:
     assert made.dismiss() == [Send(name, Heard(1, over=True)) for name in ("worker-1", "worker-2")]
 
 
+def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() -> None:
+    """All learn equally fast, but the first leg made worker-0 seem faster: who was dealt less must not seem slow for that."""
+    graph = Graph.of(Gossip(mode="async"), len(NAMES), 0)
+    parts = Parts(Slots(1_000, 1, 0), len(NAMES))
+    made = GossipController(NAMES, dict.fromkeys(NAMES, ""), graph, parts, "async", by_speed=True)
+    made.begin(0)
+    for name in NAMES:
+        rest(made, name)
+    parts.share([8.0, 1.0, 1.0])
+    now = SECOND
+    for _ in range(8):  # a slot takes everybody a tenth of a second, and so does a round without one
+        made.next_leg(now, 300, None)
+        told, rounds = made.home.told, made.home.rounds
+        for name, one in told.items():
+            if 0 < (slots := len(one.slots)) < rounds:
+                made.handle(now + slots * SECOND // 10, Received(name, Along(made.home.leg, slots + 1, slots, 1.0)))
+        now += rounds * SECOND // 10
+        for name in NAMES:
+            made.handle(now, Received(name, Rest(made.home.leg, [rounds, len(told[name].slots), 1.0, 0, 0]), (SLAB,)))
+        made.end_leg(now)
+    dealt = [len(one.slots) for one in made.home.told.values()]
+    assert max(dealt) < 1.5 * min(dealt), dealt
+
+
 @pytest.mark.parametrize("last", NAMES)
 def test_models_are_asked_for_when_the_last_is_done(last: str) -> None:
     made = begun()

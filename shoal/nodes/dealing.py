@@ -143,6 +143,11 @@ class Dealing(Kept):
         if since and now - since > max(_NOBODY, 2 * self.timing.dead):
             why = f"the evaluator is gone ({why}), and did not come back"
             return self._journalled(now, [*effects, *self._fail(why)])
+        if self._judge_unheard is not None:  # nobody may be there to be missed: it ended before, or while all came anew
+            self._judge_unheard = self._judge_unheard or now
+            if now - self._judge_unheard > max(_LATE, 2 * self.timing.dead):
+                why = "the evaluator did not ask for work in time: start it again, or the whole run"
+                return self._journalled(now, [*effects, *self._fail(why)])
         if self.auto is not None and not self.over and self.auto.look(now, len(self._seen)):
             effects.append(Tell(Delayed(seconds=self.seconds, max_delay=self.auto.delay, waiting=self.auto.share)))
         effects += self._tell_still(now)
@@ -297,7 +302,7 @@ class Dealing(Kept):
 
     def ready(self, now: int, sender: str, ready: m.Ready) -> list[Effect]:
         self._it_is(now)
-        self._judge_gone = (0, "")
+        self._judge_gone, self._judge_unheard = (0, ""), None
         if not self.is_told and ready.request == self._judge_asked:
             return []  # its answer is held back
         self._judge_asked = ready.request

@@ -99,6 +99,7 @@ class Kept:
         self._alone_since = 0
         self._judge_gone = (0, "")  # since when, and why
         self._judge_asked = 0  # its last request
+        self._judge_unheard: int | None = None  # after a restart or a rollback: since when; None: it was heard
         self._finished = False  # the last evaluation is in
         self._noted = self._milestone  # journalled so far
         self._held = HeldBack()
@@ -159,6 +160,7 @@ class Kept:
         if not self._begun:  # from a checkpoint, if anything is counted: what it says of examples is of another moment
             self.examples = self.workload.rows_counted
         self._former, self._untold = True, state.account.said
+        self._judge_unheard = 0 if self._begun else None
         self._unheard = dict.fromkeys(workers)
         self._set_barrier()
         self._noted = self._milestone
@@ -192,6 +194,7 @@ class Kept:
         if self._begun and self.evaluations.asked < 0:
             self._ask()
         self._set_barrier()
+        self._judge_unheard = now
         self._held.lacks = True  # what the journal says of the model holds no more
         told = RolledBack(
             seconds=self.seconds,

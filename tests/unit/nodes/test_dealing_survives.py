@@ -206,6 +206,21 @@ def test_no_view_shows_tables_of_another_past_than_the_journal_would_take_the_ru
     assert next_life(desk).dealing.generation == 1
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["started again", "rolled back"])
+def test_a_run_does_not_wait_for_good_for_an_evaluator_that_nobody_misses(back: bool) -> None:
+    desk = Desk(dealing()).begin()
+    desk.work(1)
+    if back:
+        desk.feed(desk.dealing.rollback(desk.now, None, [], "all copies are lost"))
+    else:
+        desk = next_life(desk)
+    for _ in range(40):
+        desk.wait(1)
+        desk.want(1)
+        desk.want(2)
+    assert "the evaluator did not ask" in desk.why
+
+
 def test_after_a_restart_the_last_pass_has_as_many_slots_as_it_should_whoever_holds_them() -> None:
     """Where pushes count at once half a pass is any half of it: what a worker holds is part of that half."""
     made: dict[str, Any] = {"rules": Stop(epochs=1.5), "every": math.inf}

@@ -233,7 +233,8 @@ class Workload:
     def _come_again(self, worker: int, most: int) -> list[int]:
         found: list[int] = []
         others: list[int] = []  # whose rows are with somebody else
-        while self._again and len(found) < most and (self.barrier is None or self._again[0] < self.barrier):
+        most, end = min(most, self._room()), self.barrier if self.step is not None else None
+        while self._again and len(found) < most and (end is None or self._again[0] < end):
             slot = self._again.popleft()
             if self.is_counted(slot):
                 continue
@@ -241,6 +242,16 @@ class Workload:
             (others if stays else found).append(slot)
         self._again.extendleft(reversed(others))
         return found
+
+    def _room(self) -> int:
+        """Each mode: how many slots may come again before the barrier.
+
+        A pass is dealt in any order, so that the number of a slot does not say how many were dealt before it. One that was
+        dealt may lie past the barrier: if it did not come again, nothing would ever move the barrier.
+        """
+        if self.barrier is None or self.step is not None or not self._again:
+            return MOST
+        return self.barrier - self.done - len(self._uncounted())
 
     def _new(self, worker: int, most: int) -> list[int]:
         end = self.limit if self.barrier is None else min(self.limit, self.barrier)

@@ -232,6 +232,7 @@ class Checkpointing:
     def _finish(self, one: _Try, run: Run) -> list[Effect]:
         assert one.view is not None
         manifest = checkpoint.Manifest(
+            group=self.group,
             number=one.number,
             generation=one.view.generation,
             job=self.job,

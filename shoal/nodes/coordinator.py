@@ -103,8 +103,8 @@ class Coordinator:
                 effects += self._received(now, sender, message)
             case Durable(token, error) if token and token == self._writing:
                 effects += self._durable(now, error)
-            case Durable(token, error) if token == JOURNAL_TOKEN and error and self.dealing is not None:
-                effects += self.dealing.warn(f"the journal cannot be written: {error}")
+            case Durable(token, error) if token == JOURNAL_TOKEN and self.dealing is not None:
+                effects += self.dealing.durable(now, error)
             case Stored():
                 effects += self.saving.stored(now, event, self)
                 for name in [name for name in self._welcomes if name not in self.roster.people]:
@@ -125,6 +125,7 @@ class Coordinator:
         self.counts["refills"] += self.roster.refill(now)
         effects += self.elastic.tick(now, self)
         effects += self.saving.tick(now, self)
+        effects += self.saving.heard(effects)
         effects += self._write(now)
         effects += self.changing.settle(self)
         effects.append(Wake(now + self.timing.heartbeat))
@@ -151,6 +152,8 @@ class Coordinator:
         """One record at a time; what changes meanwhile goes with the next."""
         if self.told or self._writing or now < self._retry:
             return []
+        if self.dealing is not None and self.dealing.is_behind:
+            return []  # tables of another past than its journal would take the run up from
         self._token += 1
         self._writing, self._written = self._token, self.roster.view()
         return [Persist(self._token, records.record_of(self.roster, self.changing.done))]
@@ -244,8 +247,7 @@ class Coordinator:
             ]
         if isinstance(ask, m.Want):
             return self.dealing.want(now, sender, ask)
-        effects = self.dealing.ready(now, sender, ask)
-        return [*effects, *self.saving.heard(effects)]
+        return self.dealing.ready(now, sender, ask)
 
     # ------------------------------------------------------------ members
 

@@ -57,7 +57,7 @@ class Dealing(Kept):
     def gone(self, now: int, member: m.Member, why: str, died: bool) -> list[Effect]:
         """A member was removed. What a server had, others have; or the run goes back to a checkpoint."""
         self._it_is(now)
-        if self.ended or (self._done and not died) or member.role == "client":
+        if self.ended or (self.is_done and not died) or member.role == "client":
             return []
         if member.role == "server":
             self.counts["servers lost"] += died
@@ -77,7 +77,7 @@ class Dealing(Kept):
         told: list[Effect] = [
             Tell(Gone(seconds=self.seconds, name=member.name, role=member.role, why=why, slots=slots, left=left))
         ]
-        return [*told, *self._one_less(now, f"{member.name}: {why}")]
+        return self._journalled(now, [*told, *self._one_less(now, f"{member.name}: {why}")])
 
     def never_came(self, now: int, name: str, why: str) -> list[Effect]:
         """A process ended before it had joined."""
@@ -85,7 +85,8 @@ class Dealing(Kept):
         if self._begun or self.ended:
             return []
         self.counts["workers lost"] += 1
-        return [Tell(Gone(seconds=0.0, name=name, role="worker", why=why)), *self._one_less(now, f"{name}: {why}")]
+        gone = Tell(Gone(seconds=0.0, name=name, role="worker", why=why))
+        return self._journalled(now, [gone, *self._one_less(now, f"{name}: {why}")])
 
     def _one_less(self, now: int, last: str) -> list[Effect]:
         """Before the beginning: who is gone is not waited for."""
@@ -93,7 +94,7 @@ class Dealing(Kept):
             return []
         self._awaited -= 1
         if self._awaited < 1 and not self._seen:
-            return self.fail(
+            return self._fail(
                 f"no worker was there for the first slot: they ended, or were asked to leave (the last was {last})"
             )
         return self._begin(now) if self._seen and len(self._seen) >= self._awaited else []
@@ -125,7 +126,7 @@ class Dealing(Kept):
             effects += self.warn(f"{missing} of the workers did not ask for work in time: it begins without them")
             effects += self._begin(now)
         if not self._begun or self.ended:
-            return effects
+            return self._journalled(now, effects)
         # Time counts from when the first weights were read: before that nothing is dealt that could be too late.
         if not self.over and self.evaluations.held >= 0 and (why := self.stopping.out_of_time(self.seconds)):
             self._stop(why)
@@ -135,17 +136,25 @@ class Dealing(Kept):
             self._alone_since = self._alone_since or now
             if now - self._alone_since > max(_NOBODY, 2 * self.timing.dead):
                 if not self.elsewhere:
-                    return self.fail("no worker is left to compute: start it again, with more workers")
+                    why = "no worker is left to compute: start it again, with more workers"
+                    return self._journalled(now, [*effects, *self._fail(why)])
                 effects += self.warn("no worker is here any more: it goes on when one comes (shoal launch worker)")
         since, why = self._judge_gone
         if since and now - since > max(_NOBODY, 2 * self.timing.dead):
-            return self.fail(f"the evaluator is gone ({why}), and did not come back")
+            why = f"the evaluator is gone ({why}), and did not come back"
+            return self._journalled(now, [*effects, *self._fail(why)])
+        if self._judge_unheard is not None:  # nobody may be there to be missed: it ended before, or while all came anew
+            self._judge_unheard = self._judge_unheard or now
+            if now - self._judge_unheard > max(_LATE, 2 * self.timing.dead):
+                why = "the evaluator did not ask for work in time: start it again, or the whole run"
+                return self._journalled(now, [*effects, *self._fail(why)])
         if self.auto is not None and not self.over and self.auto.look(now, len(self._seen)):
             effects.append(Tell(Delayed(seconds=self.seconds, max_delay=self.auto.delay, waiting=self.auto.share)))
         effects += self._tell_still(now)
-        if now - self._told >= _TELL:
-            effects += self._tell_progress(now)
-        return self._journalled(effects)
+        if now - self._told < _TELL:
+            return self._journalled(now, effects)
+        effects += self._tell_progress(now)
+        return [*self._journalled(now, effects), *self._mark(now)]
 
     def _tell_still(self, now: int) -> list[Effect]:
         """Everybody is alive, and nothing gets done: say so, and who."""
@@ -180,9 +189,10 @@ class Dealing(Kept):
         known = self._answers.get(want.incarnation)
         if known is not None and want.request <= known.request:
             # The answer was lost: nothing is counted or dealt twice. One that is older still waits for nothing any more.
-            return [Send(sender, known)] if want.request == known.request else []
+            # While anything is held back the answer may be among it: it is asked for once more.
+            return [Send(sender, known)] if want.request == known.request and self.is_told else []
         work, who = self.workload, want.incarnation
-        if not self._done and not want.leaving and who not in self._seen:
+        if not self.is_done and not want.leaving and who not in self._seen:
             self._seen[who] = sender
             self._first_seen = self._first_seen or now
             work.enter(who, sender)
@@ -205,10 +215,10 @@ class Dealing(Kept):
         again, fresh, late = self._deal(now, want) if self._may_deal(want) else ([], [], [])
         self._check_finished()
         void = [slot for slot in (*again, *fresh) if slot in work.voids]
-        over = self.over if self._done else "you left" if want.leaving else ""
+        over = self.over if self.is_done else "you left" if want.leaving else ""
         deal = m.Deal(want.request, runs(fresh), runs(again), runs(late), void, over)
         self._answers[who] = deal
-        return self._journalled([*effects, Send(sender, deal)])
+        return self._journalled(now, [*effects, Send(sender, deal)])
 
     def _deal(self, now: int, want: m.Want) -> tuple[list[int], list[int], list[int]]:
         """Slots that come again, new ones, and those it has that another one was faster with."""
@@ -259,14 +269,14 @@ class Dealing(Kept):
         self._between.add(examples, loss)
 
     @property
-    def _done(self) -> bool:
+    def is_done(self) -> bool:
         """Nobody needs to compute any more."""
         return bool(self.failed) or (bool(self._begun) and self.workload.finished)
 
     def _may_deal(self, want: m.Want) -> bool:
         if self._unheard or self._stops_later:
             return False
-        return bool(self._begun) and not want.leaving and not self._done and want.incarnation in self._seen
+        return bool(self._begun) and not want.leaving and not self.is_done and want.incarnation in self._seen
 
     def _begin(self, now: int) -> list[Effect]:
         """All workers are here: judge the first weights, and start the clock."""
@@ -292,11 +302,14 @@ class Dealing(Kept):
 
     def ready(self, now: int, sender: str, ready: m.Ready) -> list[Effect]:
         self._it_is(now)
-        self._judge_gone = (0, "")
+        self._judge_gone, self._judge_unheard = (0, ""), None
+        if not self.is_told and ready.request == self._judge_asked:
+            return []  # its answer is held back
+        self._judge_asked = ready.request
         effects = self._tell_spans(sender, ready.spans)
         asked, first = self.evaluations, self.evaluations.held < 0
         if ready.error:
-            effects += self.fail(f"the model cannot be judged: {ready.error}")
+            effects += self._fail(f"the model cannot be judged: {ready.error}")
         if self.workload.step is not None and ready.clock >= 0:
             effects += self._moved(ready)
         if asked.read(ready.holds):
@@ -314,7 +327,7 @@ class Dealing(Kept):
         clock = m.NO_CLOCK
         if number >= 0 and self.workload.step is not None:
             clock = self.workload.steps_until(asked.at[number][0])
-        return self._journalled([*effects, Send(sender, m.Judge(ready.request, number, clock, self.ended))])
+        return self._journalled(now, [*effects, Send(sender, m.Judge(ready.request, number, clock, self.ended))])
 
     def _moved(self, ready: m.Ready) -> list[Effect]:
         """Whoever had read the weights of this evaluation died with them: what is judged is a later step, and is said to be."""
@@ -353,7 +366,7 @@ class Dealing(Kept):
         ]
         self._each = {}
         if not math.isfinite(ready.loss):
-            return [*effects, *self.fail(why)]
+            return [*effects, *self._fail(why)]
         if why and not self.over:
             self._stop(why)
             self._check_finished()
@@ -366,6 +379,10 @@ class Dealing(Kept):
     # ------------------------------------------------------------ telling
 
     def fail(self, why: str) -> list[Effect]:
+        """It cannot end well: that is told after all that has happened before."""
+        return self._held.after(self._fail(why))
+
+    def _fail(self, why: str) -> list[Effect]:
         if self.ended:
             return []
         self.failed = self.over = why
@@ -384,7 +401,7 @@ class Dealing(Kept):
             spent={kind: spent / 1e6 for kind, spent in zip(KINDS, self._spent, strict=False) if spent},
         )
         self._progress, self._spent = Tally(), []
-        return [*(self._line() if self._counted else []), Tell(progress)]
+        return [Tell(progress)]
 
     def _tell_spans(self, name: str, told: list[tuple[int, int, int]]) -> list[Effect]:
         """What a node did, on our clock: it says how long ago that was."""
@@ -408,8 +425,3 @@ class Dealing(Kept):
                 named = divmod(slot, self.workload.per_pass)
                 effects.append(Tell(Voided(seconds=self.seconds, slot=named, why=why)))
         return effects
-
-    def warn(self, what: str) -> list[Effect]:
-        """Once for each thing."""
-        self.counts[what] += 1
-        return [Tell(Warned(seconds=self.seconds, what=what))] if self.counts[what] == 1 else []

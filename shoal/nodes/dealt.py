@@ -22,6 +22,7 @@ import numpy as np
 from shoal.cluster.runs import Runs, runs
 from shoal.cluster.stopping import Patience
 from shoal.decoding import look_up
+from shoal.events import Evaluated, RolledBack, Started, Stopped, Voided
 from shoal.wire import messages as m
 
 
@@ -82,6 +83,9 @@ class Traffic:
         return sum(sent for sent, _ in self.by.values()), sum(received for _, received in self.by.values())
 
 
+Said = Started | Evaluated | Voided | RolledBack | Stopped  # whoever misses one of these misses what the run has become
+
+
 class Judgements(msgspec.Struct, frozen=True):
     """Evaluations: asked for, read, judged; and where the open ones are: slots, examples, workers."""
 
@@ -111,6 +115,7 @@ class Account(msgspec.Struct, frozen=True):
     filtered: dict[int, dict[str, list[int]]] = {}
     left: dict[int, tuple[float, float]] = {}
     counts: dict[str, int] = {}
+    said: list[Said] = []  # once this is on disk: perhaps it was not, for the process ended then
 
 
 class State(msgspec.Struct, frozen=True):
@@ -236,6 +241,7 @@ def to_begin_with(state: State, counted: Runs | None = None, seconds: float = 0.
         traffic=traffic.by,
         filtered=traffic.filtered,
         left=traffic.left,
+        said=[],
     )
     return msgspec.structs.replace(state, counted=state.counted if counted is None else counted, account=account)
 

@@ -7,7 +7,8 @@ Three ways to go on:
     rollback    the servers lost a part of the model: everybody goes back to a checkpoint, under a new generation
 
 What is counted is journalled four times a second, deals are not (decision 0007). What others act on at once (an evaluation
-asked for, read or judged, a void slot, a stop rule) is journalled before it is answered.
+asked for, read or judged, a void slot, a stop rule) is in the journal before anybody hears of it (``held_back``): a coordinator
+that is started again knows all that was said, and says nothing else.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from shoal.cluster.runs import Runs, runs, spread
 from shoal.cluster.second_copies import SecondCopies
 from shoal.cluster.stopping import Stopping
 from shoal.cluster.workload import Workload
-from shoal.events import RolledBack, Started
+from shoal.events import RolledBack, Started, Warned
 from shoal.nodes.dealt import (
     Account,
     Judgements,
     Line,
     Marked,
+    Said,
     State,
     Tally,
     Traffic,
@@ -40,10 +42,11 @@ from shoal.nodes.dealt import (
     without,
 )
 from shoal.nodes.evaluations import Evaluations
+from shoal.nodes.held_back import HeldBack
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Tell
 
-JOURNAL_TOKEN = -1  # of a Persist whose answer only matters if it is an error
+JOURNAL_TOKEN = -1  # of a Persist of ours: there is one at a time
 
 
 class Kept:
@@ -95,8 +98,12 @@ class Kept:
         self._known_voids: set[int] = set()
         self._alone_since = 0
         self._judge_gone = (0, "")  # since when, and why
+        self._judge_asked = 0  # its last request
+        self._judge_unheard: int | None = None  # after a restart or a rollback: since when; None: it was heard
         self._finished = False  # the last evaluation is in
         self._noted = self._milestone  # journalled so far
+        self._held = HeldBack()
+        self._untold: list[Said] = []  # what a former life was to tell, and perhaps did not
         self._set_barrier()
 
     def await_only(self, workers: int) -> None:
@@ -152,7 +159,8 @@ class Kept:
         self._begun, self._finished = state.account.begun, state.account.finished
         if not self._begun:  # from a checkpoint, if anything is counted: what it says of examples is of another moment
             self.examples = self.workload.rows_counted
-        self._former = True
+        self._former, self._untold = True, state.account.said
+        self._judge_unheard = 0 if self._begun else None
         self._unheard = dict.fromkeys(workers)
         self._set_barrier()
         self._noted = self._milestone
@@ -186,8 +194,8 @@ class Kept:
         if self._begun and self.evaluations.asked < 0:
             self._ask()
         self._set_barrier()
-        line = Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(Whole(self.state())))
-        self._noted = self._milestone
+        self._judge_unheard = now
+        self._held.lacks = True  # what the journal says of the model holds no more
         told = RolledBack(
             seconds=self.seconds,
             checkpoint=checkpoint,
@@ -196,7 +204,8 @@ class Kept:
             slots=again,
             why=why,
         )
-        return [line, Tell(told)]
+        self._held.wait([Tell(told)])
+        return self._write(now)
 
     def _take(self, state: State, counted: Runs, dealt: int | None = None) -> None:
         """Everything is as it was then; nobody is here."""
@@ -230,7 +239,7 @@ class Kept:
         if self._begun and not self._since:
             self._since = now
 
-    def _account(self) -> Account:
+    def _account(self, said: list[Said] | None = None) -> Account:
         asked, between = self.evaluations, self._between
         return Account(
             generation=self.generation,
@@ -255,6 +264,7 @@ class Kept:
             filtered=dict(self.traffic.filtered),
             left=dict(self.traffic.left),
             counts=dict(self.counts),
+            said=said or [],
         )
 
     @property
@@ -263,14 +273,57 @@ class Kept:
         asked = self.evaluations
         return (self._begun, self.over, self._finished, asked.asked, asked.held, asked.found)
 
-    def _journalled(self, effects: list[Effect]) -> list[Effect]:
-        """With a line for the journal before them, if they say or follow from what would be missed."""
+    @property
+    def is_told(self) -> bool:
+        """Nothing that has happened is still to be told."""
+        return self._held.is_empty
+
+    @property
+    def is_behind(self) -> bool:
+        """The journal would take the run up where it is no more: nothing else is written that follows from where it is."""
+        return self._held.is_behind and not self._held.has_given_up(self._now)
+
+    def durable(self, now: int, error: str) -> list[Effect]:
+        """A line of ours is in the journal, or could not be written: what waited for it, and the next one."""
+        if not self._held.writing:
+            return []
+        if error:
+            self._held.refused(now)
+            return self.warn(f"the journal cannot be written: {error}")
+        return [*self._held.written(), *self._write(now)]
+
+    def warn(self, what: str) -> list[Effect]:
+        """Once for each thing."""
+        self.counts[what] += 1
+        return [Tell(Warned(seconds=self.seconds, what=what))] if self.counts[what] == 1 else []
+
+    def _journalled(self, now: int, effects: list[Effect]) -> list[Effect]:
+        """These as soon as what they say or follow from is in the journal, and a line for it, if one is due."""
+        if self._untold:
+            effects, self._untold = [*(Tell(event) for event in self._untold), *effects], []
+            self._held.is_told_only_here = True
+        if self._held.has_given_up(now):
+            self._noted, self._voided = self._milestone, {}  # all is said anew, once anything can be written
+            return [*self._held.give_up(), *effects, *self._write(now)]
         if self._milestone == self._noted and not self._voided:
-            return effects
-        return [*self._line(), *effects]
+            return [*self._held.after(effects), *self._write(now)]
+        self._held.wait(effects)
+        self._noted = self._milestone
+        return self._write(now)
+
+    def _write(self, now: int) -> list[Effect]:
+        """The next line, if something waits for it and none is on its way."""
+        return self._line() if self._held.is_due(now) else []
+
+    def _mark(self, now: int) -> list[Effect]:
+        """A line that nothing waits for: what was counted."""
+        return self._line() if self._counted and self._held.may_write(now) else []
 
     def _line(self) -> list[Effect]:
-        line = Marked(runs(sorted(self._counted)), self._voided, self._account())
+        whole, said = self._held.begin()
+        line: Line = Marked(runs(sorted(self._counted)), self._voided, self._account(said))
+        if whole:
+            line = Whole(msgspec.structs.replace(self.state(), account=self._account(said)))
         self._counted, self._voided, self._noted = [], {}, self._milestone
         return [Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(line))]
 

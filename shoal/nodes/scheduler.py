@@ -88,13 +88,14 @@ class Scheduler:
                 effects += self._ended(now, name, reason, token)
             case Stored() if self.points is not None:
                 effects += self.points.stored(now, event)
-            case Durable(token, error) if token == JOURNAL_TOKEN and error:
-                effects += self.dealing.warn(f"the journal cannot be written: {error}")
+            case Durable(token, error) if token == JOURNAL_TOKEN:
+                effects += self.dealing.durable(now, error)
             case _:
                 pass
         effects += self.member.tick(now)
         if self.member.view.number:
             effects += self._tick(now)
+        effects += self._heard(effects)
         effects.append(Wake(min(self.member.next, now + self.member.timing.heartbeat)))
         return effects
 
@@ -216,12 +217,9 @@ class Scheduler:
             why = f"only a {role} may ask this, you are a {member.role}"
             return [Send(sender, m.No(ask.request, "setting", why))]
         if isinstance(ask, m.Ready):
-            effects = self.dealing.ready(now, sender, ask)
-            return [*effects, *self._heard(effects)]
+            return self.dealing.ready(now, sender, ask)
         effects = self.dealing.want(now, sender, ask)
-        if ask.leaving or any(
-            isinstance(one, Send) and isinstance(one.message, m.Deal) and one.message.over for one in effects
-        ):
+        if ask.leaving or self.dealing.is_done:  # that it is over is in the answer, which may be held back
             self._going.add(ask.incarnation)
         return effects
 

@@ -103,7 +103,11 @@ class TrainingChecker:
         kinds = [type(event) for event in self.run.told]
         if Evaluated in kinds and (Started not in kinds or kinds.index(Evaluated) < kinds.index(Started)):
             yield Violation("order", "a model was judged before the run had started")
-        if Stopped in kinds and Evaluated in kinds[kinds.index(Stopped) :]:
+        # Who deals may end between a line of its journal and the ack of what was told for it: its next life tells that again,
+        # as it was (nodes/held_back.py). So what was told before the end may be told once more after it, and nothing else.
+        stop = kinds.index(Stopped) if Stopped in kinds else len(kinds)
+        before = [event for event in self.run.told[:stop] if isinstance(event, Evaluated)]
+        if any(isinstance(event, Evaluated) and event not in before for event in self.run.told[stop:]):
             yield Violation("order", "a model was judged after the run had stopped")
         whys = {event.why for event in self.run.told if isinstance(event, Stopped)}
         if len(whys) > 1:

@@ -61,6 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tables: list[Tabled]
     segments: list[m.Written]
     state: msgspec.Raw = msgspec.Raw(b"{}")  # the run's, for the coordinator alone to read
+    group: str = ""  # whose it is: servers go by a file of its own, which may be damaged like any other
 
     @property
     def bytes(self) -> int:
@@ -203,6 +204,8 @@ def folder_of(root: Path, number: int) -> Path:
 def verify(disk: Disk, folder: Path) -> Manifest:
     """Read all of a checkpoint, one segment at a time; BadCheckpoint if anything is wrong with it."""
     manifest = read_manifest(disk, folder)
+    if manifest.group and not is_of(disk, folder, manifest.group):
+        raise BadCheckpoint(str(folder / OWNER), f"does not say that it is of group {manifest.group!r}")
     tables = {table.number: table for table in manifest.tables}
     for one in manifest.segments:
         read_segment(disk, folder, one, tables[one.table].spec, tables[one.table].keys(one.segment))

@@ -47,6 +47,7 @@ class Desk:
     hands: dict[int, list[int]] = field(default_factory=dict)  # by worker: what it was dealt and has not told
     over: dict[int, str] = field(default_factory=dict)
     requests: int = 0
+    disk_error: str = ""  # why no line can be written
 
     def feed(self, effects: list[Effect]) -> list[m.Message]:
         said: list[m.Message] = []
@@ -56,7 +57,8 @@ class Desk:
                     self.told.append(event)
                 case Persist(token, record):
                     assert token == JOURNAL_TOKEN
-                    self.journal.append(record)
+                    self.journal += [record] if not self.disk_error else []
+                    said += self.feed(self.dealing.durable(self.now, self.disk_error))
                 case Send(_, message):
                     said.append(message)
         return said
@@ -113,6 +115,15 @@ class Desk:
             if self.dealing.ended:
                 break
         return self
+
+    def run_until_asked(self) -> None:
+        """Until another evaluation is asked for."""
+        asked = self.dealing.evaluations.asked
+        while self.dealing.evaluations.asked == asked:
+            self.now += 10 * MILLISECOND
+            for who in (1, 2):
+                self.work(who)
+            self.ready()
 
     def gone(self, who: int, died: bool = True, role: str = "worker") -> None:
         member = m.Member(f"{role}-{who}", who, role, "")

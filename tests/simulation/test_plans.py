@@ -11,8 +11,11 @@ import pytest
 
 from shoal.simulation.faults import Plan
 from shoal.simulation.run import Run
+from shoal.simulation.training import TrainingScenario
+from shoal.simulation.training_plan import TrainingPlan
 
 FILES = sorted((Path(__file__).parent / "plans").glob("*.txt"))
+TRAINING = sorted((Path(__file__).parent / "plans" / "training").glob("*.txt"))
 
 
 def test_there_are_the_plans_that_were_found() -> None:
@@ -25,3 +28,14 @@ def test_a_plan_that_broke_a_promise_keeps_all_of_them(file: Path) -> None:
     plan = Plan.read(file.read_text())
     assert plan.faults, "a plan in which nothing goes wrong shows nothing"
     assert Run(plan).verdict().violations == []
+
+
+def test_there_are_the_plans_of_training_that_were_found() -> None:
+    assert len(TRAINING) >= 10
+
+
+@pytest.mark.parametrize("file", TRAINING, ids=lambda file: file.stem)
+def test_a_plan_of_training_that_broke_a_promise_keeps_all_of_them(file: Path) -> None:
+    plan = TrainingPlan.read(file.read_text())
+    assert isinstance(plan, TrainingPlan) and plan.faults
+    assert TrainingScenario(plan).verdict().violations == []

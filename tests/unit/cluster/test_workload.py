@@ -146,6 +146,28 @@ def test_nothing_is_dealt_past_a_barrier() -> None:
     assert work.deal(1, 2) == ([], [8, 9])
 
 
+def test_a_slot_that_was_dealt_comes_again_although_its_number_is_past_the_barrier() -> None:
+    work = each(per_pass=8, limit=16)
+    work.barrier = 8
+    work.count(1, work.deal(1, 4)[1])  # the first of the pass: in the next pass their rows are the last
+    work.count(2, all_of(work, 2))
+    work.barrier = 10
+    dealt = all_of(work, 1)
+    assert len(dealt) == 2 and max(dealt) >= work.barrier
+    work.leave(1, died=True)
+    assert work.deal(2, 8) == (sorted(dealt), [])
+    assert work.deal(2, 8) == ([], [])
+
+
+def test_no_more_slots_of_a_pass_that_is_taken_up_come_again_than_lie_before_the_barrier() -> None:
+    work = each(per_pass=8, limit=16)
+    work.resume([1, 6], dealt=0)
+    work.barrier = 5
+    again, new = work.deal(1, 8)
+    assert (len(again), new) == (3, [])
+    assert work.deal(2, 8) == ([], [])
+
+
 def test_nobody_runs_further_ahead_than_servers_can_hold() -> None:
     work = steps(per_pass=4, slots=1, limit=1_000, workers=1)
     assert all_of(work, 1) == list(range(AHEAD))

@@ -15,7 +15,7 @@ from shoal.cluster.runs import runs, spread
 from shoal.cluster.second_copies import SecondCopies
 from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Dataset, load
-from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided
+from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided, Warned
 from shoal.job import Job
 from shoal.limits import SECOND
 from shoal.nodes.dealing import Dealing, Marked, State, Whole
@@ -24,7 +24,7 @@ from shoal.nodes.evaluator import Judged
 from shoal.testing.desk import PER_PASS, Desk, dealing
 from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
-from shoal.wire.effects import Ended
+from shoal.wire.effects import Ended, Persist
 
 BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
 STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
@@ -144,6 +144,83 @@ def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_
     assert counted == had or (slots and len(counted) == third.dealing.workload.slots_until(2))  # whole steps
 
 
+@BOTH
+def test_nobody_hears_of_what_a_full_disk_did_not_take_until_it_does(slots: int) -> None:
+    desk = Desk(dealing(slots=slots)).begin()
+    desk.run_until_asked()
+    desk.disk_error = "no space left on device"
+    asked, told = desk.requests, len(desk.told)
+    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.Ready(asked + 1, 90, 1))) == []
+    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.Ready(asked + 1, 90, 1))) == []  # it asks again
+    desk.wait(3)
+    assert [event.what for event in desk.all(Warned)] == ["the journal cannot be written: no space left on device"]
+    assert not [event for event in desk.told[told:] if not isinstance(event, Warned)]
+    before = next_life(desk, slots=slots)
+    assert before.dealing.evaluations.held == 0
+    desk.disk_error, desk.now = "", desk.now + SECOND
+    (judge,) = desk.feed(desk.dealing.tick(desk.now))
+    assert isinstance(judge, m.Judge) and judge.request == asked + 1
+    after = next_life(desk, slots=slots)
+    assert after.dealing.evaluations.held == 1
+    assert after.dealing.workload.counted() == desk.dealing.workload.counted()  # that line says everything
+
+
+def test_a_disk_that_stays_full_does_not_hold_a_run_up_for_good() -> None:
+    desk = Desk(dealing()).begin()
+    desk.run_until_asked()
+    desk.disk_error = "no space left on device"
+    assert desk.feed(desk.dealing.ready(desk.now, "evaluator", m.Ready(desk.requests + 1, 90, 1))) == []
+    desk.wait(40)
+    desk.run()
+    assert desk.why == "2 epochs done"
+
+
+@BOTH
+def test_what_the_last_line_of_a_journal_was_to_tell_is_told_again_as_it_was(slots: int) -> None:
+    desk = Desk(dealing(slots=slots)).begin()
+    desk.run_until_asked()
+    desk.ready(holds=1)
+    desk.requests += 1
+    found = m.Ready(desk.requests, 90, 1, 1, 0.25, {}, "")
+    (line,) = desk.dealing.ready(desk.now, "evaluator", found)
+    assert isinstance(line, Persist)
+    desk.journal.append(line.record)  # and there the process ended
+    again = next_life(desk, slots=slots)
+    again.feed(again.dealing.tick(again.now))
+    (told,) = again.all(Evaluated)
+    assert (told.number, told.test_loss, told.seconds) == (1, 0.25, desk.dealing.seconds)
+    third = next_life(again, slots=slots)  # by now the journal says that it was told
+    third.feed(third.dealing.tick(third.now))
+    assert not third.all(Evaluated)
+
+
+def test_no_view_shows_tables_of_another_past_than_the_journal_would_take_the_run_up_from() -> None:
+    desk = Desk(dealing()).begin()
+    desk.work(1)
+    desk.disk_error = "no space left on device"
+    desk.feed(desk.dealing.rollback(desk.now, None, [], "all copies are lost"))
+    assert desk.dealing.is_behind and not desk.all(RolledBack)
+    desk.disk_error, desk.now = "", desk.now + SECOND
+    desk.feed(desk.dealing.tick(desk.now))
+    assert not desk.dealing.is_behind and len(desk.all(RolledBack)) == 1
+    assert next_life(desk).dealing.generation == 1
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["started again", "rolled back"])
+def test_a_run_does_not_wait_for_good_for_an_evaluator_that_nobody_misses(back: bool) -> None:
+    desk = Desk(dealing()).begin()
+    desk.work(1)
+    if back:
+        desk.feed(desk.dealing.rollback(desk.now, None, [], "all copies are lost"))
+    else:
+        desk = next_life(desk)
+    for _ in range(40):
+        desk.wait(1)
+        desk.want(1)
+        desk.want(2)
+    assert "the evaluator did not ask" in desk.why
+
+
 def test_after_a_restart_the_last_pass_has_as_many_slots_as_it_should_whoever_holds_them() -> None:
     """Where pushes count at once half a pass is any half of it: what a worker holds is part of that half."""
     made: dict[str, Any] = {"rules": Stop(epochs=1.5), "every": math.inf}
@@ -169,9 +246,9 @@ def test_a_slot_that_is_void_is_on_disk_before_it_is_dealt(slots: int) -> None:
     desk.want(1, refused={slot: "nan"})
     desk.requests += 1
     effects = desk.dealing.want(desk.now, "worker-1", m.Want(desk.requests, 1, 1, refused={slot: "nan"}))
-    kinds = [type(effect).__name__ for effect in effects]
-    assert kinds.index("Persist") < kinds.index("Send")
-    desk.feed(effects)
+    assert [type(effect) for effect in effects] == [Persist]  # it is answered when that is on disk
+    (deal,) = desk.feed(effects)
+    assert isinstance(deal, m.Deal) and deal.void == [slot]
     again = next_life(desk, slots=slots)
     assert slot in again.dealing.workload.voids
     again.run()

@@ -277,7 +277,7 @@ def test_the_best_weights_are_kept_as_they_were_judged(rows: Dataset) -> None:
 def test_an_evaluator_that_cannot_judge_says_so_and_the_run_fails(rows: Dataset, tmp_path: Path) -> None:
     ship = Ship(rows, strategy="async")
     ship.evaluator._rows += 1  # it asks for one weight too many
-    ship.until(lambda: ship.dealing.ended)
+    ship.until(lambda: bool(ship.all(Stopped)))
     assert "the model cannot be judged" in ship.all(Stopped)[0].why
     ship.until(lambda: ship.ends["evaluator"].done)
     assert ship.ends["evaluator"].error is not None

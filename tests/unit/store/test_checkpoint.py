@@ -26,6 +26,7 @@ from shoal.files import Digest, Disk
 from shoal.keys import KeyRange
 from shoal.store.checkpoint import (
     MANIFEST,
+    OWNER,
     Best,
     Manifest,
     Sealed,
@@ -117,6 +118,18 @@ def same(one: Image, other: Image) -> bool:
 
 
 # ---------------------------------------------------------------- what is written is read
+
+
+def test_a_group_s_checkpoint_whose_owner_cannot_be_read_is_passed_over(root: Path) -> None:
+    """Servers would not read it for the group: whoever takes the run up takes an earlier one."""
+    folder = root / "00000002"
+    finish(DISK, folder, msgspec.structs.replace(read_manifest(DISK, folder), group="ours"))
+    (folder / OWNER).write_bytes(b"ours")
+    assert (newest(DISK, root)[0] or ("",))[0] == folder
+    (folder / OWNER).write_bytes(b"outs")
+    found, refused = newest(DISK, root)
+    assert found is not None and found[0] == root / "00000001"
+    assert [one.file for one in refused] == [str(folder / OWNER)]
 
 
 def test_what_was_saved_comes_back(root: Path) -> None:

@@ -60,7 +60,11 @@ class Host:
     computing: int = 0  # until when its compute thread is busy
     storing_until: int = 0
     stores: deque[Callable[[], object]] = field(default_factory=deque)  # for its disk thread
-    reaches: set[str] = field(default_factory=set)  # those that it has called or heard
+    called: set[str] = field(default_factory=set)  # those that it calls: it reaches them by a socket of its own,
+    heard: set[str] = field(default_factory=set)  # and these by theirs, also when it does not call them any more
+
+    def reaches(self, name: str) -> bool:
+        return name in self.called or name in self.heard or name in FOUND
 
 
 @dataclass(slots=True)
@@ -111,6 +115,7 @@ class World:
         self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False  # this one, on its way
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self.on_send: dict[type[Message], Callable[[str, str, Any], None]] = {}
+        self._tracked: dict[type[Message], list[tuple[int, str, str, Any]]] = {}  # when they come, from whom, to whom
         self._network = Random(f"{seed}/network")
         self._ties = Random(f"{seed}/ties")
         self._disk = Random(f"{seed}/disk")
@@ -191,6 +196,17 @@ class World:
 
         self.on_send[message] = both
 
+    def track(self, message: type[Message]) -> None:
+        """From here on know which messages of this kind are under way."""
+        self._tracked[message] = []
+
+    def under_way(self, message: type[Message]) -> list[tuple[str, str, Any]]:
+        """Those of a kind that somebody has still to hear: sender, receiver, message. It does not matter if the sender is gone."""
+        found = self._tracked[message]
+        asleep = {name for name, host in self.hosts.items() if host.paused_until >= self.now}
+        found[:] = [one for one in found if one[0] >= self.now or one[2] in asleep]
+        return [(sender, to, said) for _, sender, to, said in found]
+
     def pause(self, name: str, nanoseconds: int) -> None:
         """The process stands still: messages wait, timers fire late."""
         self.hosts[name].paused_until = self.now + nanoseconds
@@ -243,7 +259,7 @@ class World:
             return
         self.events += 1
         if isinstance(event, Received):
-            host.reaches.add(event.sender)
+            host.heard.add(event.sender)
             self._log(event.sender, host.node.name, encode(event.message))
         for effect in host.node.handle(self.local_time(host), event):
             self._carry_out(host, effect)
@@ -253,7 +269,7 @@ class World:
     def _carry_out(self, host: Host, effect: Effect) -> None:
         match effect:
             case Send(to, message, arrays):
-                if to in host.reaches or to in FOUND:
+                if host.reaches(to):
                     self.send(host.node.name, to, message, arrays)
                 else:
                     self.counts["nobody there"] += 1
@@ -269,9 +285,9 @@ class World:
                 if self.on_tell is not None:
                     self.on_tell(event)
             case Connect(name, ""):
-                host.reaches.discard(name)
+                host.called.discard(name)
             case Connect(name):
-                host.reaches.add(name)
+                host.called.add(name)
 
     def _wake(self, host: Host, at: int) -> None:
         if at == host.wake_at:
@@ -365,13 +381,16 @@ class World:
         header = encode(message, frames)
         if weather.corrupt and random.random() < weather.corrupt:
             header, frames = self._corrupted(header, frames)
-        self._deliver(sender, to, header, frames, self._delay(sender, to))
+        delays = [self._delay(sender, to)]
         if weather.repeat and random.random() < weather.repeat:
             self.counts["repeated"] += 1
             late = random.random() < weather.late
             self.counts["very late"] += late
-            delay = self._delay(sender, to) + (random.randrange(20 * SECOND) if late else 0)
+            delays.append(self._delay(sender, to) + (random.randrange(20 * SECOND) if late else 0))
+        for delay in delays:
             self._deliver(sender, to, header, frames, delay)
+            if (tracked := self._tracked.get(type(message))) is not None:
+                tracked.append((self.now + delay, sender, to, message))
 
     def _delay(self, sender: str, to: str) -> int:
         delay = int(self._network.expovariate(1.0) * self.weather.delay)

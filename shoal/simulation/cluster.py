@@ -29,7 +29,7 @@ from shoal.simulation.world import World
 from shoal.store import checkpoint
 from shoal.store.part import Part
 from shoal.wire.effects import Ended
-from shoal.wire.messages import Place, Placed
+from shoal.wire.messages import Place, Placed, Shrink
 
 COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
@@ -62,6 +62,7 @@ class Cluster:
         self._drifts = {fault.who: fault for fault in plan.faults if fault.kind == "drift"}
         self._lives = 0
         self._looked, self._whole = (0, -1), False
+        world.track(Shrink)
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
         self.guests: dict[str, Guest] = {}  # what each of them runs in
@@ -195,13 +196,14 @@ class Cluster:
     def may_lose(self, name: str) -> bool:
         """Whether every segment that this server holds is held by somebody else who is there, too."""
         for roster in self._rosters():
+            shrunk = self._shrunk(roster)
             for table in roster.tables.values():
                 for segment, place in enumerate(table.places):
                     given = self._is_given(name, table, segment)
                     if not (given or name in place.servers):
                         continue
                     out = {name, place.instead if given else name, *self._let_go(name, roster, place)}
-                    others = (one for one in place.servers if one not in out)
+                    others = (one for one in place.servers if one not in out and (place.servers[0], one) not in shrunk)
                     if not any(self._holds(roster, other) and self._is_heard(other) for other in others):
                         return False
         return True
@@ -220,6 +222,19 @@ class Cluster:
         for member in server.member.view.members:
             if member.leaving and member.role == "server":
                 yield member.name
+
+    def _shrunk(self, roster: Roster) -> set[tuple[str, str]]:
+        """Primaries whose word that they do without another one is under way: it counts when it comes, also if they are dead by then.
+
+        What is asked is right: they cannot reach it, and pushes wait. A primary may count without the other as soon as it has the
+        view, so nobody can tell whether the other still has all when the primary dies: its word makes it the last copy.
+        """
+        lives = {name: person.member.incarnation for name, person in roster.people.items()}
+        return {
+            (sender, shrink.server)
+            for sender, _, shrink in self.world.under_way(Shrink)
+            if lives.get(sender) == shrink.incarnation and lives.get(shrink.server) == shrink.theirs
+        }
 
     def _is_given(self, name: str, table: Placed, segment: int) -> bool:
         """Whether it is about to hold that instead of another one: it has all of it, and word of that may be under way."""

@@ -6,6 +6,7 @@ copies had recorded before; what it may never do is acknowledge one that the own
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,9 @@ from shoal.tables import Step
 from shoal.wire import messages as m
 
 EMPTY = m.Counts(0)
-_ROOM = 8_000  # bytes beyond the bound: of the last push, and of all that is no push
+_ROOM = 8_000  # bytes beyond the bound: of the last push, and of what is neither a push nor says who came or went
+
+_AGAIN = 8  # views in which a worker may have to ask again, while a copy is silent
 
 
 class Owners:
@@ -43,8 +46,17 @@ class Owners:
         server = self._cluster.servers.get(sender)
         holding = server.tables.get(append.table) if server is not None else None
         link = holding.log.links.get(to) if holding is not None else None
-        if link is not None and link.waits > limits.COPIES_HELD + _ROOM:
-            self._too_much(f"{link.waits:,} bytes of changes wait at {sender} for {to}")
+        if holding is None or link is None:
+            return
+        # Who comes and goes is not put off. It is said once, once more with every segment that opens, and once more with every view that changes
+        # what is held while it waits: who asked is told to ask again.
+        comings = [parcel for parcel in link.queue if parcel.change.kind in ("enter", "park")]
+        waits = link.waits - sum(parcel.size for parcel in comings)
+        if waits > limits.COPIES_HELD + _ROOM:
+            self._too_much(f"{waits:,} bytes of changes wait at {sender} for {to}")
+        said = Counter((one.change.kind, one.change.incarnation, one.change.spell) for one in comings)
+        if said and max(said.values()) > _AGAIN + holding.counts.get("promoted", 0):
+            self._too_much(f"{sender} has to tell {to} {max(said.values())} times what one worker did once")
 
     def _appended(self, sender: str, to: str, appended: m.Appended) -> None:
         server = self._cluster.servers.get(sender)

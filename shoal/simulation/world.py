@@ -63,6 +63,9 @@ class Host:
     called: set[str] = field(default_factory=set)  # those that it has a socket for
     heard: set[str] = field(default_factory=set)  # those that called it: answers have a way back
 
+    def reaches(self, name: str) -> bool:
+        return name in self.called or name in self.heard or name in FOUND
+
 
 @dataclass(slots=True)
 class Journal:
@@ -112,6 +115,7 @@ class World:
         self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False  # this one, on its way
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self.on_send: dict[type[Message], Callable[[str, str, Any], None]] = {}
+        self._tracked: dict[type[Message], list[tuple[int, str, str, Any]]] = {}  # when they come, from whom, to whom
         self._network = Random(f"{seed}/network")
         self._ties = Random(f"{seed}/ties")
         self._disk = Random(f"{seed}/disk")
@@ -192,6 +196,17 @@ class World:
 
         self.on_send[message] = both
 
+    def track(self, message: type[Message]) -> None:
+        """From here on know which messages of this kind are under way."""
+        self._tracked[message] = []
+
+    def under_way(self, message: type[Message]) -> list[tuple[str, str, Any]]:
+        """Those of a kind that somebody has still to hear: sender, receiver, message. It does not matter if the sender is gone."""
+        found = self._tracked[message]
+        asleep = {name for name, host in self.hosts.items() if host.paused_until >= self.now}
+        found[:] = [one for one in found if one[0] >= self.now or one[2] in asleep]
+        return [(sender, to, said) for _, sender, to, said in found]
+
     def pause(self, name: str, nanoseconds: int) -> None:
         """The process stands still: messages wait, timers fire late."""
         self.hosts[name].paused_until = self.now + nanoseconds
@@ -260,7 +275,7 @@ class World:
     def _carry_out(self, host: Host, effect: Effect) -> None:
         match effect:
             case Send(to, message, arrays):
-                if to in host.called or to in host.heard or to in FOUND:
+                if host.reaches(to):
                     self.send(host.node.name, to, message, arrays)
                 else:
                     self.counts["nobody there"] += 1
@@ -372,13 +387,16 @@ class World:
         header = encode(message, frames)
         if weather.corrupt and random.random() < weather.corrupt:
             header, frames = self._corrupted(header, frames)
-        self._deliver(sender, to, header, frames, self._delay(sender, to))
+        delays = [self._delay(sender, to)]
         if weather.repeat and random.random() < weather.repeat:
             self.counts["repeated"] += 1
             late = random.random() < weather.late
             self.counts["very late"] += late
-            delay = self._delay(sender, to) + (random.randrange(20 * SECOND) if late else 0)
+            delays.append(self._delay(sender, to) + (random.randrange(20 * SECOND) if late else 0))
+        for delay in delays:
             self._deliver(sender, to, header, frames, delay)
+            if (tracked := self._tracked.get(type(message))) is not None:
+                tracked.append((self.now + delay, sender, to, message))
 
     def _delay(self, sender: str, to: str) -> int:
         delay = int(self._network.expovariate(1.0) * self.weather.delay)

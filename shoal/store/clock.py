@@ -70,6 +70,11 @@ class Clocks:
             self._slowest = None
         return worker.entered
 
+    def has_parked(self, incarnation: int, spell: int) -> bool:
+        """This spell is over, and known to be."""
+        worker = self._workers.get(incarnation)
+        return worker is not None and (worker.spell > spell or (worker.spell == spell and worker.parked))
+
     def has_entered(self, incarnation: int, spell: int) -> bool:
         worker = self._workers.get(incarnation)
         return worker is not None and spell <= worker.spell

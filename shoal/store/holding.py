@@ -232,6 +232,7 @@ class Holding(Levelling):
             if (follow := self._holder(segment)) is not None and follow.part is not None
         ]
         kept = [] if self.own is None else self.own.segments
+        waiting = self.log.comings()
         outcome = self._rebuild(now, kept, images)
         self.log.opened(promoted)
         for follow in list(self.follows.values()):
@@ -243,8 +244,12 @@ class Holding(Levelling):
             self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
         self._drop_follows()
         outcome += self._relink(now)
-        if self.own is not None:  # who had entered the new ones only is known in all by now: the copies must hear of it
-            for change in self.own.clocks.entries():
+        if self.own is not None:
+            # Who had entered or parked in some of them only is known in all by now: the copies must hear of it. That all segments knew it does
+            # not say that all copies did: a copy that lost its primary hears of workers with other segments that it holds beside. The copies of
+            # the new ones must also hear what still waits for copies of the others: once it is made here it is known in all, too.
+            known = {(one.kind, one.incarnation, one.spell): one for one in (*self.own.clocks.entries(), *waiting)}
+            for change in known.values():
                 outcome += self.own.repeat(now, change)
         return outcome
 

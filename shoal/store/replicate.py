@@ -169,6 +169,12 @@ class Log:
         """The segments in which this push waits to be counted."""
         return self._pending.get((stream, number))
 
+    def comings(self) -> list[m.Change]:
+        """Who came and who went, of what is not made here yet: each once, to be said again."""
+        changes = (entry.change for entry in self.entries if entry.change.kind in ("enter", "park"))
+        found = {(one.kind, one.incarnation, one.spell): one for one in changes}
+        return [msgspec.structs.replace(one, seq=0) for one in found.values()]
+
     def moved(self, places: Sequence[int], count: int, ranges: Sequence[KeyRange]) -> None:
         """The primary has other segments now: what was its n-th is the places[n]-th of ``count`` (-1: not its any more).
 

@@ -281,6 +281,16 @@ class Segments(Stepping):
     # ------------------------------------------------------------ parking, notices, facts
 
     def park(self, now: int, incarnation: int, spell: int, then: Later) -> Outcome:
+        """This spell of a worker is over. It asks until it is told that all copies know: they hear of it once."""
+        for (
+            entry
+        ) in self.log.entries:  # first: it may be known here since a segment came that knew it, and not to all copies
+            one = entry.change
+            if (one.kind, one.incarnation, one.spell) == ("park", incarnation, spell) and entry.segments.all():
+                entry.later = then  # who asks last is told: whoever asked before is the same, or has given up
+                return Outcome()
+        if self.clocks.has_parked(incarnation, spell):
+            return then(now)
         change = m.Change(0, "park", incarnation=incarnation, spell=spell)
         return self._make(now, change, None, None, self.extent.whole, then)
 

@@ -51,3 +51,30 @@ def test_one_that_leaves_counts_where_another_is_to_take_its_place() -> None:
     assert run._until(lambda: knows(run, "server-1"), limits.SECOND)
     holds = [place.servers for table in run.cluster.tables() for place in table.places if "server-1" in place.servers]
     assert any("server-0" in servers for servers in holds) and run.cluster.may_lose("server-1")
+
+
+def test_a_primary_is_the_last_copy_as_soon_as_its_word_that_it_does_without_the_other_is_under_way() -> None:
+    """It cannot reach the other, so it asks to go on without it; if it dies before that word comes, the word counts all the same."""
+    run = begun(servers=2, copies=2)
+    cluster, world = run.cluster, run.world
+    assert cluster.may_lose("server-0") and cluster.may_lose("server-1")
+    mine, theirs = (cluster.servers[name].member.incarnation for name in ("server-0", "server-1"))
+    world.weather.delay = 10 * limits.MILLISECOND
+    world.send("server-0", COORDINATOR, m.Shrink(mine, "server-1", theirs))
+    assert not cluster.may_lose("server-0")
+    assert cluster.may_lose("server-1")  # what it holds, the other one holds as well
+    assert run._until(
+        lambda: any(place.servers == ["server-0"] for one in cluster.tables() for place in one.places), limits.SECOND
+    )
+    assert not cluster.may_lose("server-0")
+    # The other one is filled again, and that is on disk.
+    assert run._until(lambda: cluster.whole() and cluster.may_lose("server-0"), 20 * limits.SECOND)
+
+
+def test_a_word_that_was_lost_makes_nobody_the_last_copy() -> None:
+    run = begun(servers=2, copies=2)
+    mine, theirs = (run.cluster.servers[name].member.incarnation for name in ("server-0", "server-1"))
+    run.world.weather.cuts["server-0", COORDINATOR] = run.world.now + limits.MILLISECOND
+    run.world.send("server-0", COORDINATOR, m.Shrink(mine, "server-1", theirs))
+    run.world.weather.cuts.clear()
+    assert run.cluster.may_lose("server-0")

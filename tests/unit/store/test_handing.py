@@ -540,3 +540,135 @@ def test_who_is_full_because_it_gets_no_more_is_required_before_the_coordinator_
     assert [one.segments for one in town.told if isinstance(one, m.Full)] == [[0]]
     deposed(town)
     assert town.counted() == []
+
+
+# ---------------------------------------------------------------- what is no push
+
+
+def with_ann() -> Town:
+    """Ann is a worker: she has clocks. The first segment is a's, backed by y; the second is x's, backed by a."""
+    town = Town(placed(DENSE, "ay", "xa"))
+    for holding in town.holdings.values():
+        holding.live({ANN: "ann"}, {ANN: "ann"})
+    return town
+
+
+def enters(town: Town, server: str = "a", request: int = 1) -> None:
+    own = town.holdings[server].own
+    assert own is not None
+    pull = m.Pull(request, 1, town.view, 0, ANN, 0, 0, 0, 0, m.EVERYWHERE, 0, 0, ROWS, enter=True)
+    town.carry_out(server, own.pull(town.now, "ann", pull, ()))
+
+
+def parks(town: Town, server: str = "a", request: int = 7) -> None:
+    own = town.holdings[server].own
+    assert own is not None
+    town.carry_out(server, own.park(town.now, ANN, 0, lambda now: Outcome([Send("ann", m.Done(request))])))
+
+
+def test_who_enters_while_a_segment_opens_is_known_to_all_copies_of_it() -> None:
+    """Her enter waits for a copy of another segment; when it is made she has entered in all segments, also in the new one."""
+    town = with_ann()
+    enters(town)
+    town.become(handed(DENSE, "ay", "ax", 2))
+    town.deliver("a", "x")  # y is cut off
+    assert town.opened() == [[1]] and town.holdings["a"].log.applied == 0
+    town.settle()
+    assert len(town.digests(0)) == len(town.digests(1)) == 1
+    assert town.holdings["a"].own is not None and town.holdings["a"].own.clocks.has_entered(ANN, 0)
+
+
+def test_a_segment_that_opens_says_once_who_came_and_who_went() -> None:
+    town = with_ann()
+    enters(town, "a")
+    enters(town, "x")
+    town.settle()
+    parks(town)
+    town.become(handed(DENSE, "ay", "ax", 2))
+    town.deliver("a", "x")
+    assert town.opened() == [[1]]
+    to_x = [parcel.change.kind for parcel in town.holdings["a"].log.links["x"].queue]
+    assert to_x == [] and town.holdings["a"].log.links["x"].acked == town.holdings["a"].log.seq
+    to_y = [parcel.change.kind for parcel in town.holdings["a"].log.links["y"].queue]
+    assert to_y == ["park", "enter", "park"]  # what waited, and what the copies of the new one must hear as well
+    town.settle()
+    assert len(town.digests(0)) == len(town.digests(1)) == 1
+
+
+def test_a_copy_whose_primary_changed_learns_of_a_park_with_other_segments_and_says_so_when_it_opens() -> None:
+    """Two segments of one primary: the second goes to its backup, and then she parks at the first, which that one still backs up."""
+    town = Town(placed(DENSE, "ax", "ax"))
+    for holding in town.holdings.values():
+        holding.live({ANN: "ann"}, {ANN: "ann"})
+    enters(town, "a")
+    town.settle()
+    town.next_view(handed(DENSE, "ax", "xa", 2))
+    town.takes("a", "x")
+    held = list(town.post)  # nothing of the levelling is under way yet
+    town.post.clear()
+    parks(town)
+    town.deliver()  # x has it: for both, since it knows of workers and not of their segments
+    town.post.extend(held)
+    town.settle()
+    assert town.opened() == [[1]] and len(town.digests(1)) == 1
+
+
+def test_who_entered_one_segment_only_has_entered_all_copies_of_all_when_they_have_one_owner() -> None:
+    town = with_ann()
+    enters(town, "x")
+    town.settle()
+    town.become(handed(DENSE, "ay", "ax", 2))
+    town.settle()
+    assert len(town.digests(0)) == len(town.digests(1)) == 1
+    assert town.holdings["a"].own is not None and town.holdings["a"].own.clocks.has_entered(ANN, 0)
+
+
+def test_a_park_that_is_asked_for_again_goes_to_the_copies_once() -> None:
+    """While a copy is silent its worker asks again and again: what waits for the copy must not grow with that."""
+    town = with_ann()
+    enters(town)
+    town.settle()
+    log = town.holdings["a"].log
+    seq = log.seq
+    for _ in range(5):
+        parks(town)
+    assert log.seq == seq + 1 and not any(isinstance(one, m.Done) for one in town.answers)
+    town.settle()
+    assert [one for one in town.answers if isinstance(one, m.Done)] == [m.Done(7)]
+    parks(town, request=8)  # the answer was lost, or another life of hers asks: all copies know it
+    assert log.seq == seq + 1 and town.answers[-1] == m.Done(8)
+
+
+def test_a_park_that_waits_when_another_segment_opens_is_asked_for_again_and_answered() -> None:
+    town = with_ann()
+    enters(town, "a")
+    enters(town, "x")
+    town.settle()
+    parks(town)
+    town.become(handed(DENSE, "ay", "ax", 2))
+    town.deliver("a", "x")
+    assert town.opened() == [[1]]
+    parks(town)
+    town.settle()
+    assert [one for one in town.answers if isinstance(one, m.Done)] == [m.Done(7)]
+    assert len(town.digests(0)) == len(town.digests(1)) == 1
+
+
+def test_who_parks_is_not_told_so_because_a_segment_that_came_knows_it() -> None:
+    """The copies of the other segments do not know it yet: if one of them took over, it would wait for her."""
+    town = with_ann()
+    enters(town, "a")
+    enters(town, "x")
+    town.settle()
+    parks(town, "x")
+    town.settle()
+    town.answers.clear()
+    town.become(handed(DENSE, "ay", "ax", 2))
+    town.deliver("a", "x")  # y is cut off: it has not heard that she is parked
+    assert town.opened() == [[1]]
+    parks(town)
+    town.deliver("a", "x")
+    assert not any(isinstance(one, m.Done) for one in town.answers)
+    town.settle()
+    assert [one for one in town.answers if isinstance(one, m.Done)] == [m.Done(7)]
+    assert len(town.digests(0)) == len(town.digests(1)) == 1

@@ -8,6 +8,14 @@ from shoal.simulation.mutants import MUTANTS, mutated
 from shoal.simulation.run import simulate
 
 SEEDS = 2_000
+# Seeds that have caught those which few seeds catch: they are tried first, and then all others.
+TRIED_FIRST = {
+    "log without a bound": 562,
+    "second copy added too": 106,
+    "no epoch check on backup": 79,
+    "clock by count": 65,
+    "delay never shrinks": 65,
+}
 
 
 def test_there_are_the_mutants_that_were_asked_for() -> None:
@@ -57,7 +65,7 @@ def test_there_are_the_mutants_that_were_asked_for() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str) -> None:
     with mutated(name):
-        for seed in range(SEEDS):
+        for seed in (TRIED_FIRST.get(name, 0), *range(SEEDS)):
             verdict = simulate(seed)
             if not verdict.ok:
                 print(f"\n{name}: caught by seed {seed}: {verdict.violations[0]}")

@@ -27,8 +27,10 @@ def two(apply: Each | Step | None = None) -> m.Placed:
 
 
 def digests(town: Town) -> list[set[str]]:
+    """Of each segment, those of all who hold it."""
     told = [holding.told(m.Ask(1, 1, town.view, digests=True)).digests for holding in town.holdings.values()]
-    return [{one[number] for one in told} for number in range(len(told[0]))]
+    numbers = sorted({number for one in told for number in one})
+    return [{one[number] for one in told if number in one} for number in numbers]
 
 
 def test_numbers_follow_from_where_segments_start() -> None:

@@ -48,6 +48,7 @@ PLANS = {
     34004457: "the last of one half took its model along, and the other half had just given way to it",
     34004757: "the same, where peers only talk",
     51000128: "nobody called the other half any more: the one that had refused it was gone",
+    64000024: "owned: what an owner told was heard, and not what was learned, and all died who had heard that",
 }
 
 # A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.

@@ -98,10 +98,19 @@ class Mesh(Standing):
     def say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
         self._leaves |= isinstance(word, p.Leaving)  # then the others may well hold us for gone
         number = self.streams.heard[self.me.life] + 1
-        # What ends a run must not reach anybody without what was counted before: both who know it may die.
-        after = self.version if isinstance(word, p.Halt | p.Ended) else {}
+        after = self._after(word)
         self.streams.take(now, Delivery(self.me.life, number, word, arrays, after))
         return self._send_all(self._said(now, number, word, after), arrays)
+
+    def _after(self, word: p.Word) -> p.Heard:
+        """What must be heard before this word, or those who alone know it may die."""
+        match word:
+            case p.Halt() | p.Ended():  # nobody may learn that all is counted, and never what
+                return self.version
+            case p.Owned(parts):  # nobody may add to the weights what they never hear to have been learned
+                lives = dict.fromkeys(life for _, upto in parts for life in upto if life != self.me.life)
+                return {life: self.streams.heard[life] for life in lives if life in self.streams.heard}
+        return {}
 
     def heard_now(self) -> list[Delivery]:
         return self.streams.drain()

@@ -4,6 +4,7 @@
                     again until the owner has told that it is in: so nothing that i learns about a third one's part is lost
     owned           an owner's word: what came for its parts, and of each peer up to which contribution. Its effect is the same everywhere,
                     at the contributor as well, which had it from the start and takes its own part of it out again
+                    It is heard after the words of those peers (``Mesh.say``), so all who have it know which slots are in it
     owners          change when somebody comes or goes. Whoever owned before tells what it has, yields, and takes nothing more;
                     a new owner begins when all of them have yielded or are closed, from exactly what they told
 

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from shoal.cli import main
+from shoal.cluster.book import Contribution
+from shoal.simulation.counted import Learner
 from shoal.simulation.kinds import mutated
 from shoal.simulation.many import run_chunk
 from shoal.simulation.peering import MUTANTS, Peering, simulate
@@ -48,6 +51,7 @@ PLANS = {
     34004457: "the last of one half took its model along, and the other half had just given way to it",
     34004757: "the same, where peers only talk",
     51000128: "nobody called the other half any more: the one that had refused it was gone",
+    64000024: "owned: what an owner told was heard, and not what was learned, and all died who had heard that",
 }
 
 # A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.
@@ -87,6 +91,24 @@ def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
     plan = msgspec.json.decode(file.read_bytes(), type=PeersPlan)
     assert plan.faults, "a plan in which nothing goes wrong shows nothing"
     assert Peering(plan).verdict().violations == []
+
+
+def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
+    run = Peering(PeersPlan(1, 1, 1_000, 1, True, 100, send="owned", slots=30))
+    assert run.verdict().violations == []
+    learner = run.peers["worker-0.1"]
+    assert isinstance(learner, Learner)
+    book, replica = learner.node.book, learner._replica
+    # One that died had learned from two slots again, and only the owner of the first part has told so.
+    learner.mesh.gone["ann"] = "killed"
+    book.open["ann"] = [Contribution(1, [(3, 5)], 2, 0.0)]
+    book.included[0]["ann"] = 1
+    assert learner.wrong() == ["slots [3, 4] are known of and not in the weights"]
+    replica.add(np.array([3, 4], np.uint64), np.ones(2, np.float32))
+    assert learner.wrong() == []
+    # Fewer weights than two whole slots have, but not of these.
+    replica.add(np.array([7], np.uint64), np.ones(1, np.float32))
+    assert learner.wrong() == ["0.333333 slots too many are in the weights, 0 are known of: [7]"]
 
 
 def test_there_are_the_mutants_that_were_asked_for() -> None:

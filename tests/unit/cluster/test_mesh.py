@@ -173,6 +173,47 @@ def test_the_end_is_heard_as_soon_as_what_it_follows_is() -> None:
     assert [type(one.word) for one in room.heard["w2"]] == [p.Learned, p.Halt]
 
 
+def test_what_an_owner_tells_is_not_heard_before_it_was_heard_who_learned_it() -> None:
+    room = Room(4)
+    room.wait(1)
+    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
+    room.say("w1", 7)  # w2 does not hear it
+    owned = p.Owned([(0, {"w0": 3, "w1": 1}), (1, {"w1": 1})])
+    room.do("w0", room.meshes["w0"].say(room.now, owned, (np.array([4], np.uint64), np.ones(1, np.float32))))
+    assert [one.word for one in room.heard["w3"]] == [word(7), owned]
+    assert room.heard["w2"] == []
+    # All die who know what was learned: then nothing of it may be in the weights, for the slot is dealt again.
+    for life in ("w0", "w1", "w3"):
+        room.kill(life)
+        room.do("w2", room.meshes["w2"].tell_ended(room.now, life, "killed"))
+    room.wait(1)
+    assert all(room.meshes["w2"].is_closed(life) for life in ("w0", "w1", "w3"))
+    assert room.heard["w2"] == []
+
+
+def test_what_an_owner_tells_is_handed_on_with_what_was_learned() -> None:
+    room = Room(3)
+    room.wait(1)
+    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
+    room.say("w1", 7)
+    room.do("w0", room.meshes["w0"].say(room.now, p.Owned([(0, {"w1": 1})])))
+    room.kill("w1")
+    for life in ("w0", "w2"):
+        room.do(life, room.meshes[life].tell_ended(room.now, "w1", "killed"))
+    room.wait(3)
+    assert [type(one.word) for one in room.heard["w2"]] == [p.Learned, p.Owned]
+
+
+def test_what_an_owner_tells_waits_for_nobody_else() -> None:
+    room = Room(3)
+    room.wait(1)
+    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
+    room.say("w1", 7)
+    owned = p.Owned([(0, {"w2": 1})])
+    room.do("w0", room.meshes["w0"].say(room.now, owned))
+    assert [one.word for one in room.heard["w2"]] == [owned]
+
+
 # ---------------------------------------------------------------- who is gone
 
 

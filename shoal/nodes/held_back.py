@@ -73,6 +73,12 @@ class HeldBack:
             return effects
         return []
 
+    def behind(self, effects: list[Effect]) -> list[Effect]:
+        """These follow from what is in the line that is on its way: nothing of them is said now."""
+        if self._next is None and self._behind is None:
+            self._behind = []
+        return self.after(effects)
+
     def written(self) -> list[Effect]:
         """The line is in the journal: what waited for it."""
         released, self._behind = self._behind or [], None

@@ -6,9 +6,9 @@ Three ways to go on:
     restore     the whole run was started again, from a checkpoint: everybody is new
     rollback    the servers lost a part of the model: everybody goes back to a checkpoint, under a new generation
 
-What is counted is journalled four times a second, deals are not (decision 0007). What others act on at once (an evaluation
-asked for, read or judged, a void slot, a stop rule) is in the journal before anybody hears of it (``held_back``): a coordinator
-that is started again knows all that was said, and says nothing else.
+What is counted is journalled four times a second, who was dealt what is not (decision 0007). What others act on at once (an
+evaluation asked for, read or judged, a void slot, a stop rule; in step mode how far is dealt) is in the journal before
+anybody hears of it (``held_back``): a coordinator that is started again knows all that was said, and says nothing else.
 """
 
 from __future__ import annotations
@@ -102,6 +102,9 @@ class Kept:
         self._judge_unheard: int | None = None  # after a restart or a rollback: since when; None: it was heard
         self._finished = False  # the last evaluation is in
         self._noted = self._milestone  # journalled so far
+        self._promised = 0  # step mode: the journal has that no slot past this was dealt
+        self._promising = 0  # the line that is on its way has
+        self._lately, self._last_next = 0, 0  # step mode: slots dealt in the last quarter of a second; up to then
         self._held = HeldBack()
         self._untold: list[Said] = []  # what a former life was to tell, and perhaps did not
         self._set_barrier()
@@ -213,6 +216,8 @@ class Kept:
         work = self.workload = Workload(old.order, self._limit if account.limit is None else account.limit, old.step)
         work.voids.update(state.voids)
         work.resume(spread(counted, 1 << 40), dealt, state.refusals, state.deaths)
+        self._promised, self._lately, self._last_next = 0, 0, work.next
+        self._promised = self._promising = self._promise()
         self._known_voids = set(work.voids)
         self._counted, self._voided = [], {}
         self._seen, self._answers, self._new, self._unheard = {}, {}, set(), {}
@@ -247,7 +252,7 @@ class Kept:
             seconds=self.seconds,
             computing=self._computed,
             examples=self.examples,
-            dealt=self.workload.next if self.workload.step is not None else 0,
+            dealt=self._promising,
             limit=self.workload.limit if self.over and not self._stops_later else None,
             over=self.over,
             finished=self._finished,
@@ -273,6 +278,25 @@ class Kept:
         asked = self.evaluations
         return (self._begun, self.over, self._finished, asked.asked, asked.held, asked.found)
 
+    def _deals_past(self, promise: int) -> bool:
+        """Step mode: more was dealt, to whomever, than this line of the journal says may be.
+
+        A worker may die with what it was dealt, and what it pushed is in the model all the same. So a next life that has to
+        end the run must know how far that may be, also if nobody is left who could say it.
+        """
+        return self.workload.step is not None and self.workload.next > promise
+
+    def _promise(self) -> int:
+        """Step mode: a line says that nothing past this is dealt before another one says so.
+
+        That is a little further than was dealt: as far as in a quarter of a second, so that few deals have to wait for a line.
+        """
+        work = self.workload
+        if work.step is None:
+            return 0
+        end = work.limit if work.barrier is None else min(work.limit, work.barrier)
+        return max(work.next, self._promised, min(end, work.next + self._lately))
+
     @property
     def is_told(self) -> bool:
         """Nothing that has happened is still to be told."""
@@ -289,7 +313,9 @@ class Kept:
             return []
         if error:
             self._held.refused(now)
+            self._promising = self._promised
             return self.warn(f"the journal cannot be written: {error}")
+        self._promised = self._promising
         return [*self._held.written(), *self._write(now)]
 
     def warn(self, what: str) -> list[Effect]:
@@ -305,8 +331,9 @@ class Kept:
         if self._held.has_given_up(now):
             self._noted, self._voided = self._milestone, {}  # all is said anew, once anything can be written
             return [*self._held.give_up(), *effects, *self._write(now)]
-        if self._milestone == self._noted and not self._voided:
-            return [*self._held.after(effects), *self._write(now)]
+        if self._milestone == self._noted and not self._voided and not self._deals_past(self._promising):
+            past = self._deals_past(self._promised)  # and the line that is on its way says so
+            return [*(self._held.behind(effects) if past else self._held.after(effects)), *self._write(now)]
         self._held.wait(effects)
         self._noted = self._milestone
         return self._write(now)
@@ -316,11 +343,13 @@ class Kept:
         return self._line() if self._held.is_due(now) else []
 
     def _mark(self, now: int) -> list[Effect]:
-        """A line that nothing waits for: what was counted."""
+        """A line that nothing waits for: what was counted; four times a second, if anything was."""
+        self._lately, self._last_next = self.workload.next - self._last_next, self.workload.next
         return self._line() if self._counted and self._held.may_write(now) else []
 
     def _line(self) -> list[Effect]:
         whole, said = self._held.begin()
+        self._promising = self._promise()
         line: Line = Marked(runs(sorted(self._counted)), self._voided, self._account(said))
         if whole:
             line = Whole(msgspec.structs.replace(self.state(), account=self._account(said)))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from traceback import format_tb
 
-from shoal.events import Stopped
+from shoal.events import RolledBack, Saved, Stopped
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.dealing import Dealing
@@ -122,11 +122,12 @@ class TrainingScenario:
             self.counts["runs of a group that were resumed"] += 1
         elif found is not None or not self.plan.ends:
             return found or []
-        origin = first.newest_checkpoint()
-        self.counts["runs taken up from a checkpoint" if origin else "runs begun again"] += 1
         plan = self.plan.taken_up()
         second = self._life(plan, first)
-        return self._live(second, origin) or []
+        # On the disk as it is found: one that was never told of may look whole in the cache, and not outlive the crash.
+        origin = second.newest_checkpoint()
+        self.counts["runs taken up from a checkpoint" if origin else "runs begun again"] += 1
+        return [*_lost(first, origin), *(self._live(second, origin) or [])]
 
     def _life(self, plan: TrainingPlan, former: TrainingWorld | None = None) -> TrainingWorld:
         disk = None if former is None else former.cluster.disk.crash(f"{plan.seed}/{plan.ends}")
@@ -179,6 +180,20 @@ class TrainingScenario:
                 tasks = [repr(op.task) for op in dict.fromkeys(worker.client._running.values())]
                 parts.append(f"{name}: {'; '.join(tasks[:3]) or 'nothing under way'}")
         return ", ".join(parts)
+
+
+def _lost(run: TrainingWorld, found: Origin | None) -> list[Violation]:
+    """I9: a checkpoint that was told of in this life is there after it, or a later one; unless somebody damaged it."""
+    told = 0
+    for event in run.told:
+        if isinstance(event, Saved):
+            told = event.number
+        elif isinstance(event, RolledBack):
+            told = event.checkpoint or 0
+    newest = 0 if found is None else found[1].number
+    if newest >= told or run.schedule.damaged:
+        return []
+    return [Violation("I9 durable", f"checkpoint {told} was told of, and {newest or 'none'} is there after a crash")]
 
 
 def _counts(run: TrainingWorld) -> Counter[str]:

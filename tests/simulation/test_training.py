@@ -14,12 +14,13 @@ from click.testing import CliRunner
 
 from shoal.cli import main
 from shoal.cluster.workload import Workload
+from shoal.events import RolledBack, Saved
 from shoal.limits import SECOND
 from shoal.simulation.faults import Plan
 from shoal.simulation.kinds import mutated
 from shoal.simulation.many import run_chunk
 from shoal.simulation.reference import serial
-from shoal.simulation.training import MUTANTS, simulate
+from shoal.simulation.training import MUTANTS, _lost, simulate
 from shoal.simulation.training_checks import Ends, TrainingChecker
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
 from shoal.simulation.training_run import TrainingWorld, paced, stopped
@@ -91,6 +92,21 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
     assert wrong(0, is_counted=False, restarted=True) == []
     assert wrong(+1, is_counted=False, restarted=True) == ["1 weights count other slots than were counted: 2 for 0"]
     assert wrong(0, is_counted=False, restarted=False) == ["1 weights count other slots than were counted: 1 for 0"]
+
+
+def test_a_checkpoint_that_was_told_of_must_be_there_after_a_crash() -> None:
+    run = TrainingWorld(TrainingPlan(seed=3, checkpoint=100, stop={"epochs": 1}))
+    assert _lost(run, None) == []  # none was told of
+    run.told.append(Saved(seconds=1.0, number=2, steps=3, bytes=1, took=0.1))
+    assert [one.rule for one in _lost(run, None)] == ["I9 durable"]
+    run.told.append(
+        RolledBack(seconds=2.0, checkpoint=None, steps_before=3, steps_after=0, slots=[], why="all copies are lost")
+    )
+    assert _lost(run, None) == []  # it had gone back to the beginning
+    run.told.append(Saved(seconds=3.0, number=3, steps=3, bytes=1, took=0.1))
+    run.schedule.damaged.add(3)
+    assert _lost(run, None) == []
+    run.close()
 
 
 SEEDS = 120  # and thousands in the soak

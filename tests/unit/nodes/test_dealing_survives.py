@@ -17,14 +17,14 @@ from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided, Warned
 from shoal.job import Job
-from shoal.limits import SECOND
+from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.dealing import Dealing, Marked, State, Whole
 from shoal.nodes.dealt import about_dealing, counted_everywhere, folded, joined, without
 from shoal.nodes.evaluator import Judged
 from shoal.testing.desk import PER_PASS, Desk, dealing
 from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
-from shoal.wire.effects import Ended, Persist
+from shoal.wire.effects import Ended, Persist, Send
 
 BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
 STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
@@ -124,7 +124,7 @@ def test_who_joined_in_this_life_cannot_claim_what_nobody_dealt_it() -> None:
 
 @BOTH
 def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_hold(slots: int) -> None:
-    """Nothing of what the former life dealt is in the journal: a run that ended at once would leave it out."""
+    """Who was dealt what is not in the journal: a run that ended at once would leave it out, or have two compute it."""
     made: dict[str, Any] = {"rules": Stop(seconds=1), "slots": slots, "every": math.inf}
     desk = Desk(dealing(**made)).begin()
     for who in (1, 2):
@@ -142,6 +142,87 @@ def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_
     counted = spread(third.dealing.workload.counted(), 99)
     assert set(had) <= set(counted) and third.dealing.workload.done == third.dealing.workload.limit
     assert counted == had or (slots and len(counted) == third.dealing.workload.slots_until(2))  # whole steps
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("told", [False, True], ids=["died with it", "had told"])
+def test_a_run_that_ends_after_a_restart_has_the_slots_of_a_worker_that_cannot_say_what_it_had(
+    slots: int, told: bool
+) -> None:
+    """It may have pushed them: a run that ended before them would have a model of more steps than it counted."""
+    made: dict[str, Any] = {"rules": Stop(seconds=1), "slots": slots, "every": math.inf}
+    desk = Desk(dealing(**made)).begin()
+    desk.want(1, 2)
+    desk.want(2, 4)
+    had = sorted(desk.hands[1] + desk.hands[2])
+    assert had[-1] in desk.hands[2]
+    if told:  # the former life had heard of it, and ended before what is counted was journalled
+        mine, desk.hands[2] = desk.hands[2], []
+        desk.want(2, 0, counted=mine, examples=len(mine), loss=0.5 * len(mine))
+    again = next_life(desk, workers=(1, 2), **made)
+    assert again.dealing.workload.done == 0
+    again.wait(1.2)
+    again.gone(2)
+    again.want(1, 0, holds=runs(sorted(again.hands[1])))
+    assert again.dealing.over == "1 seconds are over"
+    assert (
+        had[-1]
+        < again.dealing.workload.limit
+        == again.dealing.workload.slots_until(again.dealing.workload.steps_until(had[-1] + 1))
+    )
+    again.run()
+    assert again.why == "1 seconds are over"
+    assert set(had) <= set(spread(again.dealing.workload.counted(), 99))
+
+
+def test_in_steps_nobody_is_dealt_what_a_full_disk_does_not_know_of() -> None:
+    desk = Desk(dealing(slots=3)).begin()
+    desk.disk_error = "no space left on device"
+    desk.requests += 1
+    want = m.Want(desk.requests, 1, 3)
+    assert desk.feed(desk.dealing.want(desk.now, "worker-1", want)) == []
+    assert desk.feed(desk.dealing.want(desk.now, "worker-1", want)) == []  # it asks again
+    desk.disk_error, desk.now = "", desk.now + SECOND
+    (deal,) = desk.feed(desk.dealing.tick(desk.now))
+    assert isinstance(deal, m.Deal) and deal.slots
+    assert next_life(desk, slots=3).dealing.workload.next == desk.dealing.workload.next > 0
+
+
+def test_in_steps_a_line_says_a_little_more_than_was_dealt_so_that_few_deals_wait_for_one() -> None:
+    made: dict[str, Any] = {"rules": Stop(epochs=40), "slots": 1, "every": math.inf}
+    desk = Desk(dealing(**made)).begin()
+    lines, furthest = [], 0
+    for turn in range(60):  # each of them has all that it asks for in 10 ms
+        desk.now += 10 * MILLISECOND
+        before = len(desk.journal)
+        for who in (1, 2):
+            desk.work(who, most=2)
+        assert next_life(desk, **made).dealing.workload.next >= desk.dealing.workload.next > furthest
+        furthest = desk.dealing.workload.next
+        lines += [turn] * (len(desk.journal) - before)
+    assert len([turn for turn in lines if turn > 30]) <= 6  # of 29 turns, in a bit more than a quarter of a second
+
+
+def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
+    desk = Desk(dealing(slots=1, every=math.inf, rules=Stop(epochs=40))).begin()
+    run, work = desk.dealing, desk.dealing.workload
+    for _ in range(45):
+        desk.now += 10 * MILLISECOND
+        for who in (1, 2):
+            desk.work(who, most=2)
+    desk.now += 250 * MILLISECOND
+    (line,) = (one for one in run.tick(desk.now) if isinstance(one, Persist))  # of what was counted
+    for turn in range(40):
+        who = 1 + turn % 2
+        done = runs(sorted(desk.hands[who]))
+        said = desk.feed(run.want(desk.now, f"worker-{who}", m.Want(desk.requests + turn + 1, who, 2, done)))
+        if not said:
+            break
+        (dealt,) = (one for one in said if isinstance(one, m.Deal))
+        desk.hands[who] = spread(dealt.slots, 99)
+    assert not said and run._promised < work.next <= folded(about_dealing([line.record])).account.dealt
+    (deal,) = (one.message for one in run.durable(desk.now, "") if isinstance(one, Send))
+    assert isinstance(deal, m.Deal) and not run._held.writing  # and no other line had to be written for it
 
 
 @BOTH

@@ -67,6 +67,9 @@ class Intervals(msgspec.Struct, frozen=True, array_like=True):
     # Code of users' on servers.
     question: Nanoseconds = 60 * SECOND  # a question of their own that takes longer is ended
 
+    # A disk that is full.
+    journal: Nanoseconds = 30 * SECOND  # a run waits so long for its journal, then it goes on without
+
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             if not LEAST <= getattr(self, name) <= MOST:
@@ -146,6 +149,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     called: float | None = None
     drain: float | None = None
     question: float | None = None
+    journal: float | None = None
 
     def __post_init__(self) -> None:
         low, high = SCALES

@@ -28,7 +28,6 @@ from shoal.nodes.kept import JOURNAL_TOKEN as JOURNAL_TOKEN
 from shoal.nodes.kept import Kept
 from shoal.nodes.spent import COMPUTE, IDLE, KINDS, WAIT
 from shoal.strategies import TABLE
-from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 
@@ -44,7 +43,6 @@ class Dealing(Kept):
 
     silent: Sequence[str] = ()  # servers of which nothing was heard for a while
     _still = (-1, 0)  # slots that were counted, and since when it is so many
-    timing: Intervals = DEFAULT  # until whoever holds it knows better
     elsewhere = False  # workers come and go by themselves: that none is here is no reason to give up
 
     # ------------------------------------------------------------ who is here

@@ -16,7 +16,6 @@ from shoal.nodes.dealt import Said
 from shoal.wire.effects import Effect, Send, Tell
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
-_LONGEST = 30 * limits.SECOND  # a run waits for its journal
 
 
 class HeldBack:
@@ -42,8 +41,8 @@ class HeldBack:
         """The journal says what does not hold any more, and will until the next line that says everything is in it."""
         return self.lacks or self._whole
 
-    def has_given_up(self, now: int) -> bool:
-        return bool(self._refused_since) and now - self._refused_since > _LONGEST
+    def has_given_up(self, now: int, patience: int) -> bool:
+        return bool(self._refused_since) and now - self._refused_since > patience
 
     def may_write(self, now: int) -> bool:
         return not self.writing and now >= self._retry

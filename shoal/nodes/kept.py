@@ -43,6 +43,7 @@ from shoal.nodes.dealt import (
 )
 from shoal.nodes.evaluations import Evaluations
 from shoal.nodes.held_back import HeldBack
+from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Tell
 
@@ -51,6 +52,8 @@ JOURNAL_TOKEN = -1  # of a Persist of ours: there is one at a time
 
 class Kept:
     """One run, as far as it is kept."""
+
+    timing: Intervals = DEFAULT  # until whoever holds it knows better
 
     def __init__(
         self,
@@ -305,7 +308,7 @@ class Kept:
     @property
     def is_behind(self) -> bool:
         """The journal would take the run up where it is no more: nothing else is written that follows from where it is."""
-        return self._held.is_behind and not self._held.has_given_up(self._now)
+        return self._held.is_behind and not self._held.has_given_up(self._now, self.timing.journal)
 
     def durable(self, now: int, error: str) -> list[Effect]:
         """A line of ours is in the journal, or could not be written: what waited for it, and the next one."""
@@ -328,7 +331,7 @@ class Kept:
         if self._untold:
             effects, self._untold = [*(Tell(event) for event in self._untold), *effects], []
             self._held.is_told_only_here = True
-        if self._held.has_given_up(now):
+        if self._held.has_given_up(now, self.timing.journal):
             self._noted, self._voided = self._milestone, {}  # all is said anew, once anything can be written
             return [*self._held.give_up(), *effects, *self._write(now)]
         if self._milestone == self._noted and not self._voided and not self._deals_past(self._promising):

@@ -127,7 +127,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     @property
     def timing(self) -> Intervals:
         """What all go by. Runs are short: loads are told more often than usual, and looking at copies is not scaled."""
-        return Timing(scale=self.scale, load_every=0.5, level_again=0.05).intervals()
+        # Disks of a plan are full for seconds, whatever the scale: what is promised is what holds before a run goes on without.
+        return Timing(scale=self.scale, load_every=0.5, level_again=0.05, journal=30.0).intervals()
 
     @property
     def names(self) -> list[str]:

@@ -420,6 +420,7 @@ def test_a_few_megabytes_that_grow_to_gigabytes_are_refused_and_take_no_memory(l
 
 LIMITED = """
 import json, resource, sys
+sys.dont_write_bytecode = True  # what did not fit of it nobody would notice, and all who import it later would die of it
 from pathlib import Path
 import shoal
 from shoal.errors import Invalid, RunFailed
@@ -433,7 +434,7 @@ def limit(event=None):
 if when == "before":
     limit()
 try:
-    run = shoal.train(path, out=out, epochs=2, settings={"launch.how": "threads"}, on_event=limit)
+    run = shoal.train(path, out=out, epochs=2, settings={"launch.how": "threads", "timing.journal": 1.0}, on_event=limit)
     facts = {"folder": str(run.folder), "why": ""}
 except (Invalid, RunFailed) as error:
     run = getattr(error, "run", None)
@@ -486,7 +487,7 @@ def test_not_even_a_temporary_folder_still_ends_with_the_model_in_the_error(limi
 
 def test_a_picture_that_does_not_fit_costs_the_picture_only(limited: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    ended = limited(8_000, "before")
+    ended = limited(16_000, "before")
     assert ended.facts["folder"] == str(tmp_path / "runs" / "run")
     assert "shoal: no loss.png: " in ended.errors and "File too large" in ended.errors
     run = shoal.Run.load(tmp_path / "runs" / "run")
@@ -522,7 +523,7 @@ def train(name, leave, when):
     if when is None:
         fill(leave)
     try:
-        settings = {"launch.how": "threads"}
+        settings = {"launch.how": "threads", "timing.journal": 1.0}
         run = shoal.train(path, out=disk / name, epochs=3, settings=settings, on_event=heard if when else None)
         facts = {"folder": str(run.folder), "loss": run.summary["test_loss"], "learned": run.model.nonzeros}
     except shoal.ShoalError as error:
@@ -637,6 +638,7 @@ def test_events_that_cannot_be_written_do_not_stop_a_run_and_are_there_at_the_en
 
 PACKED = """
 import resource, sys
+sys.dont_write_bytecode = True
 from shoal.cli import main
 from shoal.data import draw, kernels
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

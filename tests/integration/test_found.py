@@ -339,6 +339,8 @@ def test_pushes_that_failed_and_nobody_asked_about_are_told_at_the_end(caplog: p
 
 def test_a_full_disk_under_the_journal_is_said_at_once(tmp_path: object) -> None:
     script = """
+import sys
+sys.dont_write_bytecode = True
 import resource, signal, shoal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))

@@ -221,10 +221,10 @@ def test_what_makes_it_another_run_is_named(changes: dict[str, Any], named: list
 
 def test_events_are_on_disk_while_they_happen(tmp_path: Path) -> None:
     heard: list[RunEvent] = []
-    log = Log(Folder(tmp_path / "run", Job()), heard.append)
+    log, path = Log(Folder(tmp_path / "run", Job()), heard.append), tmp_path / "run" / "events.jsonl"
     for number, event in enumerate(EVENTS):
         log(event)
-        assert soon(lambda number=number: read_run(tmp_path / "run" / "events.jsonl") == EVENTS[: number + 1] == heard)
+        assert soon(lambda number=number: path.exists() and read_run(path) == EVENTS[: number + 1] == heard)
 
 
 def test_an_on_event_that_fails_is_told_once_and_called_no_more(capsys: pytest.CaptureFixture[str]) -> None:

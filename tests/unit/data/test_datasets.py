@@ -240,6 +240,7 @@ def test_processes_that_pack_the_same_set_at_once_all_end_well(cache: Path) -> N
 
 FULL = """
 import resource, sys
+sys.dont_write_bytecode = True
 from pathlib import Path
 from shoal.data import draw, kernels
 from shoal.data.datasets import Source, load

@@ -543,17 +543,22 @@ print(json.dumps(told))
 """
 
 
-def test_a_disk_that_fills_up_costs_no_run(tmp_path: Path) -> None:
-    disk, spare, path = tmp_path / "disk", tmp_path / "spare", write(tmp_path / "rows.svm", lines())
+def on_a_small_disk(disk: Path, spare: Path, code: str, *words: Path) -> subprocess.CompletedProcess[str]:
+    """Run this code where ``disk`` has 64 KB, and temporary files go to ``spare``."""
     for folder in (disk, spare):
         folder.mkdir()
     mount = f"mount -t tmpfs -o size=64k none {disk}"
     alone = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     if not shutil.which("unshare") or subprocess.run([*alone, mount], capture_output=True).returncode:
         pytest.skip("this user may not mount a small disk")
-    command = [*alone, f'{mount} && exec "$@"', "sh", sys.executable, "-c", FILLED, str(path), str(disk)]
+    command = [*alone, f'{mount} && exec "$@"', "sh", sys.executable, "-c", code, *map(str, words)]
     environment = {**os.environ, "TMPDIR": str(spare)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def test_a_disk_that_fills_up_costs_no_run(tmp_path: Path) -> None:
+    disk, spare, path = tmp_path / "disk", tmp_path / "spare", write(tmp_path / "rows.svm", lines())
+    ended = on_a_small_disk(disk, spare, FILLED, path, disk)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     told = json.loads(ended.stdout)
@@ -580,16 +585,7 @@ def test_a_disk_that_fills_up_costs_no_run(tmp_path: Path) -> None:
 def test_a_full_disk_is_no_success_for_a_script(tmp_path: Path) -> None:
     """The run is rescued, and the exit code says that it is not where it was asked for."""
     disk, spare, path = tmp_path / "disk", tmp_path / "spare", write(tmp_path / "rows.svm", lines())
-    for folder in (disk, spare):
-        folder.mkdir()
-    mount = f"mount -t tmpfs -o size=64k none {disk}"
-    alone = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
-    if not shutil.which("unshare") or subprocess.run([*alone, mount], capture_output=True).returncode:
-        pytest.skip("this user may not mount a small disk")
-    words = [sys.executable, "-c", FILLED_BY_COMMAND, str(disk), str(path)]
-    command = [*alone, f'{mount} && exec "$@"', "sh", *words]
-    environment = {**os.environ, "TMPDIR": str(spare)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    ended = on_a_small_disk(disk, spare, FILLED_BY_COMMAND, disk, path)
     assert ended.returncode == 1, (ended.stdout, ended.stderr)
     (saved,) = spare.glob("run-*")
     last = ended.stderr.strip().splitlines()[-1]

@@ -34,6 +34,17 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+def trained(plan: TrainingPlan) -> tuple[TrainingWorld, Any, Any]:
+    """A run that has ended, its weights and its tally."""
+    run = TrainingWorld(plan)
+    with paced(plan):
+        assert run.set_up()
+        assert run.until(lambda: run.over, 60 * SECOND)
+        weights, tally = run.pull(TABLE), run.pull(TALLY)
+    run.close()
+    return run, weights, tally
+
+
 @pytest.mark.parametrize("group", ["", GROUP])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_with_nothing_in_its_way_counts_every_slot_once(strategy: Any, group: str) -> None:
@@ -42,12 +53,7 @@ def test_a_run_with_nothing_in_its_way_counts_every_slot_once(strategy: Any, gro
         seed=3, strategy=strategy, kind="step" if in_steps else "each", settings=STRATEGIES[strategy], servers=2, copies=2,
         workers=3, slots_per_pass=12, stop={"epochs": 2}, think=100, group=group,
     )  # fmt: skip
-    run = TrainingWorld(plan)
-    with paced(plan):
-        assert run.set_up()
-        assert run.until(lambda: run.over, 60 * SECOND)
-        weights, tally = run.pull(TABLE), run.pull(TALLY)
-    run.close()
+    run, weights, tally = trained(plan)
     assert stopped(run.told) == "2 epochs done" and not run.broken
     assert tally[:24].tolist() == [1] * 24 and not tally[24:].any()
     if in_steps:
@@ -61,12 +67,7 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
         seed=3, strategy="bounded", kind="each", settings={"max_delay": 1}, servers=2, workers=2, slots_per_pass=4,
         stop={"epochs": 1}, think=100,
     )  # fmt: skip
-    run = TrainingWorld(plan)
-    with paced(plan):
-        assert run.set_up()
-        assert run.until(lambda: run.over, 60 * SECOND)
-        weights, tally = run.pull(TABLE), run.pull(TALLY)
-    run.close()
+    run, weights, tally = trained(plan)
     assert run.dealt == {0, 1, 2, 3}
     key = run.dealing.workload.order.content(0, 3)
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from shoal.frontends.launching import Launching
+from shoal.testing.den import soon
 
 _LOOP = """
 import os, signal, sys
@@ -145,6 +146,20 @@ def test_a_script_that_shares_nothing_is_told_so() -> None:
         launching.wait()
     assert "no worker called shoal.torch.distribute: each has trained a model of its own" in shown[-1]
     assert {"worker-0 | shoal worker-0\n", "worker-1 | shoal worker-1\n"} <= set(shown)  # what `ps` and `top` show
+
+
+@pytest.mark.parametrize(("codes", "is_told"), [((1, 1), False), ((1, 0), True)], ids=["all fail", "one fails"])
+def test_that_others_go_on_is_said_only_where_some_do(codes: tuple[int, int], is_told: bool) -> None:
+    shown: list[str] = []
+    with Launching(2, 1, 1, lambda text, is_error: shown.append(text)) as launching:
+        launching.start(["-c", f"import os, sys; sys.exit({codes}[int(os.environ['SHOAL_RANK'])])"])
+        assert soon(lambda: launching._news.qsize() == 2)  # both have ended: nothing depends on how long that took
+        # Which of the two ended first is chance; here the failure did.
+        news = sorted((launching._news.get() for _ in range(2)), key=lambda end: -end.code)  # type: ignore[union-attr]
+        for end in news:
+            launching._news.put(end)
+        assert [end.code for end in launching.wait()] == list(codes)
+    assert any("go on" in text for text in shown) == is_told
 
 
 @pytest.mark.slow

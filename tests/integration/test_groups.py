@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from shoal.data.datasets import load
 from shoal.errors import Invalid
 from shoal.events import Gone, Warned
 from shoal.job import Job
-from shoal.launch.attached import guest
+from shoal.launch.attached import AttachedCluster, guest
 from shoal.launch.judging import Judging
 from shoal.launch.looking import look_at
 from shoal.launch.processes import ProcessCluster
 from shoal.launch.training import Training
 from shoal.settings import changed
 from shoal.testing.den import soon
+from shoal.timing import Intervals
 
 WITHIN = 60.0
 SETTINGS = {"data.rows": 3_000, "data.batch": 50, "strategy.name": "sync"}
@@ -169,6 +171,23 @@ def test_the_scheduler_of_a_group_may_be_killed(cluster: ProcessCluster) -> None
     assert any(isinstance(event, Warned) and "started again" in event.what for event in events)
     assert outcome.judged is not None
     assert np.array_equal(outcome.judged.weights, alone.model.table)  # type: ignore[union-attr]
+
+
+def test_a_group_can_begin_another_run_as_soon_as_one_has_ended(
+    cluster: ProcessCluster, operator: shoal.KV, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its processes take their time to end: none of them comes back as a member meanwhile."""
+    stop = AttachedCluster._stop_others
+
+    def stop_late(of: AttachedCluster) -> None:
+        time.sleep(2 * Intervals().heartbeat / limits.SECOND)
+        stop(of)
+
+    monkeypatch.setattr(AttachedCluster, "_stop_others", stop_late)
+    with under_way(cluster, "b", [], stop__epochs=1) as training:
+        assert training.wait(2 * WITHIN) is not None
+    guest(job_of(), cluster, "b")  # or it raises: the group is at work
+    assert soon(lambda: not [name for name in operator.members if name.startswith("b/")], WITHIN)
 
 
 @pytest.mark.slow

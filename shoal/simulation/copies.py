@@ -20,8 +20,6 @@ from shoal.wire import messages as m
 EMPTY = m.Counts(0)
 _ROOM = 8_000  # bytes beyond the bound: of the last push, and of what is neither a push nor says who came or went
 
-_AGAIN = 8  # views in which a worker may have to ask again, while a copy is silent
-
 
 class Owners:
     """The log of who acknowledged what, by which epoch; and the rare things that happen on the way."""
@@ -48,14 +46,13 @@ class Owners:
         link = holding.log.links.get(to) if holding is not None else None
         if holding is None or link is None:
             return
-        # Who comes and goes is not put off. It is said once, once more with every segment that opens, and once more with every view that changes
-        # what is held while it waits: who asked is told to ask again.
+        # Who comes and goes is not put off. It is said once, and once more with every segment that opens.
         comings = [parcel for parcel in link.queue if parcel.change.kind in ("enter", "park")]
         waits = link.waits - sum(parcel.size for parcel in comings)
         if waits > limits.COPIES_HELD + _ROOM:
             self._too_much(f"{waits:,} bytes of changes wait at {sender} for {to}")
         said = Counter((one.change.kind, one.change.incarnation, one.change.spell) for one in comings)
-        if said and max(said.values()) > _AGAIN + holding.counts.get("promoted", 0):
+        if said and max(said.values()) > 1 + holding.counts.get("promoted", 0):
             self._too_much(f"{sender} has to tell {to} {max(said.values())} times what one worker did once")
 
     def _appended(self, sender: str, to: str, appended: m.Appended) -> None:

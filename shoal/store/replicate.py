@@ -175,6 +175,14 @@ class Log:
         found = {(one.kind, one.incarnation, one.spell): one for one in changes}
         return [msgspec.structs.replace(one, seq=0) for one in found.values()]
 
+    def coming(self, kind: str, incarnation: int, spell: int) -> Entry | None:
+        """The entry, not made yet, by which all segments hear that this worker came or went: nobody needs to hear it twice."""
+        for entry in self.entries:
+            one = entry.change
+            if (one.kind, one.incarnation, one.spell) == (kind, incarnation, spell) and entry.segments.all():
+                return entry
+        return None
+
     def moved(self, places: Sequence[int], count: int, ranges: Sequence[KeyRange]) -> None:
         """The primary has other segments now: what was its n-th is the places[n]-th of ``count`` (-1: not its any more).
 

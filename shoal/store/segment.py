@@ -269,6 +269,11 @@ class Segments(Stepping):
             return self._told_promised(now, asker)
         who, spell, at = pull.incarnation, pull.spell, pull.entered
         if pull.enter and not self.clocks.has_entered(who, spell):
+            if (entry := self.log.coming("enter", who, spell)) is not None:
+                if entry.asker is not None:  # another request of the same worker; who asks last is answered first
+                    self._promised.pop(entry.asker.id, None)
+                entry.asker = self._promised[asker.id] = asker
+                return Outcome()
             self.counts["returned from parking"] += self.clocks.is_parked(who, spell)
             level = self.clocks.level(who, at)
             change = m.Change(0, "enter", incarnation=who, spell=spell, entered=level, name=sender)
@@ -282,13 +287,10 @@ class Segments(Stepping):
 
     def park(self, now: int, incarnation: int, spell: int, then: Later) -> Outcome:
         """This spell of a worker is over. It asks until it is told that all copies know: they hear of it once."""
-        for (
-            entry
-        ) in self.log.entries:  # first: it may be known here since a segment came that knew it, and not to all copies
-            one = entry.change
-            if (one.kind, one.incarnation, one.spell) == ("park", incarnation, spell) and entry.segments.all():
-                entry.later = then  # who asks last is told: whoever asked before is the same, or has given up
-                return Outcome()
+        # First: it may be known here since a segment came that knew it, and not to all copies.
+        if (entry := self.log.coming("park", incarnation, spell)) is not None:
+            entry.later = then  # who asks last is told: whoever asked before is the same, or has given up
+            return Outcome()
         if self.clocks.has_parked(incarnation, spell):
             return then(now)
         change = m.Change(0, "park", incarnation=incarnation, spell=spell)

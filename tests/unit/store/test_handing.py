@@ -639,6 +639,20 @@ def test_a_park_that_is_asked_for_again_goes_to_the_copies_once() -> None:
     assert log.seq == seq + 1 and town.answers[-1] == m.Done(8)
 
 
+def test_an_enter_that_is_asked_for_again_goes_to_the_copies_once() -> None:
+    """By another request: a view came between, and who asked was told to ask again."""
+    town = with_ann()
+    log = town.holdings["a"].log
+    enters(town)
+    enters(town, request=4)
+    assert log.seq == 1 and not town.answers
+    town.settle()
+    assert [one.request for one in town.answers if isinstance(one, m.Values)] == [4]
+    enters(town)  # the first of them is asked again: nothing has to wait any more
+    assert log.seq == 1
+    assert [one.request for one in town.answers if isinstance(one, m.Values)] == [4, 1]
+
+
 def test_a_park_that_waits_when_another_segment_opens_is_asked_for_again_and_answered() -> None:
     town = with_ann()
     enters(town, "a")

@@ -151,15 +151,14 @@ class AttachedCluster(ProcessCluster):
     def _dissolve(self) -> None:
         with contextlib.closing(look_at(self._manager, self._safety)) as looking:
             looking.look(PATIENCE)  # or there is nobody to ask, and no need to wait for that
-        asking = [one for one in self._clients if not one.closed]
-        with contextlib.suppress(ShoalError):  # a group that is full takes nobody more
-            asking.append(self.client("closing"))
         # First: a scheduler that is seen off while it runs joins again, and its group would be at work until it counts as dead.
         self._stop_others()
-        for kv in asking:
+        for kv in [one for one in self._clients if not one.closed]:  # a group that is full takes nobody more
             with contextlib.suppress(ShoalError):
                 kv.dissolve(self.group)
                 return
+        with self.client("closing") as kv:
+            kv.dissolve(self.group)
 
     def _fork_scheduler(self, deadline: float) -> None:
         assert self._run_facts is not None

@@ -328,15 +328,17 @@ class GossipRun:
         if self._quiet < patience * 2**self._told_waiting:
             return
         self._told_waiting += 1
-        pids = self.pids
-        names = [name for name, one in self._home.told.items() if one.rest is None]
-        stopped = [name for name in names if name in pids and state_of(pids[name]) == "T"]
+        pids, told = self.pids, self._home.told
+        # One that is done with its slots is needed, too: to answer its neighbours, and to show its model.
+        unseen = [name for name, one in told.items() if one.slab is None]
+        stopped = [name for name in unseen if name in pids and state_of(pids[name]) == "T"]
         for name in stopped:
             self._warn(f"{name} is stopped, and everybody waits for it: it is killed, and its slots are dealt again")
             self._workers.signal(name, signal.SIGKILL)
-        if names and not stopped:
-            lacked = {name for one in self._home.told.values() for name in one.lacks}
-            culprits = [name for name in names if name in lacked and not self._home.told[name].lacks] or names
+        if unseen and not stopped:
+            names = [name for name in unseen if told[name].rest is None] or unseen
+            lacked = {name for one in told.values() for name in one.lacks}
+            culprits = [name for name in names if name in lacked and not told[name].lacks] or names
             what = "went on" if self._begun else "was ready to begin"
             self._warn(f"nobody {what} for {self._quiet:.0f} s: waiting for {', '.join(culprits)}")
 

@@ -171,6 +171,28 @@ def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_stopped_when_it_is_done_is_killed_too() -> None:
+    """Where workers meet two at a time one that is done still has to answer, and to show its model."""
+    caught = False
+
+    def stop(training: Underway) -> None:
+        nonlocal caught
+        assert isinstance(training, GossipRun)
+        while not caught and not training.score.why:
+            told = dict(training._home.told)
+            is_done = {name for name, one in told.items() if one.rest is not None}
+            if "worker-1" in is_done and "worker-0" in told and "worker-0" not in is_done:
+                os.kill(training.pids["worker-1"], signal.SIGSTOP)
+                caught = True
+            time.sleep(0.002)
+
+    run = watch(job_of(**AS_SETTINGS, strategy__mode="async", emulate__stall=1.0), stop)
+    check(run)
+    assert caught
+    assert [event.name for event in run.all(Gone)] == ["worker-1"]
+
+
+@pytest.mark.slow
 def test_a_worker_that_goes_on_in_time_is_not_killed() -> None:
     def pause(training: Underway) -> None:
         reach(training, 0.3)

@@ -42,7 +42,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, *clients: Client) -> tuple[Any, lis
         more.append(Client())
         yield more[-1]
 
-    made.client = client
+    made.client, made._stop_others = client, lambda: None
     return made, more
 
 

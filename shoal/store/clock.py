@@ -70,6 +70,10 @@ class Clocks:
             self._slowest = None
         return worker.entered
 
+    def knows(self, incarnation: int) -> bool:
+        """It has entered here, in whatever spell, or parked since."""
+        return incarnation in self._workers
+
     def has_parked(self, incarnation: int, spell: int) -> bool:
         """This spell is over, and known to be."""
         worker = self._workers.get(incarnation)

@@ -183,6 +183,10 @@ class Log:
                 return entry
         return None
 
+    def has_enter_of(self, incarnation: int) -> bool:
+        """Whether this worker is about to enter, in any spell and any segment."""
+        return any(one.change.kind == "enter" and one.change.incarnation == incarnation for one in self.entries)
+
     def moved(self, places: Sequence[int], count: int, ranges: Sequence[KeyRange]) -> None:
         """The primary has other segments now: what was its n-th is the places[n]-th of ``count`` (-1: not its any more).
 

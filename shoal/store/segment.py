@@ -291,7 +291,8 @@ class Segments(Stepping):
         if (entry := self.log.coming("park", incarnation, spell)) is not None:
             entry.later = then  # who asks last is told: whoever asked before is the same, or has given up
             return Outcome()
-        if self.clocks.has_parked(incarnation, spell):
+        never_came = not self.clocks.knows(incarnation) and not self.log.has_enter_of(incarnation)
+        if never_came or self.clocks.has_parked(incarnation, spell):
             return then(now)
         change = m.Change(0, "park", incarnation=incarnation, spell=spell)
         return self._make(now, change, None, None, self.extent.whole, then)

@@ -47,6 +47,7 @@ def calm() -> float:
     return objective(run)
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_workers_a_server_and_its_coordinator_solves_the_same_objective(calm: float) -> None:
     def strike(training: Underway) -> None:
         assert isinstance(training, Training)

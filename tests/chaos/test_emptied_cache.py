@@ -36,7 +36,7 @@ def job_of(strategy: Any, **changes: Any) -> Job:
     return Job.of(base | changes)
 
 
-@pytest.mark.variants(slow=["hogwild", "strategy2"])
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["async", "hogwild", {"name": "peer-to-peer", "every": 80}])
 def test_a_worker_that_comes_after_the_cache_was_emptied_takes_part(strategy: Any, own_cache: Path) -> None:
     def strike(training: Any) -> None:

@@ -157,7 +157,7 @@ def interrupt(child: subprocess.Popen[str]) -> None:
 # ---------------------------------------------------------------- the end of whoever started the cluster
 
 
-@pytest.mark.variants(slow=["tcp-*", "threads-SIGTERM", "threads-SIGINT", "ipc-SIGTERM"])
+@pytest.mark.variants(slow=["tcp-*", "threads-SIGTERM", "threads-SIGINT", "ipc-SIGTERM", "ipc-SIGINT"])
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda one: one.name)
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_left_when_the_parent_ends_at_any_moment(den: Den, place: str, how: signal.Signals) -> None:

@@ -251,6 +251,7 @@ def test_frames_that_are_announced_and_never_sent_take_no_memory(cluster: Proces
     assert soon(lambda: server.num_fds() <= fds + 5)
 
 
+@pytest.mark.slow
 def test_who_takes_a_name_twice_brings_nobody_down(cluster: ProcessCluster, kv: shoal.KV) -> None:
     """F25, F37. The older connection speaks, then ends: libzmq aborts if it asks such a one for a sign of life."""
     kv.create("w", shoal.Dense(rows=1))

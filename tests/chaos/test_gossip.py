@@ -112,6 +112,7 @@ def test_a_hub_that_is_killed_leaves_pieces_which_is_told_with_their_names() -> 
     assert distances[-1] > max(distances[:2])  # nobody agrees with anybody any more
 
 
+@pytest.mark.slow
 def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_be_taken_up_again(
     tmp_path: Path,
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_slow_worker_is_waited_for_and_that_is_told() -> None:
     assert not run.all(Gone)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_judges_and_keeps_what_all_had(tmp_path: Path) -> None:
     def interrupt(event: RunEvent) -> None:
         if isinstance(event, Evaluated) and event.number == 2:

@@ -262,6 +262,7 @@ shoal.train("rcv1-like", strategy="hogwild", workers=2, epochs=1e6, settings={"d
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_nothing_is_left_of_a_run_that_is_ended(den: Den, number: int) -> None:
     child = den.start("-c", RUNS)

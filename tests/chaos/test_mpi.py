@@ -170,6 +170,7 @@ def test_an_interrupted_run_is_taken_up_again_over_something_else(tmp_path: Path
     assert [event.workers for event in events if isinstance(event, Started)] == [3]
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_process_that_was_called() -> None:
     endless = repr(changed(JOB, {"stop.epochs": 1e6}))
     code = f"import shoal; shoal.train(shoal.job.Job.of({endless}), on_event=lambda event: print(event, flush=True))"

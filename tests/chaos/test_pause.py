@@ -19,12 +19,12 @@ from shoal.events import Evaluated, Gone, RolledBack, read_run
 from shoal.run import Run
 from shoal.testing.den import Den, soon
 
-PAUSE = 8.0  # seconds: three times as long as silence is forgiven here
+PAUSE = 5.0  # seconds: twice as long as silence is forgiven here
 SLOW: dict[str, Any] = {
     "data.rows": 2_000,
     "data.features": 1_000,
     "data.batch": 20,
-    "emulate.per_example": 0.002,
+    "emulate.per_example": 0.001,
     "evaluate.every": 0.5,
     "timing.scale": 0.5,
 }

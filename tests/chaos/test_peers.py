@@ -382,6 +382,7 @@ def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_kille
     assert soon(lambda: not den.alive()) and not list(den.folder.glob("shoal-*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_in_order_and_a_peer_may_be_asked_to_leave(den: Den) -> None:
     caller, folder = begin(den, workers=2, stop__epochs=500)  # it is there as long as it is looked at
     joined = command(den, "join", folder)

@@ -97,6 +97,7 @@ def check_whole(run: Run, clean: Run) -> None:
 SOAK = pytest.mark.soak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK), pytest.param(3, marks=SOAK)])
 def test_a_synchronous_run_that_was_killed_and_taken_up_is_the_same_bit_for_bit(
     den: Den, tmp_path: Path, calm: dict[str, Run], seed: int
@@ -143,6 +144,7 @@ def test_a_run_is_taken_up_by_other_numbers_of_servers_and_workers(
     assert (again.summary["servers"], again.summary["workers"]) == (3, 1)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     den: Den, tmp_path: Path, calm: dict[str, Run]
 ) -> None:

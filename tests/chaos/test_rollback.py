@@ -53,7 +53,7 @@ def calm() -> Run:
     return execute(job("sync", launch={"how": "threads"}))
 
 
-@pytest.mark.variants(slow=["2"])
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_synchronous_run_that_lost_a_part_of_its_model_is_the_same_bit_for_bit(
     tmp_path: Path, calm: Run, copies: int

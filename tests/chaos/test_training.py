@@ -73,7 +73,7 @@ def kill_some(strategy: str, seed: int, workers: int, victims: int) -> None:
     check_all_is_well(run)
 
 
-@pytest.mark.variants(slow=["async-4-2", "bounded-4-2", "bounded-2-1", "async-2-1"])
+@pytest.mark.variants(slow=["async-4-2", "bounded-4-2", "bounded-2-1", "async-2-1", "sync-2-1"])
 @pytest.mark.parametrize(("workers", "victims"), [(2, 1), (4, 2)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_workers_killed_at_any_moment_are_made_up_for(strategy: str, workers: int, victims: int) -> None:
@@ -143,6 +143,7 @@ def test_a_worker_killed_at_the_start_of_a_run_leaves_it_to_the_others_or_ends_i
         assert outcome.examples == 3 * dataset.train.rows
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_path: Path) -> None:
     def strike(training: Training) -> None:
         for number in range(3):
@@ -156,7 +157,7 @@ def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_pa
 # ---------------------------------------------------------------- workers that pause, come and go
 
 
-@pytest.mark.variants(slow=["sync"])
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync", "async", pytest.param("bounded", marks=pytest.mark.soak)])
 def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(strategy: str) -> None:
     def strike(training: Training) -> None:
@@ -282,7 +283,7 @@ def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, mom
         assert len(read_run(tmp_path / "run" / "events.jsonl")) > 3
 
 
-@pytest.mark.variants(slow=["SIGHUP", "Ctrl-C before*"])
+@pytest.mark.variants(slow=["SIGHUP", "Ctrl-C before*", "SIGTERM"])
 @pytest.mark.parametrize(
     ("number", "evaluations"),
     [(signal.SIGINT, 3), (signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 2)],
@@ -310,6 +311,7 @@ def test_an_interrupted_run_saves_what_was_learned_and_leaves_nothing_else(
     assert run.summary["test_loss"] == last.test_loss
 
 
+@pytest.mark.slow
 def test_a_run_that_was_started_to_ignore_hangup_and_ctrl_c_goes_on_and_ends_on_sigterm(
     den: Den, tmp_path: Path
 ) -> None:

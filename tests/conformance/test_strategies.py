@@ -136,6 +136,7 @@ def test_the_suite_holds_strategies_against_the_rival_of_the_benchmarks(model: s
     assert np.array_equal(rival, serial(job, dataset))
 
 
+@pytest.mark.slow
 def test_a_run_whose_only_worker_is_killed_ends_well() -> None:
     """As the suite asks of strategies that cannot go on without a worker."""
     lonely = Candidate("async", "processes", settings=(("workers", 1),), survives=False)

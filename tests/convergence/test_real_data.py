@@ -99,7 +99,7 @@ def serial_auc(seed: int) -> float:
     return auc
 
 
-@pytest.mark.variants(slow=["async"])
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["bounded", "async"])
 def test_made_up_clicks_are_foreseen_as_well_as_by_the_serial_run(strategy: str) -> None:
     """Stale gradients of four workers cost 0.001 of AUC, and 0.002 where the machine is busy with other things."""

@@ -106,6 +106,7 @@ def test_over_a_pass_the_penalty_is_that_of_every_weight_once(cache: Path, batch
     assert not total[~seen].any()
 
 
+@pytest.mark.slow
 def test_it_tells_news_apart_with_the_settings_of_the_seed(cache: Path) -> None:
     """RCV1, one row at a time, lambda 1e-4 and step 0.35: one pass on one core, and one of two workers that never wait."""
     if not os.environ.get("SHOAL_DATA"):

@@ -55,6 +55,7 @@ def unread() -> Iterator[int]:
         os.close(writes)
 
 
+@pytest.mark.variants(slow=["gossip"])
 @pytest.mark.parametrize("strategy", ["async", "gossip"])
 def test_an_on_event_that_sleeps_for_minutes_holds_up_nothing(strategy: str, tmp_path: Path, cache: Path) -> None:
     ran = python(
@@ -89,6 +90,7 @@ except KeyboardInterrupt as error:
         assert ran.stdout.split()[0] == "interrupted" and Run.load(tmp_path / "run").summary["failed"]
 
 
+@pytest.mark.slow
 def test_a_progress_that_sleeps_or_raises_holds_up_nothing(tmp_path: Path, cache: Path) -> None:
     for number, call in enumerate(("lambda text: time.sleep(600)", "lambda text: 1 / 0")):
         ran = python(f"go(progress={call})", tmp_path / f"run-{number}")
@@ -103,6 +105,7 @@ def command(out: Path, *more: str, **streams: Any) -> subprocess.CompletedProces
     return subprocess.run([sys.executable, "-m", "shoal", *words], text=True, timeout=120, **streams)
 
 
+@pytest.mark.slow
 def test_a_pipe_of_errors_that_nobody_reads_holds_up_nothing(tmp_path: Path, cache: Path) -> None:
     with unread() as full:
         ran = command(tmp_path / "run", "--verbosity", "3", stderr=full)
@@ -110,6 +113,7 @@ def test_a_pipe_of_errors_that_nobody_reads_holds_up_nothing(tmp_path: Path, cac
     is_whole(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_pipe_of_figures_that_nobody_reads_is_given_up_and_said(tmp_path: Path, cache: Path) -> None:
     with unread() as full:
         ran = command(tmp_path / "run", stdout=full)
@@ -126,6 +130,7 @@ def test_a_reader_that_has_read_enough_costs_neither_run_nor_traceback(tmp_path:
     is_whole(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_log_whose_disk_hangs_holds_up_nothing(tmp_path: Path, cache: Path) -> None:
     code = """
 def hear(event):

@@ -35,6 +35,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_client_that_nobody_has_any_more_goes_quietly() -> None:
     ran = subprocess.run([sys.executable, "-c", ABANDONS], capture_output=True, text=True, timeout=60)
     assert ran.stdout.strip() == "done", ran.stderr
@@ -149,7 +150,7 @@ signal.signal(signal.SIGALRM, interrupt)
 moment = random.Random(int(sys.argv[1]))
 with shoal.local(servers=1) as cluster:
     cluster.client("keeper").create("w", shoal.Dense(rows=10))
-    for _ in range(250):
+    for _ in range(50):
         with cluster.client() as kv:
             try:
                 signal.setitimer(signal.ITIMER_REAL, moment.uniform(0.0002, 0.01), 1.0)
@@ -163,6 +164,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_can_be_followed_by_a_close() -> None:
     ran = subprocess.run([sys.executable, "-c", INTERRUPTED, "1"], capture_output=True, text=True, timeout=90)
     assert ran.stdout.strip() == "done", ran.stderr
@@ -246,6 +248,7 @@ def test_a_stranger_cannot_drop_a_table() -> None:
 # ---------------------------------------------------------------- found by attack
 
 
+@pytest.mark.slow
 def test_thousands_of_tasks_in_flight_are_all_counted_and_all_answered() -> None:
     with shoal.local(servers=1, processes=True) as cluster:
         kv = cluster.client()

@@ -89,6 +89,7 @@ def test_a_key_is_held_to_its_group_by_coordinator_and_servers(site: Site) -> No
         operator.drop("w")
 
 
+@pytest.mark.slow
 def test_one_group_trains_another_judges_and_one_that_is_revoked_ends_with_the_reason(site: Site) -> None:
     trains, judges = site.key("b", "client", "b"), site.key("hostj", "client", "judges")
     rows = site.place / "rows.svm"

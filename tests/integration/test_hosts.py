@@ -85,6 +85,7 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     return out, err
 
 
+@pytest.mark.slow
 def test_a_run_whose_nodes_come_from_elsewhere_ends_for_all_of_them(
     den: Den, address: str, rows: Path, tmp_path: Path
 ) -> None:
@@ -317,6 +318,7 @@ def test_nodes_whose_coordinator_is_gone_for_good_end_and_say_so(den: Den, addre
         assert "the coordinator has said nothing for 6 s" in end and "start" in end
 
 
+@pytest.mark.slow
 def test_nodes_whose_coordinator_comes_back_say_so(den: Den, address: str) -> None:
     words = ("launch", "coordinator", "--listen", address, "--out", den.folder / "store")
     main = command(den, *words)

@@ -20,6 +20,7 @@ FIRST = ("__init__.py", "__main__.py", "starting.py")  # until these are read Ct
 SMALL: dict[str, Any] = {"data.rows": 600, "data.features": 1_000, "data.batch": 20, "launch.how": "threads"}
 
 
+@pytest.mark.variants(slow=["command1"])
 @pytest.mark.parametrize("command", [("data", "list"), ("train", "clicks", "--set", "data.rows=100000")])
 def test_ctrl_c_while_a_command_starts_leaves_no_traceback(command: tuple[str, ...], den: Den, cache: Path) -> None:
     heard = 0

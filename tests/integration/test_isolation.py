@@ -131,7 +131,7 @@ def test_a_test_that_takes_too_long_ends_with_its_children(tmp_path: Path) -> No
     assert "took longer than 2 s; its processes were killed" in told
 
 
-@pytest.mark.variants(slow=["keeps the interpreter's lock in C"])
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_test_that_cannot_be_interrupted_ends_with_its_process_and_its_children(tmp_path: Path, way: str) -> None:
     told = session(tmp_path, STUCK.format(how=WAYS[way]), "--timeout=2", "-n1")

@@ -62,6 +62,7 @@ def summaries(folder: Path = Path("sweeps/steps")) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
 
 
+@pytest.mark.slow
 def test_a_study_is_run_and_shown_and_the_same_command_again_runs_nothing(home: Path) -> None:
     study(seeds=2, more="target = 0.69")
     listed = call("--dry-run").stdout

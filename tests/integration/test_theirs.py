@@ -83,6 +83,7 @@ def kv(cluster: ProcessCluster) -> Iterator[shoal.KV]:
     assert cluster.pids == before and not any(cluster.supervisor.restarts.values())
 
 
+@pytest.mark.variants(slow=["hoard"])
 @pytest.mark.parametrize("how", WAYS, ids=["exit", "loop", "huge", "hoard", "raise", "crash"])
 def test_a_question_costs_its_own_answer_only(how: int, kv: shoal.KV) -> None:
     import odd_code  # type: ignore[import-not-found]
@@ -152,6 +153,7 @@ hidden = shoal.update()(hidden)  # whose source nobody can read
 '''
 
 
+@pytest.mark.slow
 def test_an_update_that_misbehaves_is_refused_and_costs_its_table_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

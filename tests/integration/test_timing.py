@@ -78,6 +78,7 @@ def test_a_timing_that_cannot_be_starts_nothing() -> None:
         shoal.local(servers=1, timing={"dead": 1})
 
 
+@pytest.mark.slow
 def test_nodes_of_other_hosts_go_by_what_the_coordinator_was_told(den: Den, address: str) -> None:
     words = (
         "-m",

@@ -44,6 +44,7 @@ def test_the_distributed_loop_differs_from_the_plain_one_in_five_lines() -> None
     assert 0 < len(changed) <= 5, changed
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_loop_learns_alone_and_on_two_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -97,6 +97,7 @@ def test_a_worker_that_does_not_reach_a_server_for_long_is_told_which_one(site: 
     assert site.members() == incarnations
 
 
+@pytest.mark.slow
 def test_a_primary_cut_off_from_its_backup_counts_nothing_alone_before_its_set_is_smaller(site: Site) -> None:
     """F17."""
     crowd = site.gather("clients", slots=240)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from shoal.cli import main
@@ -32,6 +33,7 @@ def test_many_seeds_are_added_up() -> None:
     assert facts["events"] > 1_000
 
 
+@pytest.mark.slow
 def test_a_caught_mutant_ends_with_code_one_and_says_how_to_see_it_again() -> None:
     result = CliRunner().invoke(main, ["simulate", "--seeds", "25", "--jobs", "1", "--mutant", "no ledger"])
     assert result.exit_code == 1

@@ -19,10 +19,10 @@ from shoal.simulation.gossip_mutants import MUTANTS
 from shoal.simulation.gossip_plan import GossipPlan
 from shoal.simulation.gossiping import GossipRun, simulate
 from shoal.simulation.kinds import mutated
-from shoal.simulation.many import run_chunk
 from shoal.strategies.topology import Graph
+from tests.harness.seeds import check
 
-SEEDS = 300  # and 2,000 in the soak
+FIRST, SEEDS = 100, 300  # `make soak` runs thousands
 CAUGHT_WITHIN = 600
 FOUND = (  # once broken
     290,  # an offer that came between a leg and its first round was taken for one of the leg before
@@ -43,15 +43,14 @@ print(json.dumps([(one.digest, one.events, one.seconds) for one in map(simulate,
 """
 
 
+def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends() -> None:
+    check(range(FIRST), of="gossip")
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1_200)  # two minutes with a core of its own
-@pytest.mark.parametrize(
-    "seeds", [range(SEEDS), pytest.param(range(SEEDS, 2_000), marks=pytest.mark.soak)], ids=["first", "more"]
-)
-def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends(seeds: range) -> None:
-    tally = run_chunk(seeds, of="gossip")
-    print(f"\n{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
-    assert not tally.broken, "\n".join(f"{plan}\n    {what}" for plan, what in tally.broken[:10])
-    assert not tally.never(), "what should happen in some seed or other never did"
+def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends_in_more_schedules() -> None:
+    check(range(FIRST, SEEDS), of="gossip", seldom=())
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -66,7 +65,16 @@ def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
     assert GossipRun(plan).verdict().violations == []
 
 
-@pytest.mark.variants(slow=["met applied twice", "share kept and given", "nobody asks again"])
+@pytest.mark.variants(
+    slow=[
+        "met applied twice",
+        "share kept and given",
+        "nobody asks again",
+        "loss told only once",
+        "leg told again with other weights",
+        "shown before all are done",
+    ]
+)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str) -> None:
     with mutated("gossip", name):
@@ -81,6 +89,7 @@ def test_a_mutant_is_caught(name: str) -> None:
     assert simulate(seed).ok, "the same seed without the mutant keeps every promise"
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run_in_any_process() -> None:
     runs = [
         subprocess.Popen(

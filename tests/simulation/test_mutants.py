@@ -60,6 +60,9 @@ def test_there_are_the_mutants_that_were_asked_for() -> None:
         "second copy added too",
         "delay never shrinks",
         "list found by its number alone",
+        "pending not checked",
+        "incarnation not bumped",
+        "log without a bound",
     ]
 )
 @pytest.mark.parametrize("name", MUTANTS)

@@ -17,12 +17,12 @@ from shoal.cli import main
 from shoal.cluster.book import Contribution
 from shoal.simulation.counted import Learner
 from shoal.simulation.kinds import mutated
-from shoal.simulation.many import run_chunk
 from shoal.simulation.peering import MUTANTS, Peering, simulate
 from shoal.simulation.peers_plan import PeersPlan
+from tests.harness.seeds import check
 
-SEEDS, SOAK = 400, 2_000
-PARTS = 2  # one for each core of the test machine
+CAUGHT_WITHIN = 400
+FIRST, SEEDS = 60, 260  # `make soak` runs thousands
 
 # Each of these broke a promise once.
 BROKE = (
@@ -58,25 +58,14 @@ PLANS = {
 CATCHES = {"early words of the dead": 145, "nothing handed on": 31, "closed at once": 31, "taken from the dead": 25}
 
 
-def check(first: int, count: int) -> None:
-    tally = run_chunk(range(first, first + count), of="peers")
-    print(f"\n{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
-    assert not tally.broken, "\n".join(f"{plan}\n    {what}" for plan, what in tally.broken[:10])
-    assert not tally.never(), "what should happen in some seed or other never did: the faults miss their mark"
+def test_all_that_live_have_the_same_weights_and_nothing_twice() -> None:
+    check(range(FIRST), of="peers")
 
 
-@pytest.mark.variants(slow=["1"])
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute with a core of its own
-@pytest.mark.parametrize("part", range(PARTS))
-def test_all_that_live_have_the_same_weights_and_nothing_twice(part: int) -> None:
-    check(part * (SEEDS // PARTS), SEEDS // PARTS)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_two_thousand_schedules(part: int) -> None:
-    check(part * (SOAK // PARTS), SOAK // PARTS)
+def test_all_that_live_have_the_same_weights_and_nothing_twice_in_more_schedules() -> None:
+    check(range(FIRST, SEEDS), of="peers", seldom=())
 
 
 @pytest.mark.variants(slow=["130", "221", "1130", "1247", "1521", "1649", "1982", "100463", "100483", "200743"])
@@ -139,14 +128,14 @@ def test_there_are_the_mutants_that_were_asked_for() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_variant_is_caught(name: str) -> None:
     with mutated("peers", name):
-        for seed in (CATCHES.get(name, 0), *range(SEEDS)):
+        for seed in (CATCHES.get(name, 0), *range(CAUGHT_WITHIN)):
             verdict = simulate(seed)
             if not verdict.ok:
                 print(f"\n{name}: caught by seed {seed}: {verdict.violations[0]}")
                 assert not str(verdict.violations[0]).startswith("raised TypeError"), "the mutant itself is broken"
                 break
         else:
-            pytest.fail(f"{name}: not caught by {SEEDS} seeds")
+            pytest.fail(f"{name}: not caught by {CAUGHT_WITHIN} seeds")
     assert simulate(seed).ok, "the same seed without the mutant keeps every promise"
 
 

@@ -49,6 +49,7 @@ def _held(plans: Iterator[Plan]) -> Counter[str]:
     return counts
 
 
+@pytest.mark.variants(slow=["drain"])
 @pytest.mark.parametrize("how", ["drain", "leave"])
 def test_f10_a_rolling_restart_of_all_servers_fails_no_call(how: str) -> None:
     counts = _held(_plans(Fault("roll", 200, 100, how=how)))

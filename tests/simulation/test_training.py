@@ -18,13 +18,13 @@ from shoal.events import RolledBack, Saved
 from shoal.limits import SECOND
 from shoal.simulation.faults import Plan
 from shoal.simulation.kinds import mutated
-from shoal.simulation.many import run_chunk
 from shoal.simulation.reference import serial
 from shoal.simulation.training import MUTANTS, _lost, simulate
 from shoal.simulation.training_checks import Ends, TrainingChecker
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
 from shoal.simulation.training_run import TrainingWorld, paced, stopped
 from shoal.strategies import TABLE, TALLY
+from tests.harness.seeds import check
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "sync": {"slots_per_step": 3},
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_was_told_of_must_be_there_after_a_crash() -> None:
     run.close()
 
 
-SEEDS = 120  # and thousands in the soak
+FIRST, SEEDS = 24, 144  # `make soak` runs thousands
 CAUGHT_WITHIN = 300
 SELDOM = ("rare: ", "disk: ", "fault: ", "run: ", "stopped: ", "void", "delays", "schedulers", "client: ", "network: ")
 
@@ -121,16 +121,14 @@ print(json.dumps([(one.digest, one.events, one.seconds) for one in map(simulate,
 """
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(SEEDS), pytest.param(range(SEEDS, 3_000), marks=pytest.mark.soak)], ids=["first", "more"]
-)
-@pytest.mark.timeout(3_600)
-def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit(seeds: range) -> None:
-    tally = run_chunk(seeds, of="training")
-    print(f"\n{tally.seeds:,} schedules, {tally.events:,} events, {tally.virtual_seconds:,.0f} virtual seconds")
-    assert not tally.broken, "\n".join(f"{plan}\n    {what}" for plan, what in tally.broken[:10])
-    often = [what for what in tally.never() if len(seeds) > SEEDS or not what.startswith(SELDOM)]
-    assert not often, "what should happen in some seed or other never did: the faults miss their mark"
+def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit() -> None:
+    check(range(FIRST), of="training")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit_in_more_schedules() -> None:
+    check(range(FIRST, SEEDS), of="training", seldom=SELDOM)
 
 
 @pytest.mark.soak
@@ -143,6 +141,7 @@ def test_a_mutant_of_what_trains_is_caught(name: str) -> None:
     assert simulate(caught).ok, "the same seed without the mutant keeps every promise"
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run_in_any_process() -> None:
     runs = [
         subprocess.Popen(

@@ -639,6 +639,18 @@ def test_a_park_that_is_asked_for_again_goes_to_the_copies_once() -> None:
     assert log.seq == seq + 1 and town.answers[-1] == m.Done(8)
 
 
+def test_a_park_of_one_who_never_entered_a_table_is_told_to_no_copy() -> None:
+    """A worker parks in all tables of a server, also in those that it never pulled from."""
+    town = with_ann()
+    parks(town)
+    assert town.holdings["a"].log.seq == 0 and town.answers == [m.Done(7)]
+    enters(town)
+    parks(town)  # her enter waits for a copy: so does this
+    assert town.holdings["a"].log.seq == 2 and town.answers == [m.Done(7)]
+    town.settle()
+    assert len(town.digests(0)) == 1 and town.answers[-1] == m.Done(7)
+
+
 def test_an_enter_that_is_asked_for_again_goes_to_the_copies_once() -> None:
     """By another request: a view came between, and who asked was told to ask again."""
     town = with_ann()

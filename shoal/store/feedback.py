@@ -9,7 +9,8 @@ it is known that the push was counted. Three rules keep the sum right, however o
     counted before, a slot sent twice    nobody can say whose it was: neither, and the size of it is added to ``lost``
     failed for good                      what was taken out goes back
 
-Sums are of float32, so all this holds up to their rounding.
+Sums are of float32, so all this holds up to their rounding. A network that brought a message twice, and the answers in the wrong order,
+would make a slot of ours seem another's, and what it left would be missing; TCP and Unix sockets do not.
 """
 
 from __future__ import annotations

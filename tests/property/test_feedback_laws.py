@@ -123,7 +123,7 @@ def test_pushes_of_clients_are_conserved_whatever_happens_on_the_way(
 @given(
     seed=st.integers(0, 1 << 30),
     named=st.sampled_from(LOSSY),
-    faults=st.sampled_from([(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)]),
+    faults=st.sampled_from([(0.0, 0.0), (0.1, 0.0), (0.2, 0.0)]),  # no transport brings what was sent once twice
     kill=st.booleans(),
     steps=st.booleans(),
 )

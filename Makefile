@@ -18,10 +18,10 @@ demo: $(VENV)/.run ## train a sparse click model on 2 servers with 4 workers, an
 	$(BIN)/shoal train examples/demo.toml
 
 # Tests start hundreds of processes: bytecode is kept for them, whatever the shell says. They wait as often as they work, so
-# there are more of them than cores; each begins with a stretch of files, so that what a file sets up is set up once.
+# there are two for each core of a small machine; each begins with a stretch of files, so that what a file sets up is set up once.
 test test-all soak: export PYTHONDONTWRITEBYTECODE =
 test test-all soak: export LC_ALL = C.UTF-8
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --durations 15
+PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal --durations 15
 
 test: $(VENV)/.dev ## run the tests of every change: each strategy, launcher, transport and kind of fault at least once
 	$(PYTEST) -m "not slow and not soak"

@@ -24,7 +24,7 @@ def gang(cache: Path) -> shoal.Run:
     return train()
 
 
-@pytest.mark.variants(slow=["tasks", "kept", "killed"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "emulate",
     [
@@ -48,6 +48,7 @@ def test_sync_is_the_same_run_however_its_workers_come_and_go(gang: shoal.Run, e
         assert gone and run.summary["workers_lost"] >= 1
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_at_each_evaluation_is_told(cache: Path) -> None:
     run = train(arrive=0.3)
     at_work = [event.workers for event in run.events if isinstance(event, Evaluated)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import shoal
 from shoal.run import Run
@@ -53,6 +54,7 @@ def jumping(den: Den) -> Iterator[dict[str, str]]:
     assert len(list(met.iterdir())) >= 6, "the top process, the nursery, a coordinator, two servers, a worker"
 
 
+@pytest.mark.slow
 def test_a_run_whose_wall_clocks_jump_is_the_same_bit_for_bit(den: Den, tmp_path: Path) -> None:
     run = tmp_path / "run"
     flags = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]

@@ -186,7 +186,7 @@ def test_a_run_whose_coordinator_is_killed_often_counts_every_slot_once(strategy
     check_all_is_well(watch(job_of(strategy), strike))
 
 
-@pytest.mark.variants(slow=["bounded", "async"])
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_loses_its_coordinator_and_a_worker_at_once(strategy: str) -> None:
     def strike(training: Training) -> None:
@@ -249,6 +249,7 @@ def test_a_listener_that_takes_its_time_holds_up_nobody() -> None:
     assert isinstance(told[-1], Stopped)
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_keeps_dying_ends_the_run_which_says_so_and_keeps_what_was_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,7 +157,9 @@ def interrupt(child: subprocess.Popen[str]) -> None:
 # ---------------------------------------------------------------- the end of whoever started the cluster
 
 
-@pytest.mark.variants(slow=["tcp-*", "threads-SIGTERM", "threads-SIGINT", "ipc-SIGTERM", "ipc-SIGINT"])
+@pytest.mark.variants(
+    slow=["tcp-*", "threads-SIGTERM", "threads-SIGINT", "ipc-SIGTERM", "ipc-SIGINT", "threads-SIGKILL"]
+)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda one: one.name)
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_left_when_the_parent_ends_at_any_moment(den: Den, place: str, how: signal.Signals) -> None:
@@ -192,7 +194,9 @@ def test_nothing_is_left_when_the_terminal_is_closed(den: Den, place: str) -> No
     assert den.is_empty(), den.left()
 
 
-@pytest.mark.variants(slow=["threads-end-0", "threads-exit-3", "threads-error-1", "ipc-error-1", "ipc-exit-3"])
+@pytest.mark.variants(
+    slow=["threads-end-0", "threads-exit-3", "threads-error-1", "ipc-error-1", "ipc-exit-3", "threads-hard-4"]
+)
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("error", 1), ("exit", 3), ("hard", 4)])
 @pytest.mark.parametrize("place", ["threads", "ipc"])
 def test_nothing_is_left_when_a_program_forgets_to_close(den: Den, place: str, how: str, code: int) -> None:
@@ -365,7 +369,7 @@ def test_the_others_go_on_when_a_worker_process_is_killed_while_it_pushes(
 # ---------------------------------------------------------------- two clusters, and the end of one
 
 
-@pytest.mark.variants(slow=["tcp"])
+@pytest.mark.variants(slow=["tcp", "ipc"])
 @pytest.mark.parametrize("place", PLACES)
 def test_two_clusters_at_once_do_not_disturb_each_other(place: str) -> None:
     settings = {} if place == "threads" else {"processes": True, "transport": place}

@@ -87,6 +87,7 @@ def test_messages_that_come_twice_some_much_later_are_counted_once(
     assert stats["repeated"] + stats.get("held again", 0) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(kind, marks=pytest.mark.soak) for kind in ("clients", "each")), "step"]
 )
@@ -125,7 +126,7 @@ def test_pushes_that_were_all_lost_at_once_come_again_and_nobody_who_lives_is_ca
 # ---------------------------------------------------------------- damaged
 
 
-@pytest.mark.variants(slow=["framing", "prefix", "length"])
+@pytest.mark.variants(slow=["framing", "prefix", "length", "array"])
 @pytest.mark.parametrize("where", ["prefix", "header", "length", "array", "framing"])
 def test_damaged_messages_are_dropped_and_told_and_what_they_said_is_counted_once(
     where: Where, cluster: ProcessCluster, kv: shoal.KV, proxy: Proxy, den: Den

@@ -228,6 +228,7 @@ def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(quick: Scen
     quick.check()
 
 
+@pytest.mark.slow
 def test_segments_of_which_every_copy_is_lost_are_named_and_the_table_can_be_made_again(scene: Scene) -> None:
     """F8, where there is no run and no checkpoint: nobody makes up what is gone."""
     crowd = scene.gather("clients")
@@ -264,6 +265,7 @@ def test_pushes_and_pulls_go_on_while_the_coordinator_is_started_again(scene: Sc
     assert crowd.ended == []
 
 
+@pytest.mark.slow
 def test_a_coordinator_and_a_server_that_die_together_are_made_up_for_one_after_the_other(scene: Scene) -> None:
     """F15."""
     scene.gather("clients")

@@ -235,6 +235,7 @@ def wrong_shape(passing: Passing) -> Frames:
     return [header, *wrong[sum(header) % len(wrong)]]
 
 
+@pytest.mark.variants(slow=["wrong_shape"])
 @pytest.mark.parametrize("change", [no_number, wrong_shape])
 def test_what_one_worker_pushes_wrongly_is_refused_and_harms_nobody(
     change: Callable[[Passing], Frames], gather: Callable[..., Crowd], kv: shoal.KV, proxy: Proxy

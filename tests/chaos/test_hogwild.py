@@ -163,6 +163,7 @@ def test_the_slot_that_a_killed_worker_of_a_module_had_is_dealt_again(tmp_path: 
     assert np.isfinite(run.weights).all() and run.loss < run.losses[0]
 
 
+@pytest.mark.slow
 def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_be_taken_up_again(
     tmp_path: Path,
 ) -> None:

@@ -398,7 +398,7 @@ def pipes(pid: int) -> set[str]:
     return {link for link in links if link.startswith("pipe:")}
 
 
-@pytest.mark.variants(slow=["tcp"])
+@pytest.mark.slow
 def test_thirty_forks_leave_no_file_open(cluster: ProcessCluster, told: Told) -> None:
     def fork_and_end(name: str) -> None:
         cluster.fork(name, "server", {})
@@ -507,6 +507,8 @@ def test_a_module_may_use_a_thread_print_and_read(
         "-server-work4-needs 1 to 64 letters",
         "ann-evaluator-work5-'server', 'worker' or 'rank'",
         "ann-worker-work6-plain data",
+        "coordinator-server-work1-taken",
+        "client-ann-worker-work2-taken",
     ]
 )
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_a_run_that_lost_a_part_of_its_model_ends_with_every_slot_counted(tmp_pa
     assert again.summary["stopped_because"] == "6 epochs done" and again.summary["examples"] == 6 * 6000
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_goes_back_to_the_beginning(tmp_path: Path, calm: Run) -> None:
     unsaved = job("sync", checkpoint={"every": 3600.0})
     again, heard = run(unsaved, tmp_path / "run", lambda events: len(of(Evaluated, events)) == 3, "server-0")

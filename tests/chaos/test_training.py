@@ -110,7 +110,7 @@ def killed_when_it_appears(training: Training, name: str, delay: float) -> Itera
 DELAYS = [0.0, 0.003, 0.01, 0.03]  # seconds: before it says that it runs, before it has joined, before it has asked
 
 
-@pytest.mark.variants(slow=["0.01"])
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", DELAYS[::2])
 def test_a_worker_killed_while_it_joins_is_made_up_for(delay: float) -> None:
     def strike(training: Training) -> None:
@@ -183,7 +183,7 @@ def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(s
     run.check_counted_once()
 
 
-@pytest.mark.variants(slow=["bounded", "async"])
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_workers_come_and_go_while_it_runs(strategy: str) -> None:
     def change(training: Training) -> None:

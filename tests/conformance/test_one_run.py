@@ -71,7 +71,7 @@ def test_a_worker_that_joins_and_one_that_leaves_change_nothing(how: str) -> Non
     assert np.array_equal(run.weights, expected(12))
 
 
-@pytest.mark.variants(slow=["2"])
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_worker_that_is_killed_besides_changes_nothing(servers: int) -> None:
     def also_die(training: Training) -> None:

@@ -45,7 +45,7 @@ def expected() -> np.ndarray[Any, Any]:
 # ---------------------------------------------------------------- second copies
 
 
-@pytest.mark.variants(slow=["2"])
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
 def test_second_copies_of_a_slow_workers_slots_change_nothing_but_who_computes_them(servers: int) -> None:
     run = watch(job_of("sync", strategy__second_copies=True, servers=servers))
@@ -56,6 +56,7 @@ def test_second_copies_of_a_slow_workers_slots_change_nothing_but_who_computes_t
     assert run.summary["staleness"]["max"] == 0
 
 
+@pytest.mark.slow
 def test_without_second_copies_the_slow_worker_computes_its_slots_itself() -> None:
     run = watch(job_of("sync"))
     run.check_counted_once()

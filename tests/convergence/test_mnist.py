@@ -59,7 +59,7 @@ def one_process() -> list[float]:
     return losses
 
 
-@pytest.mark.variants(slow=["2-*", "3-*", "4-*", "5-mean", "1-sum"])
+@pytest.mark.variants(slow=["2-*", "3-*", "4-*", "5-mean", "1-sum", "1-mean"])
 @pytest.mark.parametrize("combine", ["mean", "sum"])
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 5])
 def test_clients_with_parts_descend_as_one_process_with_all_the_data(clients: int, combine: str) -> None:

@@ -224,6 +224,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
             serial_fit(**(right | wrong))
 
 
+@pytest.mark.variants(slow=["rcv1-model2*", "rcv1-model3*"])
 @pytest.mark.parametrize(
     ("name", "model", "update", "loss", "accuracy"),
     [

@@ -374,6 +374,7 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_without_a_cache_that_can_be_written_training_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
     closed, spare = tmp_path / "closed", tmp_path / "spare"
     closed.mkdir(mode=0o500)
@@ -399,6 +400,7 @@ finally:  # not ru_maxrss: that begins with what our parent had
 """
 
 
+@pytest.mark.variants(slow=["rows", "blank lines"])
 @pytest.mark.parametrize("line", [b"1 1:1\n", b"\n", b"1"], ids=["rows", "blank lines", "one line without an end"])
 def test_a_few_megabytes_that_grow_to_gigabytes_are_refused_and_take_no_memory(line: bytes, tmp_path: Path) -> None:
     unit = gzip.compress(line * ((16 << 20) // len(line)))
@@ -469,6 +471,7 @@ def limited(tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_a_run_that_can_be_saved_nowhere_is_in_the_error_and_training_went_on(limited: Any, tmp_path: Path) -> None:
     ended = limited(200, "started")
     assert ended.facts["kind"] == "RunFailed" and ended.facts["stopped"] == "2 epochs done"
@@ -479,12 +482,14 @@ def test_a_run_that_can_be_saved_nowhere_is_in_the_error_and_training_went_on(li
     assert "Traceback" not in ended.errors
 
 
+@pytest.mark.slow
 def test_not_even_a_temporary_folder_still_ends_with_the_model_in_the_error(limited: Any) -> None:
     ended = limited(0, "started")
     assert ended.facts["kind"] == "RunFailed" and "nor to a temporary folder" in ended.facts["why"]
     assert ended.facts["learned"] > 0
 
 
+@pytest.mark.slow
 def test_a_picture_that_does_not_fit_costs_the_picture_only(limited: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     ended = limited(16_000, "before")

@@ -55,7 +55,7 @@ def unread() -> Iterator[int]:
         os.close(writes)
 
 
-@pytest.mark.variants(slow=["gossip"])
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["async", "gossip"])
 def test_an_on_event_that_sleeps_for_minutes_holds_up_nothing(strategy: str, tmp_path: Path, cache: Path) -> None:
     ran = python(
@@ -67,6 +67,7 @@ def test_an_on_event_that_sleeps_for_minutes_holds_up_nothing(strategy: str, tmp
     assert f"on_event did not hear {len(events)} of {len(events)} calls: it takes too long" in ran.stderr
 
 
+@pytest.mark.variants(slow=["ValueError('mine')", "SystemExit"])
 @pytest.mark.parametrize("what", ["ValueError('mine')", "SystemExit", "GeneratorExit"])
 def test_an_on_event_that_raises_is_called_no_more_or_ends_the_run(what: str, tmp_path: Path, cache: Path) -> None:
     code = f"""
@@ -121,6 +122,7 @@ def test_a_pipe_of_figures_that_nobody_reads_is_given_up_and_said(tmp_path: Path
     is_whole(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_read_enough_costs_neither_run_nor_traceback(tmp_path: Path, cache: Path) -> None:
     settings = " ".join(f"--set {name}={value}" for name, value in SMALL.items())
     line = f"{sys.executable} -m shoal train rcv1-like --epochs 2 --verbosity 3 {settings} --out {tmp_path / 'run'}"

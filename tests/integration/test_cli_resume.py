@@ -197,6 +197,7 @@ def saved(run: Path) -> list[Path]:
     return sorted(manifest.parent for manifest in (run / "checkpoints").glob("0*/manifest.json"))
 
 
+@pytest.mark.variants(slow=["hinge-logistic", "batch = 10-batch = 20"])
 @pytest.mark.parametrize(
     ("was", "now"), [("seed = 0", "seed = 3"), ("batch = 10", "batch = 20"), ("hinge", "logistic")]
 )

@@ -282,6 +282,7 @@ def test_rows_are_not_written_over_what_is_no_file(home: Path) -> None:
 # ---------------------------------------------------------------- several at once
 
 
+@pytest.mark.slow
 def test_two_that_want_the_same_folder_one_gets_it_the_other_is_told(home: Path) -> None:
     both = [start("train", "rows.svm", *QUICK, "--out", "run") for _ in range(2)]
     told = [process.communicate(timeout=120) for process in both]
@@ -347,6 +348,7 @@ def test_ctrl_c_while_rows_are_packed_ends_at_once_and_leaves_nothing(home: Path
     assert den.is_empty(), den.left()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_trains_ends_all_processes_and_the_folder_says_so(home: Path, den: Den) -> None:
     endless = ("--set", "stop.seconds=300", "--workers", "2", "--servers", "2")
     child = den.start("-m", "shoal", "train", str(home / "rows.svm"), "--out", str(home / "run"), *endless)
@@ -367,6 +369,7 @@ def test_ctrl_c_while_it_trains_ends_all_processes_and_the_folder_says_so(home: 
 # ---------------------------------------------------------------- streams
 
 
+@pytest.mark.slow
 def test_without_a_terminal_there_are_plain_lines_and_the_summary_is_on_its_own(home: Path) -> None:
     out, errors = finish(start("train", "rows.svm", *QUICK))
     assert "\x1b" not in out + errors and "\r" not in out + errors
@@ -395,7 +398,7 @@ def test_a_reader_that_goes_away_costs_nothing_but_the_reading(home: Path) -> No
         assert shoal.Run.load(f"runs/rows-logistic-async-{number}").model is not None
 
 
-@pytest.mark.variants(slow=["0<&- 1>&- 2>&-", "1>/dev/full"])
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-", "1>/dev/full"])
 def test_streams_that_are_closed_or_full_do_not_stop_a_run(home: Path, closed: str) -> None:
     if "full" in closed and not Path("/dev/full").is_char_device():
@@ -418,6 +421,7 @@ def test_streams_that_are_closed_or_full_do_not_stop_a_run(home: Path, closed: s
 # ---------------------------------------------------------------- places and languages
 
 
+@pytest.mark.slow
 def test_a_path_with_spaces_and_letters_of_any_language_works(home: Path) -> None:
     folder = home / "meine Läufe"
     folder.mkdir()
@@ -462,6 +466,7 @@ def test_what_is_typed_is_what_a_program_would_call(home: Path) -> None:
 # ---------------------------------------------------------------- verbosity
 
 
+@pytest.mark.slow
 def test_verbosity_chooses_how_much_is_told_and_the_folder_has_it_all(home: Path) -> None:
     told = {}
     for level in range(4):

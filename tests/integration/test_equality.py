@@ -221,6 +221,7 @@ def test_the_order_of_arrival_changes_nothing() -> None:
             kv.drop("w")
 
 
+@pytest.mark.slow
 def test_each_iteration_after_the_last_repeats_a_single_thread_and_overlapping_ones_do_not() -> None:
     """Tasks that follow each other (S1-12): the price of overlap is weights that are stale."""
     kind = Kind(sparse=False, update="sgd", combine="sum")

@@ -142,6 +142,7 @@ def test_links_and_what_is_not_the_runs_own_stay_outside(run: Path, tmp_path: Pa
     assert not {name for name in found if name.endswith(("address", "stolen.png", "pipe.png", "log.txt"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["time.png", "log.txt"])
 def test_a_folder_with_a_files_name_stays_outside_and_it_is_said(run: Path, tmp_path: Path, name: str) -> None:
     mine = shutil.copytree(run, tmp_path / "mine")

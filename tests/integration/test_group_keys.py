@@ -62,6 +62,7 @@ def job_of(keys: str) -> Job:
     return Job.of(changed({"data": "clicks"}, {**settings, "emulate.per_example": 2e-4, "launch.keys": keys}))
 
 
+@pytest.mark.slow
 def test_a_key_is_held_to_its_group_by_coordinator_and_servers(site: Site) -> None:
     ann, bob, eve = site.key("a", "client", "a"), site.key("hostb", "worker", "a"), site.key("eve", "client", "e")
     with site.cluster.client() as operator, site.join(ann, "a") as first, site.join(bob, "a", "worker") as second:

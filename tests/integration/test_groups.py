@@ -160,6 +160,7 @@ def test_what_is_beyond_a_groups_bounds_is_refused_and_changes_nothing(
     operator.allow("c")
 
 
+@pytest.mark.slow
 def test_the_scheduler_of_a_group_may_be_killed(cluster: ProcessCluster) -> None:
     alone = train(None, None, 0, epochs=6, servers=2)
     events: list[Any] = []

@@ -190,6 +190,7 @@ LONG = ("--strategy", "hogwild", "--workers", "2", "--set", "data.batch=20", "--
         "data.features=1000", "--set", "emulate.per_example=0.001", "--set", "evaluate.every=0.1")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_ctrl_c_judges_and_saves_what_was_learned(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "shoal", "train", "rcv1-like", *LONG, "--epochs", "1000", "--out", str(out)]

@@ -530,6 +530,7 @@ def shoal_key(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_one_command_on_each_side_is_enough(tmp_path: Path) -> None:
     here, there = str(tmp_path / "here"), str(tmp_path / "there")
     assert "shoal key new NAME" in shoal_key("key", "new", "coordinator", "--keys", here).stdout

@@ -81,6 +81,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_does_not_stop_the_others(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "train.py"

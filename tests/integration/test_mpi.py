@@ -92,6 +92,7 @@ def test_a_run_that_shoal_starts_with_mpirun_is_a_run_as_any_other(
     assert not list(shared.iterdir())
 
 
+@pytest.mark.slow
 def test_of_ranks_that_mpirun_started_the_first_runs_the_command_and_the_others_are_silent(tmp_path: Path) -> None:
     done = mpirun(2, "rcv1-like", "--strategy", "averaging", "--workers", "7", *SETTINGS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

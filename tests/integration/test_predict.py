@@ -91,6 +91,7 @@ def test_the_model_of_an_archive_hashes_too(hashed_run: Path, tmp_path: Path) ->
     np.testing.assert_array_equal(Trained.load(found).predict(rows), whole.predict(rows))
 
 
+@pytest.mark.slow
 def test_a_module_of_hashed_ids_predicts_what_evaluate_judges(rows_file: Path, tmp_path: Path, cache: Path) -> None:
     pytest.importorskip("torch")
     rows, labels = examples()

@@ -104,6 +104,7 @@ def run(out: Path | None = None, on_event: Any = None, **settings: Any) -> Run:
     return train("rcv1-like", out=out, on_event=on_event, settings=given | settings)
 
 
+@pytest.mark.slow
 def test_a_sync_run_that_lets_keys_in_and_go_is_the_same_for_any_number_of_servers() -> None:
     rare = {"strategy": "sync", "strategy.admit": 3, "strategy.evict": True}
     one = run(**rare, workers=1)

@@ -45,6 +45,7 @@ def again(kv: Any) -> tuple[Any, Any]:
     return kv.pull("dense", slice(None)).result(), kv.pull("rare", SPARSE).result()
 
 
+@pytest.mark.variants(slow=["True"])
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_store_that_was_saved_is_there_again_in_another_process(processes: bool, tmp_path: Path) -> None:
     folder = tmp_path / "store"

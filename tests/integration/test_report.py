@@ -44,6 +44,7 @@ def refused(*arguments: str | Path) -> str:
     return ended.stderr.partition("Error: ")[2].strip()
 
 
+@pytest.mark.slow
 def test_a_run_gets_a_page_in_its_folder(runs: Path) -> None:
     ended = call(runs / "sync")
     assert (ended.exit_code, ended.stdout) == (0, f"look at it: {runs / 'sync' / 'report.html'}\n")
@@ -63,6 +64,7 @@ def test_a_run_gets_a_page_in_its_folder(runs: Path) -> None:
     assert "All 2 workers were at work at every evaluation." in text
 
 
+@pytest.mark.slow
 def test_every_worker_is_accounted_for_slot_by_slot(runs: Path) -> None:
     told = shoal.Run.load(runs / "async")
     done = [event.each for event in told.events if isinstance(event, shoal.events.Evaluated)]

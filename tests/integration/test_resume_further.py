@@ -32,6 +32,7 @@ def test_a_run_that_is_past_its_new_end_is_left_as_it_is(strategy: str, tmp_path
     assert shoal.train(resume=out).summary == run.summary  # nothing to do, and no harm
 
 
+@pytest.mark.variants(slow=["sync", "hogwild", "averaging"])
 @pytest.mark.parametrize("strategy", ["sync", "async", "averaging", "hogwild", "gossip", "peer-to-peer"])
 def test_a_run_that_was_killed_when_all_was_done_ends_when_it_is_taken_up(
     strategy: str, tmp_path: Path, cache: Path

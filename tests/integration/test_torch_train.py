@@ -33,6 +33,7 @@ def weights_of(run: Run) -> Any:
     return np.concatenate([one.ravel() for one in run.model.tensors.values()])  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_sync_run_of_a_module_with_dropout_is_the_same_with_any_workers_servers_and_copies(images: Path) -> None:
     given: dict[str, Any] = {"model": "sheet", "strategy": "sync", "settings": {"strategy.slots_per_step": 4}}
     one = train(images, workers=1, servers=1, **given)
@@ -107,6 +108,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(
     assert says in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_the_run_and_says_so(images: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def bad(outputs, labels):\n    return outputs.mean() / 0\n")
     with pytest.raises(RunFailed) as error:
@@ -114,6 +116,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_says_so(images: Path, tmp_pat
     assert "the loss is inf: take a smaller step" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_module_that_differs_between_nodes_is_refused(images: Path, tmp_path: Path) -> None:
     (tmp_path / "chance.py").write_text(
         f"import os\nfrom torch import nn\n\ndef net():\n    hidden = 8 if os.getpid() == {os.getpid()} else 9\n"
@@ -124,6 +127,7 @@ def test_a_module_that_differs_between_nodes_is_refused(images: Path, tmp_path: 
     assert "is not the run's" in str(error.value)
 
 
+@pytest.mark.slow
 def test_without_pytorch_everything_else_works_and_modules_say_what_to_install(images: Path) -> None:
     script = (
         "import sys\nsys.modules['torch'] = None\nimport shoal\n"
@@ -135,6 +139,7 @@ def test_without_pytorch_everything_else_works_and_modules_say_what_to_install(i
     assert done.stdout.count("which is not installed: pip install 'shoal[torch]'") == 2, done
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_module_only(images: Path, tmp_path: Path) -> None:
     net = tmp_path / "mine.py"
     net.write_text("from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(256, 4))\n")
@@ -162,6 +167,7 @@ def test_a_run_in_which_nothing_was_learned_has_failed(images: Path, tmp_path: P
         train(images, model="linear", epochs=1, settings={"model.loss": f"{tmp_path}/bad.py:bad"})
 
 
+@pytest.mark.slow
 def test_a_module_that_forks_leaves_nobody_behind(images: Path, tmp_path: Path) -> None:
     (tmp_path / "forks.py").write_text(
         "import os\nfrom torch import nn\n\nclass Forks(nn.Module):\n    def __init__(self):\n        super().__init__()\n"

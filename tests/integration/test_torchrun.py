@@ -120,6 +120,7 @@ def test_nodes_that_are_killed_are_told_and_the_run_ends_well(broken: Broken) ->
     ]
 
 
+@pytest.mark.slow
 def test_the_model_is_the_same_as_without_torchrun(broken: Broken, tmp_path: Path) -> None:
     settings = {**DATA, "launch.how": "threads"}
     shoal.train("clicks", strategy="sync", workers=1, epochs=3, settings=settings, out=tmp_path / "run")

@@ -279,6 +279,7 @@ def test_libsvm_text_is_parsed_as_the_slow_twin_parses_it(text: bytes, which: tu
     assert parsed(PARSERS[which], text) == twin(text, lambda line: twin_line(line, limit, bits))
 
 
+@pytest.mark.slow
 @given(texts(click_lines(), b"\n\r\t -0129afgF\x00\xff"), st.sampled_from(sorted(CLICKS)))
 @settings(max_examples=300, deadline=None)
 def test_click_logs_are_parsed_as_the_slow_twin_parses_them(text: bytes, bits: int) -> None:

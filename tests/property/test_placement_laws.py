@@ -142,6 +142,7 @@ def least(old: list[Holders], servers: list[str], copies: int) -> int:
     return max(missing, len(old) // len(servers) * len(newcomers))
 
 
+@pytest.mark.slow
 def test_a_thousand_changes_copy_little_more_than_they_must(capsys: pytest.CaptureFixture[str]) -> None:
     """Joins and leaves at random, one after another, so that what one change leaves the next one finds."""
     told = []

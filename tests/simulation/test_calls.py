@@ -119,6 +119,7 @@ class Scene:
         assert self.world.run(lambda: len(self.asked) == CALLS, 300 * SECOND, 400_000)
 
 
+@pytest.mark.variants(slow=["sparse"])
 @pytest.mark.parametrize("spec", [Dense(rows=ROWS), Sparse(keys=ROWS)], ids=["dense", "sparse"])
 def test_a_question_is_asked_of_every_row_once_whoever_is_killed(spec: Table) -> None:
     crashes = moved = 0

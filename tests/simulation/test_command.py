@@ -59,6 +59,7 @@ def test_the_store_is_what_is_simulated_also_by_its_former_name() -> None:
     assert "gossip|moves|peers|store" in listed
 
 
+@pytest.mark.slow
 def test_the_faults_of_many_seeds_are_told_by_kind() -> None:
     result = CliRunner().invoke(main, ["simulate", "--of", "moves", "--seeds", "4", "--jobs", "1"])
     assert result.exit_code == 0, result.output

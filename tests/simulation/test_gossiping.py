@@ -73,6 +73,7 @@ def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
         "loss told only once",
         "leg told again with other weights",
         "shown before all are done",
+        "steps divided by what vanishes",
     ]
 )
 @pytest.mark.parametrize("name", MUTANTS)
@@ -114,6 +115,7 @@ def test_on_a_disconnected_graph_each_piece_comes_to_a_mean_of_its_own(mode: Lit
     assert np.abs(ends[0] - ends[3]).max() > 0.1, "they never agree"
 
 
+@pytest.mark.slow
 def test_the_command_runs_seeds_of_gossip_and_shows_a_mutant_caught() -> None:
     result = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seeds", "20", "--jobs", "1"])
     assert result.exit_code == 0, result.output

@@ -146,6 +146,7 @@ print(json.dumps([simulate(seed).digest for seed in range(12)]))
 """
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run_under_different_hash_seeds() -> None:
     runs = [
         subprocess.Popen(

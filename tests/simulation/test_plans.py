@@ -28,7 +28,7 @@ def test_there_are_the_plans_that_were_found() -> None:
     }
 
 
-@pytest.mark.variants(slow=["32004906", "32000338", "54000017", "54000051"])
+@pytest.mark.variants(slow=["32004906", "32000338", "54000017", "54000051", "32007262", "32005843", "32000338-shrunk"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_plan_that_broke_a_promise_keeps_all_of_them(file: Path) -> None:
     plan = Plan.read(file.read_text())

@@ -81,6 +81,9 @@ def test_f12_a_server_leaves_under_load_and_nothing_of_it_is_missed() -> None:
         "coordinator-copied",
         "coordinator-full",
         "coordinator-handed",
+        "source-copied",
+        "source-handed",
+        "source-full",
     ]
 )
 @pytest.mark.parametrize("stage", STAGES)

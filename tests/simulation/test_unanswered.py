@@ -20,6 +20,7 @@ def _served(world: World, name: str) -> None:
     world.add(Server(name, name, address=f"memory:{name}"))
 
 
+@pytest.mark.variants(slow=["1-*", "2-*"])
 @pytest.mark.parametrize("lost", ["questions", "answers", "both"])
 @pytest.mark.parametrize("seed", range(3))
 def test_hundreds_of_pushes_that_were_lost_at_once_are_all_counted_once(seed: int, lost: str) -> None:

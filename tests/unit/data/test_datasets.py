@@ -225,6 +225,7 @@ print(load(Source("clicks", rows=300_000), 0, Path(sys.argv[1])).train.rows)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_pack_the_same_set_at_once_all_end_well(cache: Path) -> None:
     command = [sys.executable, "-c", TOGETHER, str(cache)]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]

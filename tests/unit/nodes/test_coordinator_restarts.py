@@ -38,6 +38,7 @@ def sail(rows: Dataset, strategy: str, seed: int, lose: str = "") -> Ship:
     return ship.home()
 
 
+@pytest.mark.variants(slow=["async-*", "bounded-*"])
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
 def test_a_run_goes_on_whenever_its_coordinator_is_killed(rows: Dataset, strategy: str, seed: int) -> None:

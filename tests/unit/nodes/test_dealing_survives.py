@@ -387,6 +387,7 @@ def test_a_run_that_was_stopping_stops_and_one_that_had_ended_has_ended(slots: i
     assert not third.told
 
 
+@pytest.mark.variants(slow=["async", "bounded"])
 @STRATEGIES
 def test_every_slot_counts_once_when_the_coordinator_is_started_again(rows: Dataset, strategy: str) -> None:
     for seed in range(4):
@@ -404,6 +405,7 @@ def test_every_slot_counts_once_when_the_coordinator_is_started_again(rows: Data
         assert all(task.error is None for task in ship.ends.values())
 
 
+@pytest.mark.slow
 def test_a_synchronous_run_is_the_same_bit_for_bit_when_its_coordinator_is_started_again(
     rows: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +422,7 @@ def test_a_synchronous_run_is_the_same_bit_for_bit_when_its_coordinator_is_start
         assert [event.test_loss for event in ship.all(Evaluated)] == [event.test_loss for event in calm.all(Evaluated)]
 
 
+@pytest.mark.slow
 def test_nothing_hangs_when_a_worker_dies_with_slots_that_nobody_knows_it_has(
     rows: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,6 +438,7 @@ def test_nothing_hangs_when_a_worker_dies_with_slots_that_nobody_knows_it_has(
         assert [event.name for event in ship.all(Gone)] == ["worker-1"]
 
 
+@pytest.mark.variants(slow=["async", "bounded"])
 @STRATEGIES
 def test_an_evaluator_that_was_declared_dead_comes_back_and_judges_on(rows: Dataset, strategy: str) -> None:
     calm = Ship(rows, strategy=strategy, evaluate__every=0.5).home()
@@ -606,6 +610,7 @@ def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, check
     assert again.dealing.generation == 1 and again.dealing.workload.done == 24
 
 
+@pytest.mark.variants(slow=["async", "bounded"])
 @STRATEGIES
 def test_a_run_that_lost_a_server_goes_back_and_ends_well(rows: Dataset, strategy: str) -> None:
     """Nobody gives up meanwhile: they are fenced, and come back as others."""

@@ -247,6 +247,7 @@ def reach(ship: Ship, stage: str, target: str) -> None:
         ship.until(lambda: bool(seen))
 
 
+@pytest.mark.variants(slow=["third-*", "target-handed", "source-copied"])
 @pytest.mark.parametrize("stage", list(STAGES))
 @pytest.mark.parametrize("victim", ["source", "target", "third"])
 def test_a_server_dies_in_the_middle_of_a_move_and_nothing_is_lost(
@@ -267,6 +268,7 @@ def test_a_server_dies_in_the_middle_of_a_move_and_nothing_is_lost(
         assert name not in owners and sum(owners.values()) == len(coordinator(ship).roster.tables[TABLE].places)
 
 
+@pytest.mark.variants(slow=["full", "handed", "level"])
 @pytest.mark.parametrize("stage", list(STAGES))
 def test_a_coordinator_that_dies_in_the_middle_of_a_move_goes_on_with_it(
     rows: Dataset, weights: np.ndarray, stage: str
@@ -281,6 +283,7 @@ def test_a_coordinator_that_dies_in_the_middle_of_a_move_goes_on_with_it(
         assert np.array_equal(np.array(ship.weights), weights)
 
 
+@pytest.mark.variants(slow=["server-2-*"])
 @pytest.mark.parametrize("stage", ["copied", "full", "handed"])
 @pytest.mark.parametrize("victim", ["server-0", "server-2"])
 def test_with_one_copy_all_go_back_and_no_move_is_left_over(

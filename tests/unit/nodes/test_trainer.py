@@ -79,6 +79,7 @@ class Generous(SecondCopies):
         return found
 
 
+@pytest.mark.variants(slow=["True"])
 @pytest.mark.parametrize("dies", [False, True])
 def test_second_copies_change_nothing_also_where_one_server_is_ahead(rows: Dataset, dies: bool) -> None:
     """A copy that finds its step taken by one server and not by the other leaves it to who pushed it there."""

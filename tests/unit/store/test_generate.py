@@ -156,6 +156,7 @@ def test_division_by_zero_gives_infinity_and_no_error() -> None:
     assert run(dense_kernels(Rule("divides", divides, 0)), 1, 0.0) == [math.inf]
 
 
+@pytest.mark.slow
 def test_a_function_without_source_is_compiled_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
     names: dict[str, Any] = {}

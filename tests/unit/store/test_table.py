@@ -333,6 +333,7 @@ print(json.dumps([table.rows, peak - baseline, psutil.Process().memory_info().rs
 """
 
 
+@pytest.mark.slow
 def test_ten_million_adagrad_rows_need_less_than_400_megabytes_even_while_growing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", MEMORY],

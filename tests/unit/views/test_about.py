@@ -134,6 +134,7 @@ def test_several_runs_stand_beside_each_other(story: Any) -> None:
     assert {"Delay of one", "Members of other", "What is seen of each run"} <= set(found)
 
 
+@pytest.mark.slow
 def test_many_runs_are_rows_of_the_table(story: Any) -> None:
     runs = [tell(f"run {n}", list(story.run()), SUMMARY) for n in range(7)]
     (table,) = by_title(sections(runs))["Figures"].tables
@@ -141,6 +142,7 @@ def test_many_runs_are_rows_of_the_table(story: Any) -> None:
     assert title(runs).endswith("run 5, and 1 more")
 
 
+@pytest.mark.slow
 def test_names_are_shown_and_do_nothing_else(story: Any) -> None:
     evil = "<script>alert(1)</script>"
     events = [replace(story.started(), data=evil, model=evil, strategy=evil, emulated=evil), *whole(story)[1:]]
@@ -244,6 +246,7 @@ def test_a_run_without_pushes_says_nothing_of_staleness_or_bytes(story: Any, str
     assert "pushes" not in said and "server" not in said
 
 
+@pytest.mark.slow
 def test_what_a_run_cost_stands_beside_its_seconds(story: Any) -> None:
     summary = {**SUMMARY, "cpu_seconds": 96.4}
     one, other = (tell(name, list(story.run()), summary) for name in ("one", "other"))

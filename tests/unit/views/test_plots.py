@@ -213,6 +213,7 @@ def test_metrics_outside_nought_and_one_are_not_squeezed_into_the_panel(story: A
     assert list(curves(figure.axes[1])) == ["auc"]
 
 
+@pytest.mark.slow
 def test_the_users_pyplot_is_left_alone_and_threads_may_draw_at_once(story: Any, tmp_path: Path) -> None:
     code = """
 import sys

@@ -203,6 +203,7 @@ def test_a_run_loses_its_coordinator_and_a_worker_at_once(strategy: str) -> None
     check_all_is_well(run)
 
 
+@pytest.mark.variants(soak=["killed-async", "stopped-sync"])
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync", "async"])
 @pytest.mark.parametrize("how", ["killed", "stopped"])

@@ -84,7 +84,7 @@ def test_sync_that_ends_at_another_model_is_found_out() -> None:
     assert report.lost == report.doubled == 0  # the account alone would have called it good
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_clean_run_of_sync_ends_exactly_after_whole_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """59 slots a pass and an evaluation every 15: the timed run's first evaluation past a pass is a step past it."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))

@@ -68,6 +68,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.variants(soak=["sync", "bounded-threads", "hogwild", "averaging", "block-proximal"])
 @pytest.mark.slow
 @pytest.mark.parametrize("words", STRATEGIES, ids=lambda words: f"{words[0]}{'-threads' if 'threads' in words else ''}")
 def test_a_pause_of_everybody_costs_nobody(words: tuple[str, ...], den: Den, cache: Path) -> None:

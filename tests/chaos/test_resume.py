@@ -131,7 +131,7 @@ def test_a_run_that_was_killed_and_taken_up_learns_as_well(
     assert again.summary["test_loss"] == pytest.approx(clean.summary["test_loss"], rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_is_taken_up_by_other_numbers_of_servers_and_workers(
     den: Den, tmp_path: Path, calm: dict[str, Run]
 ) -> None:

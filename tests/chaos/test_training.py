@@ -157,6 +157,7 @@ def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_pa
 # ---------------------------------------------------------------- workers that pause, come and go
 
 
+@pytest.mark.variants(soak=["sync"])
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync", "async", pytest.param("bounded", marks=pytest.mark.soak)])
 def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(strategy: str) -> None:

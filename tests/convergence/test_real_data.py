@@ -58,6 +58,7 @@ RCV1: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.variants(soak=["hinge"])
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["logistic", "hinge"])
 def test_news_are_told_apart(model: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
 
 from shoal.simulation.many import run_chunk
 
@@ -15,3 +19,24 @@ def check(seeds: range, of: str, seldom: Sequence[str] | None = None) -> None:
     if seldom is not None:
         never = [what for what in tally.never() if not what.startswith(tuple(seldom))]
         assert not never, "what should happen in some seed or other never did: the faults miss their mark"
+
+
+def check_caught(
+    name: str,
+    mutant: AbstractContextManager[Any],
+    simulate: Callable[[int], Any],
+    known: Mapping[str, int],
+    within: int,
+) -> None:
+    """Some seed breaks a promise with the mutant, and none without it. ``known`` seeds are tried first: if plans are drawn otherwise one day,
+    others find it."""
+    with mutant:
+        for seed in (known.get(name, 0), *range(within)):
+            verdict = simulate(seed)
+            if not verdict.ok:
+                print(f"\n{name}: caught by seed {seed}: {verdict.violations[0]}")
+                assert not str(verdict.violations[0]).startswith("raised TypeError"), "the mutant itself is broken"
+                break
+        else:
+            pytest.fail(f"{name}: not caught by {within} seeds")
+    assert simulate(seed).ok, "the same seed without the mutant keeps every promise"

@@ -7,12 +7,13 @@
     pytest.param(..., marks=pytest.mark.slow)       of one parameter
 
 When the whole suite is collected it is checked that every pattern of ``variants`` makes a difference, that such a test has
-variants in an earlier tier, and that every promise has its tests (``promises.py``).
+variants in more than one tier, and that every promise has its tests (``promises.py``).
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -76,8 +77,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def without_sibling(items: Sequence[pytest.Item]) -> Iterable[str]:
     """Tests of whose variants some are named as later, and none is earlier: a mark for the whole test says so better."""
     named = {function_of(item) for item in items if next(item.iter_markers("variants"), None)}
-    early = {function_of(item) for item in items if tier_of(item) == TIERS[0]}
-    return (f"{name}: all its variants are in later tiers: mark the test itself" for name in sorted(named - early))
+    tiers: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        tiers[function_of(item)].add(tier_of(item))
+    alike = sorted(name for name in named if len(tiers[name]) == 1)
+    return (f"{name}: all its variants are in the same tier: mark the test itself" for name in alike)
 
 
 def is_whole(config: pytest.Config) -> bool:

@@ -14,6 +14,7 @@ from shoal.cli import main
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 
+@pytest.mark.soak
 def test_memory_follows_the_ranges_and_not_the_keys() -> None:
     settings = Settings(keys=(1_000, 100_000), nodes=(4, 8), ranges=(1, 16), tasks=100)
     cases = {(case.keys, case.nodes, case.ranges): case for case in measure(settings).cases}

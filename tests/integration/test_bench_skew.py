@@ -9,7 +9,8 @@ from shoal.benchmarks.skew import Settings, measure, table
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 
-@pytest.mark.parametrize("copies", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("copies", [1, 2])
 def test_by_load_hot_segments_are_split_or_change_hands_and_no_push_is_lost_or_counted_twice(copies: int) -> None:
     settings = Settings(servers=3, copies=copies, rows=50_000, drawn=2_000, clients=1, seconds=22.0)
     by_count, by_load = measure(settings).cases  # raises if a row is not what it should be

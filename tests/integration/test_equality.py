@@ -170,7 +170,8 @@ def clients(request: pytest.FixtureRequest) -> Iterator[list[shoal.KV]]:
 
 
 @pytest.mark.variants(
-    slow=["tcp-*", "ipc-1-*", "ipc-4-*", "threads-4-*", "threads-1-*-mean", "ipc-2-*-mean", "threads-2-*-sum"]
+    slow=["tcp-2-*", "ipc-1-*", "threads-4-*", "threads-1-*-mean", "ipc-2-*-mean", "threads-2-*-sum"],
+    soak=["tcp-1-*", "tcp-4-*", "ipc-4-*"],
 )
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_slots_give_the_same_bits_whoever_computes_them_and_wherever(clients: list[shoal.KV], kind: Kind) -> None:

@@ -84,7 +84,7 @@ def test_a_study_is_run_and_shown_and_the_same_command_again_runs_nothing(home: 
     assert [section.title for section in sections(sweep)] == ["steps", "What is seen", "Every run"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_study_that_changes_keeps_the_runs_that_are_still_in_it(home: Path) -> None:
     study("0.1, 0.2")
     call()
@@ -116,7 +116,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(home: Path) -> None:
     assert "2 runs, all finished" in call().stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_loss_that_runs_away_is_a_result_and_not_run_again(home: Path) -> None:
     Path("rows.svm").write_text(ROWS.replace(":1 ", ":1e18 "))
     study("1e30, 0.1", stop="epochs = 3", more="# sgd")
@@ -167,6 +167,7 @@ def begun(den: Den) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.variants(soak=["9--9"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),

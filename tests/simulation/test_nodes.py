@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -70,13 +71,15 @@ def nodes() -> dict[type[Any], str]:
 
 @contextmanager
 def recorded() -> Iterator[set[type[Any]]]:
-    """The classes of all that runs meanwhile."""
+    """The classes of all that runs meanwhile in this thread: others may have clusters of other tests."""
     seen: set[type[Any]] = set()
+    me = threading.get_ident()
 
     def watched(real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
-            seen.add(type(self))
+            if threading.get_ident() == me:
+                seen.add(type(self))
             return real(self, *arguments, **named)
 
         return call

@@ -16,12 +16,11 @@ from shoal.cluster.membership import Roster
 from shoal.cluster.runs import Runs
 from shoal.cluster.stopping import Stopping
 from shoal.cluster.workload import Workload
-from shoal.keys import Values
 from shoal.nodes import factory
 from shoal.nodes.dealing import Dealing
 from shoal.nodes.dealt import State
 from shoal.nodes.evaluations import Evaluations
-from shoal.nodes.evaluator import Evaluator
+from shoal.nodes.evaluator import Asked, Evaluator, Judged
 from shoal.nodes.kept import Kept
 from shoal.nodes.lane import Lane
 from shoal.nodes.scheduler import Scheduler
@@ -104,14 +103,17 @@ def void_slot_not_pushed() -> Any:
 
 @mutant
 def evaluation_of_a_later_step() -> Any:
-    """The evaluator reads whatever is newest, not the step that it was asked for."""
-    real = Evaluator._weights
+    """The evaluator says that it has read the step that it was asked for, and reads whatever is newest later on."""
+    real = Evaluator._answer
 
-    async def weights(self: Evaluator, clock: int) -> tuple[Values, int]:
+    async def answer(self: Evaluator, asked: Asked) -> Judged:
+        await self._ready(holds=asked.number)
         await self.worker.sleep(300_000_000)
-        return await real(self, m.NO_CLOCK)
+        weights, _ = await self._weights(m.NO_CLOCK)
+        self._read = asked, (weights, asked.clock)
+        return await real(self, asked)
 
-    return patched(Evaluator, "_weights", weights)
+    return patched(Evaluator, "_answer", answer)
 
 
 @mutant
@@ -300,8 +302,9 @@ def delay_off_by_one() -> Any:
 
 @mutant
 def delay_shrinks_while_they_wait() -> Any:
-    """Where workers wait too much, the automatic delay gets shorter."""
-    return patched(AutoDelay, "_longer", lambda self: max(0, self.delay - 1))
+    """Where workers wait too much, the automatic delay gets shorter, once it is more than one step."""
+    real = AutoDelay._longer
+    return patched(AutoDelay, "_longer", lambda self: real(self) if self.delay < 2 else self.delay - 1)
 
 
 @mutant

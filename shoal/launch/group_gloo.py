@@ -109,7 +109,11 @@ class GlooGroup:
         """The others have ended, or end by themselves; what waits for them fails."""
         if self._under_way is not None:
             self._under_way.done.wait(_LAST_WORDS)
-        self.process_group = None
+        # PyTorch's destructor waits for a sum that is under way, seldom for good although everybody else has ended: not here.
+        last, self.process_group = [self.process_group], None
+        thread = threading.Thread(target=last.clear, name="shoal-parting", daemon=True)
+        thread.start()
+        thread.join(_LAST_WORDS)
 
     def _wait(self, work: Any) -> None:
         began, pause, look = time.monotonic(), _SHORT, _LOOK

@@ -88,6 +88,21 @@ def test_who_waits_inside_pytorch_is_told_who_is_lost_and_gets_the_errors_of_wha
     group.close()
 
 
+def test_a_group_that_cannot_end_does_not_hold_up_who_closes_it(tmp_path: Path) -> None:
+    """PyTorch's destructor waits for what is under way, and gloo may not notice that all others have ended."""
+    ended = threading.Event()
+
+    class Stuck:
+        def __del__(self) -> None:
+            ended.wait(60)
+
+    group = GlooGroup(tmp_path, 0, 1)
+    group.process_group = Stuck()
+    group.close()
+    assert not ended.is_set() and group.process_group is None  # and we are here
+    ended.set()
+
+
 NET = """
 from pathlib import Path
 from torch import nn

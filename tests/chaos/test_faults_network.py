@@ -87,7 +87,6 @@ def test_messages_that_come_twice_some_much_later_are_counted_once(
     assert stats["repeated"] + stats.get("held again", 0) > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(kind, marks=pytest.mark.soak) for kind in ("clients", "each")), "step"]
 )

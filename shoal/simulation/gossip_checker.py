@@ -247,15 +247,20 @@ class MeetingChecker:
         for half in self.halves:
             if half.who in self.dead:
                 continue
-            if half.asker not in self.dead:
+            # Of one that was gone when the move was made nothing is known but that: it was never answered, and counted as lost at once.
+            was_gone = not half.asker and bool(self.dead)
+            if not was_gone and half.asker not in self.dead:
                 self.violations.append(
                     Violation("I10 conservation", f"{half.who} moved towards {half.asker}, who never moved")
                 )
-            elif half.asker in self.nodes[half.who]._gone and not self.nodes[half.who].hands.is_at_work:
+            elif (was_gone or half.asker in self.nodes[half.who]._gone) and not self.nodes[half.who].hands.is_at_work:
                 counted, size = self.nodes[half.who].part.lost, float(np.linalg.norm(half.moved))
                 if counted < size - CLOSE:
                     self.violations.append(
-                        Violation("I10 lost", f"{half.who} lost {size:g} with {half.asker} and counts {counted:g}")
+                        Violation(
+                            "I10 lost",
+                            f"{half.who} lost {size:g} with {half.asker or 'one that was gone'} and counts {counted:g}",
+                        )
                     )
         if self.dead:
             return

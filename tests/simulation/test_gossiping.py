@@ -39,6 +39,7 @@ FOUND = (  # once broken
 # Once broken, kept as plans: a seed means something else as soon as the drawing changes.
 PLANS = {
     35000713: "who was dealt little seemed slow, for the rounds that it took part in after its slots: so it was dealt little for ever",
+    87003969: "the check: one that slept moved towards one that had died meanwhile, and counted that as lost at once",
 }
 
 SCRIPT = """

@@ -150,7 +150,7 @@ signal.signal(signal.SIGALRM, interrupt)
 moment = random.Random(int(sys.argv[1]))
 with shoal.local(servers=1) as cluster:
     cluster.client("keeper").create("w", shoal.Dense(rows=10))
-    for _ in range(50):
+    for _ in range(int(sys.argv[2])):
         with cluster.client() as kv:
             try:
                 signal.setitimer(signal.ITIMER_REAL, moment.uniform(0.0002, 0.01), 1.0)
@@ -165,8 +165,11 @@ print("done")
 
 
 @pytest.mark.slow
-def test_an_interrupted_call_can_be_followed_by_a_close() -> None:
-    ran = subprocess.run([sys.executable, "-c", INTERRUPTED, "1"], capture_output=True, text=True, timeout=90)
+@pytest.mark.parametrize("times", [50, pytest.param(250, marks=pytest.mark.soak)])
+def test_an_interrupted_call_can_be_followed_by_a_close(times: int) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "1", str(times)], capture_output=True, text=True, timeout=90
+    )
     assert ran.stdout.strip() == "done", ran.stderr
 
 

@@ -7,21 +7,26 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
-import json
+import json, sys
 from shoal.simulation.run import simulate
-print(json.dumps([simulate(seed).digest for seed in range(4)]))
+print(json.dumps([simulate(seed).digest for seed in range(int(sys.argv[1]))]))
 """
 
 
-def test_four_seeds_give_the_same_event_hash_under_different_hash_seeds() -> None:
+@pytest.mark.parametrize("seeds", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_seeds_give_the_same_event_hash_under_different_hash_seeds(seeds: int) -> None:
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE
+            [sys.executable, "-c", SCRIPT, str(seeds)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
         )
         for seed in ("1", "4242")
     ]
     first, second = (json.loads(run.communicate(timeout=200)[0]) for run in runs)
-    assert len(first) == 4
-    assert len(set(first)) == 4, "different seeds are different runs"
+    assert len(first) == seeds
+    assert len(set(first)) == seeds, "different seeds are different runs"
     assert first == second

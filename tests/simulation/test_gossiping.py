@@ -22,7 +22,7 @@ from shoal.simulation.kinds import mutated
 from shoal.strategies.topology import Graph
 from tests.harness.seeds import check, check_caught
 
-FIRST, SEEDS = 100, 300  # `make soak` runs thousands
+FIRST, SEEDS, SOAK = 100, 300, 2_000  # and `make soak` runs thousands that nobody has run before
 CATCHES = {
     "leg told again with other weights": 234,
     "loss told only once": 171,
@@ -59,6 +59,12 @@ def test_no_weight_is_lost_or_doubled_unseen_and_every_leg_ends_in_more_schedule
     check(range(FIRST, SEEDS), of="gossip", seldom=())
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1_200)
+def test_two_thousand_schedules() -> None:
+    check(range(SEEDS, SOAK), of="gossip", seldom=())
+
+
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_broken_once_holds(seed: int) -> None:
     assert simulate(seed).violations == []
@@ -84,7 +90,7 @@ def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
 )
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str) -> None:
-    check_caught(name, mutated("gossip", name), simulate, CATCHES, within=600)
+    check_caught(name, mutated("gossip", name), simulate, CATCHES, within=600, never="raised")
 
 
 @pytest.mark.slow

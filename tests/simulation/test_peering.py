@@ -21,7 +21,7 @@ from shoal.simulation.peering import MUTANTS, Peering, simulate
 from shoal.simulation.peers_plan import PeersPlan
 from tests.harness.seeds import check, check_caught
 
-FIRST, SEEDS = 60, 260  # `make soak` runs thousands
+FIRST, SEEDS, SOAK = 60, 260, 2_000  # and `make soak` runs thousands that nobody has run before
 
 # Each of these broke a promise once.
 BROKE = (
@@ -73,6 +73,12 @@ def test_all_that_live_have_the_same_weights_and_nothing_twice() -> None:
 @pytest.mark.timeout(900)  # half a minute with a core of its own
 def test_all_that_live_have_the_same_weights_and_nothing_twice_in_more_schedules() -> None:
     check(range(FIRST, SEEDS), of="peers", seldom=())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_two_thousand_schedules() -> None:
+    check(range(SOAK), of="peers", seldom=())
 
 
 @pytest.mark.variants(slow=["130", "221", "1130", "1247", "1521", "1649", "1982", "100463", "100483", "200743"])

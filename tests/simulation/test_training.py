@@ -110,7 +110,7 @@ def test_a_checkpoint_that_was_told_of_must_be_there_after_a_crash() -> None:
     run.close()
 
 
-FIRST, SEEDS = 24, 144  # `make soak` runs thousands
+FIRST, SEEDS, SOAK = 24, 144, 3_000  # and `make soak` runs thousands that nobody has run before
 CATCHES = {
     "worker ends when a disk is full": 1164,
     "auto delay past its bound": 484,
@@ -152,6 +152,12 @@ def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit() -> None:
 @pytest.mark.timeout(1_200)
 def test_every_slot_counts_once_and_sync_is_the_same_bit_for_bit_in_more_schedules() -> None:
     check(range(FIRST, SEEDS), of="training", seldom=SELDOM)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_three_thousand_schedules() -> None:
+    check(range(SEEDS, SOAK), of="training", seldom=())
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ When all faults are over, and what was said is heard:
     once      no slot is in them twice; every slot that one said who lives is in them
     closed    of one that was closed nothing more was heard by anybody, ever
     copied    nobody must begin anew for words that another has copied, but one that had no model itself when it entered that other
-    live      all this within ``LIVE_WITHIN``, and nothing is kept for anybody any more (bounded)
+    live      all this within ``LIVE_WITHIN``, and nothing is kept for anybody any more (bounded); where a founder died before another
+              had ever heard it, ``timing.join_within`` later: for the other it is one whose process has yet to begin
 """
 
 from __future__ import annotations
@@ -105,12 +106,7 @@ class Peering:
         try:
             self._begin()
             world.run(lambda: self._healed, self.plan.lasts * MILLISECOND + SECOND, MOST_EVENTS)
-            latest = (
-                world.now
-                + round(LIVE_WITHIN * max(1.0, self.plan.scale))
-                + self.plan.slots * self.plan.took * MILLISECOND
-            )  # one may be left for all
-            if not world.run(self._settled, latest, MOST_EVENTS):
+            if not world.run(self._settled, world.now + self._rests_within(), MOST_EVENTS):
                 self._wrong("live", self._unsettled())
             self._check()
         except Exception as error:  # whatever a node raises is a broken promise
@@ -340,6 +336,20 @@ class Peering:
         self._healed, self._learning = True, False
 
     # ------------------------------------------------------------ the end
+
+    def _rests_within(self) -> int:
+        """From when all is healed."""
+        plan = self.plan
+        alone = plan.slots * plan.took * MILLISECOND  # one may be left for all
+        within = round(LIVE_WITHIN * max(1.0, plan.scale)) + alone
+        unheard = [
+            life
+            for peer in self.peers.values()
+            for life, one in peer.mesh.members.items()
+            if one.patient and not one.met and life not in self.peers
+        ]
+        # Nobody can tell a founder that died from one that is late, if it never heard it.
+        return within + (plan.timing.join_within if unheard else 0)
 
     def _settled(self) -> bool:
         if not self._filled:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from shoal.cli import main
 from shoal.cluster.book import Contribution
+from shoal.cluster.mesh import Mesh
 from shoal.simulation.counted import Learner
 from shoal.simulation.kinds import mutated
 from shoal.simulation.peering import MUTANTS, Peering, simulate
@@ -51,6 +53,7 @@ PLANS = {
     34004757: "the same, where peers only talk",
     51000128: "nobody called the other half any more: the one that had refused it was gone",
     64000024: "owned: what an owner told was heard, and not what was learned, and all died who had heard that",
+    93001934: "the check: a founder that died before the other one had ever heard it is waited for as one that starts late",
 }
 
 # A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.
@@ -87,12 +90,22 @@ def test_what_was_broken_once_holds(seed: int) -> None:
     assert simulate(seed).violations == []
 
 
+def kept(seed: int) -> PeersPlan:
+    file = Path(__file__).parent / "plans" / "peers" / f"{seed}.json"
+    return msgspec.json.decode(file.read_bytes(), type=PeersPlan)
+
+
 @pytest.mark.parametrize("seed", PLANS)
 def test_a_plan_that_broke_a_promise_keeps_all_of_them(seed: int) -> None:
-    file = Path(__file__).parent / "plans" / "peers" / f"{seed}.json"
-    plan = msgspec.json.decode(file.read_bytes(), type=PeersPlan)
+    plan = kept(seed)
     assert plan.faults, "a plan in which nothing goes wrong shows nothing"
     assert Peering(plan).verdict().violations == []
+
+
+def test_a_founder_that_nobody_heard_is_waited_for_and_not_for_good() -> None:
+    with mock.patch.object(Mesh, "tell_ended", lambda self, now, life, why: []):
+        verdict = Peering(kept(93001934)).verdict()
+    assert [wrong.rule for wrong in verdict.violations] == ["live"]
 
 
 def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:

@@ -150,9 +150,9 @@ class Cluster:
             timing=self.plan.timing,
         )
 
-    def power_cut(self, seed: str) -> list[str]:
-        """All of these processes are gone at once, and of the disk only what was synced is sure. Who is to be started again."""
-        gone = [name for name in (COORDINATOR, *self.servers) if name in self.world.hosts]
+    def power_cut(self, seed: str, *others: str) -> list[str]:
+        """All who write to the disk are gone at once, and of it only what was synced is sure. Who is to be started again."""
+        gone = [name for name in (COORDINATOR, *self.servers, *others) if name in self.world.hosts]
         for name in gone:
             self.world.crash(name)
         self.disk = self.world.disk = self.disk.crash(seed)

@@ -299,7 +299,8 @@ class TrainingWorld:
             self.world.add_twin(self.cluster.server(fault.who), lasts)
 
     def power_cut(self, fault: Fault) -> list[str]:
-        return self.cluster.power_cut(f"{self.plan.seed}/{fault.at}")
+        others = [self.dealer] if self.plan.group else []  # a group's scheduler writes checkpoints, too
+        return self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others)
 
     def rot(self, fault: Fault) -> None:
         self.cluster.rot(fault.at)

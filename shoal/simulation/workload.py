@@ -108,7 +108,7 @@ class Scribe:
         self._calls = 0
         self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push of it failed for good: it cannot go on
         self.takes: Callable[[str, int], int] = lambda worker, nanoseconds: nanoseconds  # what would take so long
-        self._steps: dict[int, int] = {}  # the last one named, by incarnation
+        self._steps: dict[tuple[Worker, int], int] = {}  # the last one named, by worker and how often it was fenced
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
         self._lists: dict[
             int, KeyList
@@ -164,9 +164,13 @@ class Scribe:
         return task
 
     def _next_step(self, worker: Worker) -> int:
-        """Steps are named when they are made, not when they are sent: several may be under way."""
+        """Steps are named when they are made, not when they are sent: several may be under way.
+
+        They begin anew with an incarnation, which has no number yet while the worker waits to be welcomed again.
+        """
         client = worker.client
-        step = self._steps[client.incarnation] = max(self._steps.get(client.incarnation, 0), client.clock) + 1
+        incarnation = worker, client.counts["fenced"]
+        step = self._steps[incarnation] = max(self._steps.get(incarnation, 0), client.clock) + 1
         return step
 
     def _begin(self, worker: Worker, kind: str, **facts: int) -> int:

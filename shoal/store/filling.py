@@ -26,9 +26,9 @@ class Moving:
 
     segment: int
     after: int  # it is copied when all changes up to this one are made
+    taken: int  # bytes of changes that the other side had got when it began to keep them: now, then when it is copied
     image: Image | None = None
     seq: int = 0  # the last change that the image has
-    taken: int = 0  # bytes of changes that the other side had got by then
     pieces: int = 0
     per_piece: int = 0  # rows
     sent: dict[int, int] = field(default_factory=dict)  # piece -> when
@@ -63,10 +63,8 @@ class Filling:
 
     @property
     def ahead(self) -> int:
-        """Bytes of changes since the image, which the other side keeps until that is whole."""
-        return (
-            self.link.taken - self._moving.taken if self._moving is not None and self._moving.image is not None else 0
-        )
+        """Bytes of changes that the other side keeps until the image is whole: also before it is made, which takes a quiet moment."""
+        return self.link.taken - self._moving.taken if self._moving is not None else 0
 
     @property
     def is_full(self) -> bool:
@@ -79,7 +77,7 @@ class Filling:
         if self._moving is None:
             segment = self._left.pop(0)
             self.log.follow(now, self.link.name, self.link.incarnation, [segment], required=False)
-            self._moving, self._heard = Moving(segment, self.log.seq), now
+            self._moving, self._heard = Moving(segment, self.log.seq, self.link.taken), now
         moving = self._moving
         if moving.image is None:
             if self.log.applied < moving.after:

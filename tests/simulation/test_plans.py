@@ -20,15 +20,29 @@ TRAINING = sorted((Path(__file__).parent / "plans" / "training").glob("*.txt"))
 
 def test_there_are_the_plans_that_were_found() -> None:
     names = {file.stem for file in FILES}
-    seeds = (2000312, 2001073, 2006280, 2007568, 32000124, 32000338, 32004744, 32005843, 32007262)
+    seeds = (2000312, 2001073, 2006280, 2007568, 32000124, 32000338, 32004744, 32005843, 32007262, 90000745, 90003481)
     assert names >= {f"{seed}{kind}" for seed in seeds for kind in ("", "-shrunk")} | {
         "32004906",
         "54000017",
         "54000051",
+        "90003510",
     }
 
 
-@pytest.mark.variants(slow=["32004906", "32000338", "54000017", "54000051", "32007262", "32005843", "32000338-shrunk"])
+@pytest.mark.variants(
+    slow=[
+        "32004906",
+        "32000338",
+        "54000017",
+        "54000051",
+        "32007262",
+        "32005843",
+        "32000338-shrunk",
+        "9*0745",
+        "9*3481",
+        "90003510",
+    ]
+)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_plan_that_broke_a_promise_keeps_all_of_them(file: Path) -> None:
     plan = Plan.read(file.read_text())

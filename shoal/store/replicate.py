@@ -147,7 +147,7 @@ class Log:
     def made(self, entry: Entry) -> None:
         """This change is made here."""
         self.applied = entry.change.seq
-        if entry.change.kind == "push":
+        if entry.change.kind == "push" and entry.segments.any():
             key = entry.change.stream, entry.change.number
             left = self._pending.pop(key) & ~entry.segments
             if left.any():
@@ -257,6 +257,8 @@ class Log:
         return any(link.waits > most for link in self.links.values()) or any(one.ahead > most for one in self.fillings)
 
     def _pend(self, entry: Entry) -> None:
+        if not entry.segments.any():  # what it was for is not ours any more
+            return
         key = entry.change.stream, entry.change.number
         before = self._pending.get(key)
         self._pending[key] = entry.segments if before is None else before | entry.segments

@@ -26,6 +26,7 @@ def test_there_are_the_plans_that_were_found() -> None:
         "54000017",
         "54000051",
         "90003510",
+        "101003031-shrunk",
     }
 
 
@@ -41,6 +42,7 @@ def test_there_are_the_plans_that_were_found() -> None:
         "9*0745",
         "9*3481",
         "90003510",
+        "101003031-shrunk",
     ]
 )
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

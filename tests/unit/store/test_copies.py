@@ -16,7 +16,7 @@ from shoal.store.follow import Arriving, Follow, Kept
 from shoal.store.holding import FromServer, Holding
 from shoal.store.outcome import Outcome
 from shoal.store.part import Part
-from shoal.store.replicate import packed
+from shoal.store.replicate import Entry, Log, packed
 from shoal.store.update import Assign, Sum
 from shoal.tables import Dense, Each, Sparse, Step, Wire
 from shoal.wire import messages as m
@@ -329,3 +329,16 @@ def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_second_came_fi
     follow, changes = copy_and_changes()
     assert not append(follow, changes[1:]).works
     done(follow, append(follow, changes[:1]))
+
+
+def test_a_push_that_came_in_two_parts_of_which_one_went_elsewhere_is_made() -> None:
+    """The part that is left is made; the other one stays in the log without segments, and nothing waits for it."""
+    log = Log(1, 1)
+    for segments in ([True, False], [False, True]):
+        change = m.Change(0, "push", stream=0, number=7)
+        log.append(0, Entry(change, None, np.array(segments)), [KeyRange(0, 4), KeyRange(4, 8)], [0, 1])
+    log.moved([0, -1], 1, [KeyRange(0, 4), KeyRange(4, 8)])
+    assert log.pending(0, 7) is not None
+    while (entry := log.ready()) is not None:
+        log.made(entry)
+    assert log.applied == log.seq == 2 and log.pending(0, 7) is None

@@ -1,18 +1,22 @@
-"""How a file appears: whole, or not at all. And the few things that a checkpoint asks of a disk."""
+"""How a file appears: whole, or not at all; who has a folder; and the few things that a checkpoint asks of a disk."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
 import tempfile
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
+
+from shoal.errors import Invalid
 
 _LONG = 1 << 20  # bytes worth another thread's while
 
@@ -31,6 +35,40 @@ def replace_file(path: Path, contents: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+
+
+class Lock:
+    """A folder is used by one run (or sweep, or store) at a time. The lock ends with the process that has it."""
+
+    def __init__(self, folder: Path, named: Path, what: str = "run") -> None:
+        self._path = folder / "lock"
+        while True:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
+                os.close(handle)
+                raise Invalid(
+                    f"{named} has a {what} in it already, which goes on right now (process {holder}): choose another folder, "
+                    f"or wait until it has ended"
+                ) from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(self._path)):
+                    break
+            os.close(handle)  # whoever had it has just removed it
+        self._close = weakref.finalize(self, os.close, handle)  # also if the next lines fail
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        if self._close.alive:
+            self._path.unlink(missing_ok=True)
+            self._close()
 
 
 class Digest:

@@ -21,14 +21,12 @@ from __future__ import annotations
 import _thread
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import shutil
 import signal
 import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +37,7 @@ from shoal import limits
 from shoal.aside import Aside, mutter
 from shoal.errors import Invalid, RunFailed
 from shoal.events import RunEvent, counted, read_legible
-from shoal.files import replace_file
+from shoal.files import Lock, replace_file
 from shoal.job import Job
 from shoal.views import graph
 from shoal.views.lines import Lines
@@ -152,40 +150,6 @@ class Hearer:
             return True
         mutter(f"shoal: {type(error).__name__}: {error} in {self._name}, which is not called any more")
         return False
-
-
-class Lock:
-    """A folder is used by one run (or sweep) at a time. The lock ends with the process that has it."""
-
-    def __init__(self, folder: Path, named: Path, what: str = "run") -> None:
-        self._path = folder / "lock"
-        while True:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
-                os.close(handle)
-                raise Invalid(
-                    f"{named} has a {what} in it already, which goes on right now (process {holder}): choose another folder, "
-                    f"or wait until it has ended"
-                ) from None
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), os.stat(self._path)):
-                    break
-            os.close(handle)  # whoever had it has just removed it
-        self._close = weakref.finalize(self, os.close, handle)  # also if the next lines fail
-        try:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, str(os.getpid()).encode(), 0)
-        except OSError:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        if self._close.alive:
-            self._path.unlink(missing_ok=True)
-            self._close()
 
 
 class Folder:

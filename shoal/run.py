@@ -53,7 +53,10 @@ class Run:
         """The losses over time, as a matplotlib figure (pip install 'shoal[view]'); with ``path``, written there."""
         from shoal.views.plots import loss
 
-        return loss(self.events, path)
+        try:
+            return loss(self.events, path)
+        except OSError as error:
+            raise Invalid(f"cannot write {path}: {error.strerror}: choose another place") from None
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
@@ -164,7 +167,8 @@ def train(
             hears: list[EventCall] = [show] if on_event is None else [show, on_event]
             return execute(job, folder, hears, said or show.note, launcher=launcher)
     except KeyboardInterrupt as error:
-        _interrupted(error)
+        with contextlib.suppress(KeyboardInterrupt), deferred():  # a second one says what the first has said
+            _interrupted(error)
         raise
     finally:
         if said is not None:

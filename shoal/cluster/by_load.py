@@ -59,8 +59,9 @@ def _traded(cluster: Cluster, parts: Sequence[Part], hot: str, number: int) -> b
             spared, moves, part = max(best, key=lambda one: one[0])
             if spared >= limits.LOAD_GAIN * cluster.mean:
                 before, after = (load / cluster.mean for load in (cluster.asked[hot], cluster.asked[hot] - spared))
+                once = "with this" if len(moves) == 1 else "after this exchange"
                 for segment, target in moves:
-                    gain = f"{hot} was asked for {before:.2f} times the mean, {after:.2f} with this"
+                    gain = f"{hot} was asked for {before:.2f} times the mean, {after:.2f} {once}"
                     part.give(segment, 0, target, "load", gain, number)
                 return True
     return False

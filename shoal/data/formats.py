@@ -18,6 +18,7 @@ from shoal.limits import CHUNK, FEATURES, LINE
 ROOM = LINE + CHUNK + 2  # bytes that are parsed in one go, at most
 TOKEN = 40  # bytes of a bad token that are shown
 GREATEST_BITS = 0x7F7FFFFF  # of the greatest float32
+_NO_CSV = "values between commas (CSV) are not read: write lines of LIBSVM (label id:value ...), of Criteo (tabs), or arrays (.npz)"
 KEPT_DIGITS = 200  # the middle between two float32 has fewer
 
 
@@ -89,7 +90,7 @@ class Libsvm(_Parsing):
         hashing = f"ids are 1 to {self._limit:,}; hash them with hash_bits" if self._bits is None else ""
         return {
             k.TOO_LONG: (f"longer than {LINE:,} bytes", ""),
-            k.BAD_LABEL: (f"label {token!a} is no number", ""),
+            k.BAD_LABEL: (f"label {token!a} is no number", _NO_CSV if "," in token else ""),
             k.BAD_TOKEN: (f"{token!a} is no id:value", ""),
             k.ID_ZERO: (
                 "id 0, and ids start at 1",

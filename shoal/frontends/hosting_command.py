@@ -16,13 +16,13 @@ import click
 
 from shoal import limits
 from shoal.errors import ClusterError, Invalid
-from shoal.folder import Folder, Lock
+from shoal.folder import Folder
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free
 from shoal.launch.hosting import HostCluster, Hosting, stands, stands_in
 from shoal.launch.looking import ADDRESS, write_address
 from shoal.launch.processes import check_listening
-from shoal.launch.reopening import SavedStore, saved_in
+from shoal.launch.reopening import SavedStore, hold, saved_in
 from shoal.nodes.storage import Journal
 from shoal.settings import changed, settings_of
 from shoal.signals import handled
@@ -195,11 +195,7 @@ def _kept(out: Path | None) -> Iterator[Path | None]:
     if out is None:
         yield None
         return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = Lock(out.absolute(), out, "store")
-    except OSError as error:
-        raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
+    lock = hold(out, "--out")
     try:
         yield out.absolute()
     finally:

@@ -27,7 +27,7 @@ from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
 from shoal.launch.clients import client_of
 from shoal.launch.clients import connect as connect
 from shoal.launch.looking import Looking, Status
-from shoal.launch.reopening import saved_in
+from shoal.launch.reopening import hold, saved_in
 from shoal.launch.telling import Listener, Telling
 from shoal.nodes.blocking import KV
 from shoal.nodes.coordinator import Coordinator
@@ -41,6 +41,7 @@ from shoal.wire.effects import Ended
 from shoal.wire.groups import member_name
 
 if TYPE_CHECKING:
+    from shoal.files import Lock
     from shoal.launch.coordination import Facts
 
 START_WITHIN = 120.0  # seconds: the first start on a machine compiles the kernels
@@ -81,17 +82,23 @@ def local(
     if keys is not None and not (processes and transport == "tcp"):
         raise Invalid("keys are for what goes over tcp: start it with processes=True and transport='tcp'")
     chosen = None if timing is None else timing_from(timing)
-    journal = Journal(Path(folder) / "coordinator.journal" if folder is not None else None)
+    lock = None if folder is None else hold(Path(folder), "folder=")
     cluster: Cluster
-    if processes:
-        from shoal.launch.processes import ProcessCluster
-        from shoal.wire.security import Safety
+    try:
+        journal = Journal(Path(folder) / "coordinator.journal" if folder is not None else None)
+        if processes:
+            from shoal.launch.processes import ProcessCluster
+            from shoal.wire.security import Safety
 
-        safety = (Safety.local() if keys is None else Safety.with_keys(keys)).checking(checksums)
-        cluster = ProcessCluster(servers, transport, modules, journal, copies, copies > 1, safety)
-    else:
-        cluster = ThreadCluster(servers, modules, journal, copies)
-    cluster.timing, found = chosen, None
+            safety = (Safety.local() if keys is None else Safety.with_keys(keys)).checking(checksums)
+            cluster = ProcessCluster(servers, transport, modules, journal, copies, copies > 1, safety)
+        else:
+            cluster = ThreadCluster(servers, modules, journal, copies)
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        raise
+    cluster.lock, cluster.timing, found = lock, chosen, None
     try:
         if folder is not None:
             found = saved_in(cluster, Path(folder))
@@ -123,6 +130,8 @@ class Cluster:
         self._taken = {"coordinator"}  # names of our own nodes
         self.checkpoints: Path | None = None
         """Of a store without a run: where ``kv.save()`` puts them; to be set before it is started."""
+        self.lock: Lock | None = None
+        """On the folder of a store; let go when it is closed."""
         self.ended = ""
         """Why the cluster is no more; empty: it goes on."""
         self._closing, self._closed = threading.Lock(), False
@@ -228,6 +237,8 @@ class Cluster:
                     thread.join(limits.DRAIN / limits.SECOND)
             if self._telling is not None:
                 self._telling.close()
+            if self.lock is not None:
+                self.lock.release()
 
     def __enter__(self) -> Cluster:
         return self

@@ -2,6 +2,7 @@
 
     FOLDER/coordinator.journal      the counters that never go back
     FOLDER/checkpoints/             what was saved
+    FOLDER/lock                     held as long as the store is open: no other opens there meanwhile
 
 Servers read their own segments from the newest checkpoint that is whole: weights, optimizer state, ledgers. In those ledgers are
 the pushes of clients of before, by their incarnations, so that no client of now may have one of these numbers: where a journal
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.files import Disk
+from shoal.files import Disk, Lock
 from shoal.nodes.records import Kept, members_and_tables
 from shoal.nodes.saving import Bare
 from shoal.store import checkpoint
@@ -56,6 +57,19 @@ class SavedStore:
             cut.setdefault(key, table.name)
             made.append(table.name)
         return made
+
+
+def hold(folder: Path, named: str) -> Lock:
+    """The folder of a store, made if need be, and nobody else's from here on. ``named`` is how it was given, for who must give another."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder.absolute(), folder, "store")
+    except OSError as error:
+        raise Invalid(f"cannot write to {folder}: {error.strerror}: choose another folder ({named})") from None
+    if (folder / "job.toml").exists():
+        lock.release()
+        raise Invalid(f"{folder} is the folder of a run, not of a store: choose another ({named})")
+    return lock
 
 
 def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:

@@ -121,7 +121,7 @@ class KV:
         return list(self._client.view.groups)
 
     def save(self, seconds: float | None = None) -> None:
-        """Have the run make a checkpoint now; returns when it is on disk, or could not be."""
+        """Make a checkpoint of the run or store now; returns when it is on disk, and raises if it cannot be, or is not in so many seconds."""
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
         if seconds is not None and not number:
             raise Invalid(f"save({seconds!r}): give how many seconds to wait at most, or nothing")

@@ -26,8 +26,7 @@ import msgspec
 
 from shoal.errors import Invalid
 from shoal.events import Evaluated, RunEvent, read_legible
-from shoal.files import replace_file
-from shoal.folder import Lock
+from shoal.files import Lock, replace_file
 from shoal.job import Job
 from shoal.launch.links import LINKS
 from shoal.resuming import is_finished

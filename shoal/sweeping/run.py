@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shoal.data.datasets import check_source
 from shoal.errors import Invalid
-from shoal.folder import Lock
+from shoal.files import Lock
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.topology import Graph
 from shoal.sweeping.disk import Result, Sweep, arrange, kept, look, write_study

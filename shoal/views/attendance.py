@@ -50,6 +50,8 @@ class Attendance:
             case Progress():
                 self._counts = True
             case Joined() if event.name not in self._here:
+                if not event.seconds and self._unnamed.get(role_of(event)):
+                    self._unnamed[role_of(event)] -= 1  # one of those that were there from the start: it has a name now
                 self._here[event.name] = Stay(event.name, role_of(event), event.seconds)
                 self.stays.append(self._here[event.name])
             case Gone():

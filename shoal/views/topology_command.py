@@ -51,7 +51,7 @@ def topology(
     except Invalid as error:
         raise Wrong(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"cannot write {out}: {error.strerror}: choose another place (--out)") from None
+        raise Wrong(f"cannot write {out}: {error.strerror}: choose another place (--out)") from None
     except ShoalError as error:
         raise click.ClickException(str(error)) from None
     if as_json:

@@ -101,6 +101,9 @@ class Odd(NamedTuple):
 
 ODD = {
     "a label that is text": Odd("cat 1:1", "label 'cat' is no number: cat 1:1"),
+    "a line of CSV": Odd(
+        "1,0.5,2", "label '1,0.5,2' is no number", "values between commas (CSV) are not read: write lines of LIBSVM"
+    ),
     "a label that is NaN": Odd("nan 3:1", "'nan' is not finite, or too large"),
     "a label without bound": Odd("inf 3:1", "'inf' is not finite, or too large"),
     "a value that is NaN": Odd("1 3:nan", "'3:nan' is not finite, or too large"),

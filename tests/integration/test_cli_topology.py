@@ -67,6 +67,7 @@ def test_programs_are_told_all_of_it() -> None:
         (["random", "--nodes", "4", "--degree", "9"], "at most 3 (degree)"),
         (["file", "--edges", "empty.txt"], "empty.txt has no links: write one a line"),
         (["ring", "--out", "picture.nix"], "names no kind of picture"),
+        (["ring", "--out", f"{'x' * 300}.png"], "choose another place (--out)"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_next_move(arguments: list[str], why: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import shoal.run
 from shoal.events import Evaluated, RunEvent
 from shoal.run import Run, train
 from shoal.testing.den import Den
@@ -100,6 +101,32 @@ def test_ctrl_c_without_a_folder_keeps_what_was_learned(
     assert str(run.folder) in str(error) and run.folder.parent == tmp_path
     back = Run.load(run.folder)
     assert back.model is not None and back.summary == run.summary
+
+
+def test_a_second_ctrl_c_while_a_run_is_put_aside_loses_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    aside = shoal.run.keep_aside
+
+    def impatient(run: Run, prefix: str) -> Path:
+        signal.raise_signal(signal.SIGINT)
+        return aside(run, prefix)
+
+    def interrupt(event: RunEvent) -> None:
+        if isinstance(event, Evaluated) and event.number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("shoal.run.keep_aside", impatient)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            train("rcv1-like", settings=SMALL, seconds=60, on_event=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    run = vars(caught.value)["run"]
+    assert str(run.folder) in str(caught.value)
+    assert Run.load(run.folder).model is not None
 
 
 @pytest.mark.slow

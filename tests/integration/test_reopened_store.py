@@ -157,3 +157,31 @@ def test_an_older_checkpoint_is_taken_only_aloud(tmp_path: Path, capsys: pytest.
     with shoal.local(servers=1, folder=tmp_path) as cluster, cluster.client() as kv:
         assert kv.pull("w", slice(None)).result().ravel().tolist() == [0.0] * 4
     assert f"passed over: {newest}" in capsys.readouterr().err
+
+
+@pytest.mark.variants(slow=["True"])
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_folder_has_one_store_at_a_time(processes: bool, tmp_path: Path) -> None:
+    """Two would save over each other, and neither would hear of it."""
+    told = rf"has a store in it already, .*process {os.getpid()}.*choose another"
+    with shoal.local(servers=1, folder=tmp_path, processes=processes), pytest.raises(Invalid, match=told):
+        shoal.local(servers=1, folder=tmp_path)
+    with shoal.local(servers=1, folder=tmp_path):
+        pass
+
+
+def test_a_store_that_cannot_be_opened_leaves_its_folder_free(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.journal").mkdir()
+    with pytest.raises((ShoalError, OSError)):
+        shoal.local(servers=1, folder=tmp_path)
+    (tmp_path / "coordinator.journal").rmdir()
+    with shoal.local(servers=1, folder=tmp_path):
+        pass
+
+
+def test_the_folder_of_a_run_is_no_store_and_stays_as_it_is(tmp_path: Path) -> None:
+    shoal.train("clicks", epochs=1, workers=1, servers=1, out=tmp_path / "run", settings={"data.rows": 2_000})
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(Invalid, match=r"is the folder of a run, not of a store: choose another \(folder=\)"):
+        shoal.local(servers=1, folder=tmp_path / "run")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shoal.cli import main
-from shoal.folder import Lock
+from shoal.files import Lock
 from shoal.sweeping.disk import Sweep
 from shoal.sweeping.sections import sections
 from shoal.testing.den import Den, soon

@@ -188,6 +188,9 @@ def test_a_run_can_be_plotted(tmp_path: Path) -> None:
     Run.load(tmp_path / "run").plot(tmp_path / "again.png")
     assert (tmp_path / "again.png").stat().st_size > 0
     assert run.plot() is not None
+    (tmp_path / "taken.png").mkdir()
+    with pytest.raises(Invalid, match=r"cannot write .*taken\.png: .*: choose another place"):
+        run.plot(tmp_path / "taken.png")
 
 
 def test_synchronous_runs_are_the_same_bit_for_bit() -> None:

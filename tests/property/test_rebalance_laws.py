@@ -206,7 +206,7 @@ def test_a_trade_is_on_its_way_as_a_whole_or_not_at_all() -> None:
     loads = {1: {0: 9_000.0, 1: 8_000.0, 2: 1_000.0, 3: 500.0}}
     moves = plan([table], ["ann", "bob"], loads=loads)
     assert [len(those) for those in together(moves)] == [2]
-    assert {one.gain for one in moves} == {"ann was asked for 1.84 times the mean, 1.03 with this"}
+    assert {one.gain for one in moves} == {"ann was asked for 1.84 times the mean, 1.03 after this exchange"}
     alone = [Wanted(one.table, one.segment, one.source, one.target, one.why) for one in moves]
     assert [len(those) for those in together(alone)] == [1, 1]
     big = Placed(1, "w", Dense(rows=SPAN, width=4_096), table.starts, table.places)

@@ -46,6 +46,12 @@ def test_of_who_does_not_tell_who_joins_as_many_were_there_as_the_run_says(story
     ]
 
 
+def test_who_is_named_after_the_run_has_begun_is_counted_once(story: Any) -> None:
+    named = [joined(0.0, f"worker-{number}") for number in range(4)]
+    assert taken([story.started(4, 0), *named]).crew() == "4 workers"
+    assert taken([story.started(4, 0), *named, joined(3.0, "worker-4")]).crew() == "4 to 5 workers"
+
+
 def test_who_comes_one_by_one_is_counted_once(story: Any) -> None:
     events = [joined(0.0, "worker-0"), story.started(3, 0), joined(2.0, "worker-1"), joined(4.0, "worker-2")]
     assert taken(events).crew() == "1 to 3 workers"

@@ -7,13 +7,14 @@ except BaseException as error:
     raise Invalid(f"question 'mine' failed: {told(error)}") from None
 
 What it raises can be caught; that it ends the process, never returns or takes all memory cannot. So a ``Child`` is a fork of this process: it
-sees everything as it was at that moment, shares nothing but a pipe, and is killed when its time is up.
+sees everything as it was at that moment, shares nothing but a pipe, and is killed when its time is up, with all that it started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import resource
 import select
@@ -97,8 +98,7 @@ class Child:
             data = self._read()
         finally:
             os.close(self._pipe)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # it has said all, or is not to go on
+            end_all(self.pid)  # it has said all, or is not to go on
             _, status = os.waitpid(self.pid, 0)
         if data is None:
             raise Invalid(f"it took more than {self._seconds:g} s, and was ended")
@@ -109,17 +109,18 @@ class Child:
         return data[1:]
 
     def _read(self) -> bytes | None:
-        """All it says; None if its time is up. More than an answer can be is not read."""
-        found = bytearray()
-        while len(found) <= self._most:
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
+        """All it says; None if its time is up. More than an answer can be is not read, nor is the pipe's end waited for: others may hold it."""
+        found, size = bytearray(), _HEAD
+        while len(found) < min(size, self._most):
+            if not is_ready(self._pipe, select.POLLIN, self._deadline):
                 return None
             piece = os.read(self._pipe, 1 << 16)
             if not piece:
                 break
             found += piece
-        return bytes(found)
+            if len(found) >= _HEAD:
+                size = _HEAD + int.from_bytes(found[:_HEAD], "little")
+        return bytes(found[_HEAD:size])
 
     def _how(self, status: int) -> str:
         if not os.WIFSIGNALED(status):
@@ -130,7 +131,25 @@ class Child:
         return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
+def end_all(pid: int) -> None:
+    """End a process that has a session of its own, and what it started in it."""
+    for end in (os.killpg, os.kill):  # the second where it has just been born, and has no session yet
+        with contextlib.suppress(ProcessLookupError):
+            end(pid, signal.SIGKILL)
+
+
+def is_ready(handle: int, what: int, deadline: float) -> bool:
+    """Wait until it can be read from or written to (``select.POLLIN``, ``POLLOUT``), whatever its number is; False if time is up."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return False
+    poll = select.poll()
+    poll.register(handle, what)
+    return bool(poll.poll(math.ceil(left * 1_000)))
+
+
 _FOUND, _FAILED = b"\x01", b"\x00"
+_HEAD = 8  # bytes of the length of what a child says
 _PR_SET_PDEATHSIG = 1
 
 
@@ -138,6 +157,7 @@ def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: 
     """Only a pipe is left to it: whoever calls the server must not wait for a socket that a child holds open."""
     said = b""
     try:
+        os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError, AttributeError):
@@ -160,6 +180,7 @@ def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: 
         said = _FAILED + told(error).encode("utf-8", "replace")
     finally:
         with contextlib.suppress(BaseException):
+            said = len(said).to_bytes(_HEAD, "little") + said
             while said:
                 said = said[os.write(pipe, said) :]
         os._exit(0)

@@ -166,7 +166,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             given = getattr(self, name)
             if given is None:
                 found[name] = min(max(LEAST, round(getattr(DEFAULT, name) * self.scale)), MOST)
-            elif math.isfinite(given):
+            elif math.isfinite(given * SECOND):
                 found[name] = round(given * SECOND)
             else:
                 raise Invalid(f"timing.{name}={given}: needs a number of seconds, up to {_seconds(MOST):g}")

@@ -85,7 +85,8 @@ def _from_scipy(rows: Any) -> tuple[Ids, npt.NDArray[Any], npt.NDArray[Any]]:
 
 def _from_array(rows: Any, features: int, hashing: Hashing | None) -> tuple[Ids, npt.NDArray[Any], npt.NDArray[Any]]:
     try:
-        dense = np.atleast_2d(np.asarray(rows))
+        given = np.asarray(rows)
+        dense = np.atleast_2d(given) if given.shape != (0,) else np.zeros((0, 0))  # no rows, not one without features
     except ValueError as error:  # rows of different lengths
         raise Invalid(f"rows that are no array: {error}") from None
     if dense.ndim != 2 or (hashing is None and dense.shape[1] > features):

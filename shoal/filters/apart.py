@@ -29,7 +29,7 @@ import numpy as np
 from shoal import limits
 from shoal.filters import Base, known
 from shoal.limits import MB, SECOND
-from shoal.theirs import ends_us, told
+from shoal.theirs import end_all, ends_us, is_ready, told
 
 _HEAD = 8  # bytes that say how long what follows is
 _STRIKES = 3
@@ -112,6 +112,7 @@ class Elsewhere:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)},
         )
         weakref.finalize(self, _close, child)
@@ -129,7 +130,7 @@ class Elsewhere:
         deadline, handle = time.monotonic() + limits.FILTER_WITHIN / SECOND, child.stdin.fileno()
         left = memoryview(len(data).to_bytes(_HEAD, "little") + data)
         while left:
-            if not select.select([], [handle], [], max(0.0, deadline - time.monotonic()))[1]:
+            if not is_ready(handle, select.POLLOUT, deadline):
                 raise TimeoutError
             with contextlib.suppress(BlockingIOError):
                 left = left[os.write(handle, left) :]
@@ -145,7 +146,7 @@ class Elsewhere:
         assert child.stdout is not None
         found, handle = bytearray(), child.stdout.fileno()
         while len(found) < size:
-            if not select.select([handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not is_ready(handle, select.POLLIN, deadline):
                 raise TimeoutError
             piece = os.read(handle, min(size - len(found), 1 << 20))
             if not piece:
@@ -169,7 +170,7 @@ def _close(child: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(OSError):
                 pipe.close()
     if child.poll() is None:
-        child.kill()
+        end_all(child.pid)
         child.wait()
 
 

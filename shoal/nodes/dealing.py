@@ -43,6 +43,7 @@ class Dealing(Kept):
 
     silent: Sequence[str] = ()  # servers of which nothing was heard for a while
     _still = (-1, 0)  # slots that were counted, and since when it is so many
+    _looked = 0  # when that was last looked at
     elsewhere = False  # workers come and go by themselves: that none is here is no reason to give up
 
     # ------------------------------------------------------------ who is here
@@ -157,6 +158,9 @@ class Dealing(Kept):
     def _tell_still(self, now: int) -> list[Effect]:
         """Everybody is alive, and nothing gets done: say so, and who."""
         done, since = self._still
+        gap, self._looked = now - self._looked, now
+        if gap > self.timing.suspect:  # we slept ourselves: nobody is blamed for that
+            self._still = done, since = done, since + gap
         if self.workload.done != done or self.workload.finished or not self._seen:
             self._still = (self.workload.done, now)
             return []

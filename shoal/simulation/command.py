@@ -109,7 +109,7 @@ def _plan(of: str, seed: int | None, text: str | None) -> Plan:
         return {"moves": moves_plan.draw, "training": training_plan.draw}.get(of, Plan.draw)(seed)
     try:
         return Plan.read(text)
-    except (ValueError, SyntaxError, TypeError) as error:
+    except ValueError as error:
         raise click.BadParameter(f"not a plan: {error}", param_hint="--plan") from None
 
 

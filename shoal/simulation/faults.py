@@ -118,10 +118,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
 
     @classmethod
     def read(cls, text: str) -> Plan:
-        """A plan as it prints itself."""
-        plan = _literal(ast.parse(text.strip(), mode="eval").body)
-        if not isinstance(plan, Plan):
-            raise ValueError("that is no Plan(...)")
+        """A plan as it prints itself. ValueError says why it is none."""
+        try:
+            plan = _literal(ast.parse(text.strip(), mode="eval").body)
+            if not isinstance(plan, Plan):
+                raise ValueError("that is no Plan(...)")
+            plan = msgspec.convert(msgspec.to_builtins(plan), type(plan))  # its own constructor checks no types
+        except (SyntaxError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+            raise ValueError(str(error)) from None
+        if not 1 <= plan.copies <= plan.servers or plan.workers < 1 or plan.slots < 1:
+            raise ValueError("it needs a server, a worker and a slot at least, and no more copies than servers")
         return plan
 
     @property
@@ -167,7 +173,10 @@ def _literal(node: ast.expr) -> Any:
             return kinds[node.func.id](*map(_literal, node.args), **facts)
     if isinstance(node, ast.Tuple | ast.List):
         return tuple(_literal(one) for one in node.elts)
-    return ast.literal_eval(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"{ast.unparse(node)[:80]!r} is neither a literal nor a Fault(...)") from None
 
 
 # ---------------------------------------------------------------- what goes wrong

@@ -131,8 +131,9 @@ class Desk:
         self.hands.pop(who, None)
 
     def wait(self, seconds: float) -> None:
-        for _ in range(10):
-            self.now += int(seconds * SECOND / 10)
+        steps = max(10, round(seconds))  # as a loop turns that does not sleep
+        for _ in range(steps):
+            self.now += int(seconds * SECOND / steps)
             self.feed(self.dealing.tick(self.now))
 
     def all(self, kind: type[E]) -> list[E]:

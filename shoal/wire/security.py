@@ -71,6 +71,8 @@ class Safety:
 
     def checking(self, checksums: bool) -> Safety:
         """The same, with checksums of arrays or without."""
+        if not isinstance(checksums, bool):
+            raise Invalid(f"checksums={checksums!r}: needs True or False")
         other = copy(self)
         other.checksums = checksums
         return other

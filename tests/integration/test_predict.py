@@ -66,6 +66,7 @@ def test_a_model_of_hashed_ids_predicts_what_evaluate_judges(hashed_run: Path, r
     assert accuracy(chances, labels) == judged(hashed_run, rows_file) > 0.9
     np.testing.assert_array_equal(model.predict(rows_file), chances)
     assert accuracy(model.predict(rows[0]), labels[:1]) == accuracy(chances[:1], labels[:1])
+    assert model.predict([]).shape == model.predict(rows[:0]).shape == (0,)
 
 
 def test_a_sparse_matrix_of_plain_ids_is_hashed_whatever_its_width(hashed_run: Path) -> None:

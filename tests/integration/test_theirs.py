@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import shoal
@@ -19,7 +20,7 @@ from shoal.launch.processes import ProcessCluster
 from shoal.testing.den import soon
 
 MODULE = """
-import os, time
+import os, subprocess, time
 
 import numpy as np
 import shoal
@@ -40,6 +41,11 @@ def misbehave(how):
         raise RuntimeError("mine")
     if how == 6:
         os.kill(os.getpid(), 11)
+    if how == 7 and os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    if how == 8:
+        subprocess.Popen(["sleep", "61.5"])
 
 
 @shoal.question(how=0)
@@ -98,6 +104,19 @@ def test_a_question_costs_its_own_answer_only(how: int, kv: shoal.KV) -> None:
     said, ways = str(caught.value), WAYS[how]
     assert "question 'odd'" in said and any(one in said for one in ([ways] if isinstance(ways, str) else ways)), said
     assert kv.call("w", slice(None), odd_code.odd).result(60).numbers[0] == 600
+
+
+def test_a_question_that_forks_is_answered_all_the_same(kv: shoal.KV) -> None:
+    import odd_code
+
+    assert kv.call("w", slice(None), odd_code.odd, how=7).result(60).numbers[0] == 600
+
+
+def test_what_a_question_started_ends_with_it(kv: shoal.KV) -> None:
+    import odd_code
+
+    assert kv.call("w", slice(None), odd_code.odd, how=8).result(60).numbers[0] == 600
+    assert soon(lambda: all(one.info["cmdline"] != ["sleep", "61.5"] for one in psutil.process_iter(["cmdline"])))
 
 
 def test_a_question_sees_one_moment_and_nobody_waits_for_it(kv: shoal.KV) -> None:

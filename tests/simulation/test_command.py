@@ -64,3 +64,19 @@ def test_the_faults_of_many_seeds_are_told_by_kind() -> None:
     result = CliRunner().invoke(main, ["simulate", "--of", "moves", "--seeds", "4", "--jobs", "1"])
     assert result.exit_code == 0, result.output
     assert "fault: join server" in result.output and "moves: handed" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Plan(seed='a')", "Expected `int`, got `str`"),
+        ("Plan(seed=1, servers=0)", "it needs a server"),
+        ("Plan(seed=1, copies=2)", "no more copies than servers"),
+        ("-" * 5_000 + "1", "recursion"),
+        ("Plan(seed=len('a'))", "is neither a literal nor a Fault(...)"),
+        ("Plan(", "was never closed"),
+    ],
+)
+def test_what_is_no_plan_is_refused_with_the_reason(text: str, why: str) -> None:
+    found = CliRunner().invoke(main, ["simulate", "--plan", text])
+    assert found.exit_code == 2 and why in found.stderr

@@ -61,7 +61,7 @@ def test_a_scale_that_cannot_be_is_refused(scale: float, said: str) -> None:
 
 
 @pytest.mark.parametrize("name", Intervals.__struct_fields__)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e-9, 1e9])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e-9, 1e9, 1e300])
 def test_a_value_that_cannot_be_is_refused_by_its_name(name: str, value: float) -> None:
     with pytest.raises(Invalid, match=rf"timing\.{name}=.*: needs .*seconds"):
         Timing(**{name: value})

@@ -84,11 +84,22 @@ def test_workers_that_answer_and_get_nothing_done_are_named_once() -> None:
     for who in (1, 2):
         desk.want(who)
     desk.judge(0.7)
-    for _ in range(3):
-        desk.now += 20 * SECOND
-        desk.feed(desk.dealing.tick(desk.now))
+    desk.wait(60)
     (warned,) = desk.all(Warned)
     assert "after slot 0 nothing was counted for 30 s: " in warned.what and "worker-1" in warned.what
+
+
+def test_one_that_slept_itself_blames_nobody() -> None:
+    desk = Desk(dealing())
+    for who in (1, 2):
+        desk.want(who)
+    desk.judge(0.7)
+    desk.wait(20)
+    desk.now += 600 * SECOND
+    desk.wait(9)
+    assert desk.all(Warned) == []
+    desk.wait(5)
+    assert len(desk.all(Warned)) == 1
 
 
 def test_a_server_that_does_not_answer_is_named_with_what_helps_and_no_worker_is_blamed() -> None:
@@ -97,9 +108,7 @@ def test_a_server_that_does_not_answer_is_named_with_what_helps_and_no_worker_is
         desk.want(who)
     desk.judge(0.7)
     desk.dealing.silent = ["guest"]
-    for _ in range(3):
-        desk.now += 20 * SECOND
-        desk.feed(desk.dealing.tick(desk.now))
+    desk.wait(60)
     (warned,) = desk.all(Warned)
     assert "guest does not answer" in warned.what and "--name guest" in warned.what and "worker" not in warned.what
 

@@ -24,6 +24,7 @@ class Member:
     filled: bool = False  # it has a model
     met: bool = False  # heard at all
     lists_me: bool = False  # it has entered us
+    knows: bool = False  # it has told that it knows us to have a model
     patient: bool = False  # a founder: its process may take a while to begin
     heard: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)

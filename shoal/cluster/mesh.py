@@ -240,7 +240,9 @@ class Mesh(Standing):
         one.met, one.since = True, now
         if beat.filled and not one.filled:
             one.filled, self._living = True, None
-        one.lists_me |= any(peer.life == self.me.life for peer in beat.peers)
+        lists_me = any(peer.life == self.me.life for peer in beat.peers)
+        one.lists_me |= lists_me
+        one.knows |= lists_me and self.me.life not in beat.new
         one.gone.update(gone for gone in beat.gone if gone in self.gone)
         if beat.filled:
             one.copied = beat.copied

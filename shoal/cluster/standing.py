@@ -23,7 +23,7 @@ class Standing:
         self.gone: dict[str, str] = {}  # by life, and why; for good
         self.streams = Streams()
         self.streams.heard[me.life] = 0
-        self.members = {one.life: Member(one, -1, True, patient=True) for one in founders if one != me}
+        self.members = {one.life: Member(one, -1, True, patient=True, knows=True) for one in founders if one != me}
         self._filled = True
         self._living: list[p.Peer] | None = None  # if that has not changed
         self._known: tuple[tuple[object, ...], bool] = ((), False)  # all know of all who are gone; as of these
@@ -55,6 +55,14 @@ class Standing:
         """The life that leads; empty while nobody has a model."""
         living = self.living
         return living[0].life if living else ""
+
+    @property
+    def may_begin_to_lead(self) -> bool:
+        """All is heard that anybody else has decided: those who are gone, and those who are here, before they knew that we have a model."""
+        for life, one in self.members.items():
+            if not one.knows or one.heard.get(life, 0) > self.streams.heard.get(life, 0):
+                return False
+        return all(map(self.is_closed, self.gone))
 
     @property
     def is_met(self) -> bool:

@@ -1,7 +1,8 @@
 """The run's clock, whose turn it is to lead, and the judging: what lies between a peer and what a lead decides (``lead``).
 
 Whoever comes first among those who live leads, once it has heard all that anybody has of those who are gone: one of them may have
-decided something. The clock begins when all founders are here, and their first weights are judged: who starts late is not
+decided something. So may those who are here: one that comes before them and gets its model after them waits until they know of it, or two
+would lead at once. The clock begins when all founders are here, and their first weights are judged: who starts late is not
 waited for on the clock (S4-23). Every peer keeps it, by what it hears; it never goes back, whoever leads.
 """
 
@@ -83,8 +84,8 @@ class Leading:
             self.lead = None
             return []
         if self.lead is None:
-            if not all(map(mesh.is_closed, mesh.gone)):
-                return []  # somebody may have decided what we have not heard
+            if not mesh.may_begin_to_lead:
+                return []  # somebody may have decided what we have not heard, or may still decide
             self.lead = Lead(mesh.me.life, self._facts, book)
         if self.stop:
             self.lead.end(self.stop, now=True)

@@ -94,6 +94,10 @@ class Learner:
     def settled(self) -> bool:
         return self.node.ended and self.node.may_go and self.node.work.is_idle
 
+    @property
+    def leads(self) -> bool:
+        return self.node.leads and not self.mesh.put_out
+
     def leave(self) -> None:
         self.leaving = True
         self.node.leave()

@@ -6,6 +6,7 @@ When all faults are over, and what was said is heard:
     once      no slot is in them twice; every slot that one said who lives is in them
     closed    of one that was closed nothing more was heard by anybody, ever
     copied    nobody must begin anew for words that another has copied, but one that had no model itself when it entered that other
+    lead      of two that hold each other for here, with a model, at most one leads, at any time
     live      all this within ``LIVE_WITHIN``, and nothing is kept for anybody any more (bounded); where a founder died before another
               had ever heard it, ``timing.join_within`` later: for the other it is one whose process has yet to begin
 """
@@ -207,6 +208,8 @@ class Peering:
         for one in mesh.members:
             entered.setdefault(one, self._had[life])
         self._had[life] = mesh.filled
+        if peer.leads:
+            self._check_leads(peer)
         if mesh.put_out == CUT_SHORT:
             self._check_copies(mesh)
         if peer.left:
@@ -215,6 +218,14 @@ class Peering:
             self._end(life, told=False)
             self.counts["rejoined"] += 1
             self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.ways])
+
+    def _check_leads(self, peer: Sayer | Learner) -> None:
+        for life in peer.mesh.members:
+            other = self.peers.get(life)
+            if other is not None and other.leads and peer.name in other.mesh.members:
+                found = Violation("lead", f"{' and '.join(sorted((peer.name, life)))} lead at once")
+                if found not in self.violations:
+                    self.violations.append(found)
 
     def _check_copies(self, mesh: Mesh) -> None:
         """It begins anew, and so no other promise is broken: but that must not hide copies that were taken too soon."""

@@ -45,6 +45,11 @@ class Sayer:
         """Nothing is left to say."""
         return not self.pending
 
+    @property
+    def leads(self) -> bool:
+        """Nothing is decided where all only talk."""
+        return False
+
     def leave(self) -> None:
         self.leaving = True
 

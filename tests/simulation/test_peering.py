@@ -54,6 +54,7 @@ PLANS = {
     51000128: "nobody called the other half any more: the one that had refused it was gone",
     64000024: "owned: what an owner told was heard, and not what was learned, and all died who had heard that",
     93001934: "the check: a founder that died before the other one had ever heard it is waited for as one that starts late",
+    103003275: "owned: a newcomer took the lead before the one that led knew of it, and both named owners by the same number",
 }
 
 # A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.

@@ -635,6 +635,33 @@ def test_a_late_claim_of_one_that_left_puts_nobody_out() -> None:
     assert not mesh.put_out
 
 
+def test_one_that_comes_first_and_got_its_model_last_does_not_lead_before_the_others_know_and_it_heard_what_they_decided() -> (
+    None
+):
+    room = Room(0)
+    first, led = copied_at(room, 5, {}), copied_at(room, 9, {})
+    meet(room)
+    led.members["w5"].filled = False  # it has yet to hear that
+    assert (first.leads, led.leads) == ("w5", "w9")
+    room.rule = lambda sender, to, message: sender == "w9" and not isinstance(message, p.Said)
+    room.wait(2)
+    assert first.members["w9"].met
+    assert not first.may_begin_to_lead
+    room.say("w9", 1)  # so it decides still
+    room.rule = lambda sender, to, message: not isinstance(message, p.Said)
+    room.wait(2)
+    assert led.leads == "w5"
+    assert not first.may_begin_to_lead
+    room.rule = lambda sender, to, message: True
+    room.wait(2)
+    assert room.slots("w5") == [1]
+    assert first.may_begin_to_lead
+
+
+def test_founders_know_of_each_other_who_leads() -> None:
+    assert [mesh.may_begin_to_lead for mesh in Room(3).meshes.values()] == [True] * 3
+
+
 # ---------------------------------------------------------------- what is said to strangers
 
 

@@ -93,6 +93,10 @@ class Mesh(Standing):
     def wake_at(self) -> int:
         return min(self._next_beat, self._next_look)
 
+    def may_leave(self, now: int) -> bool:
+        """Whoever went on without us while we slept has had the time to call us: only we can tell that half and those who are here of each other."""
+        return not 0 <= self._woke > now - self._dead_after
+
     # ------------------------------------------------------------ what is said
 
     def say(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:

@@ -341,7 +341,7 @@ class PeerNode:
         if self._leave is None:
             return []
         if len(self.mesh.living) > 1:
-            return self._go(now, self._leave, self.work.drop())
+            return self._go(now, self._leave, self.work.drop()) if self.mesh.may_leave(now) else []
         if self._leading.lead is not None:
             self._leading.lead.end("the last peer was asked to leave", now=True)
         return []

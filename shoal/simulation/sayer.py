@@ -104,7 +104,8 @@ class Sayer:
             self.pending = []
             effects = self.mesh.say(now, word, (keys, np.ones(len(keys), np.float32)))
         # As a ``PeerNode``: one that is alone, as far as it knows, does not take the only model of its half along.
-        if self.leaving and not self._said_goodbye and len(self.mesh.living) > 1:
+        may_leave = len(self.mesh.living) > 1 and self.mesh.may_leave(now)
+        if self.leaving and not self._said_goodbye and may_leave:
             self._said_goodbye = True
             effects += self.mesh.say(now, p.Leaving(""))
         return effects

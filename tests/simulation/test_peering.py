@@ -55,6 +55,7 @@ PLANS = {
     64000024: "owned: what an owner told was heard, and not what was learned, and all died who had heard that",
     93001934: "the check: a founder that died before the other one had ever heard it is waited for as one that starts late",
     103003275: "owned: a newcomer took the lead before the one that led knew of it, and both named owners by the same number",
+    103004470: "one that had slept left before the half that had gone on without it could call it, and nobody else knew of both",
 }
 
 # A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.

@@ -328,6 +328,17 @@ def test_one_that_slept_gives_way_and_puts_nobody_out() -> None:
     assert [mesh.put_out for mesh in room.meshes.values()] == ["", "", "", asleep.put_out]
 
 
+def test_one_that_slept_does_not_leave_before_those_who_went_on_without_it_can_have_called_it() -> None:
+    room = Room(2)
+    room.wait(1)
+    slept = room.meshes["w0"]
+    assert slept.may_leave(room.now)
+    room.now += 8 * SECOND
+    slept.handle(room.now, Tick())
+    assert not slept.may_leave(room.now + slept.timing.heartbeat)
+    assert slept.may_leave(room.now + slept.timing.dead)
+
+
 def test_one_that_slept_does_not_give_way_to_a_newcomer_without_a_model() -> None:
     room = Room(2)
     room.wait(1)

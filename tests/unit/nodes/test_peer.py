@@ -109,6 +109,21 @@ def test_one_that_is_asked_to_leave_tells_what_it_learned_and_gives_back_the_res
 
 
 @MODES
+def test_one_that_slept_leaves_when_those_who_went_on_without_it_can_have_called_it(owned: bool) -> None:
+    peers = Peers(3, Stop(epochs=12), owned=owned, every=20)
+    peers.until_done(200)
+    leaver = peers.nodes[peers.lives[2]]
+    dead = leaver.mesh.timing.dead // MILLISECOND
+    peers.world.pause(leaver.name, dead // 2 * MILLISECOND + SECOND)
+    leaver.leave()
+    peers.wait(dead // 2 + 2_000)
+    assert leaver.work.is_idle and not leaver.left and not leaver.mesh.put_out
+    peers.until_over()
+    assert leaver.left and not leaver.why
+    peers.check(720)
+
+
+@MODES
 def test_one_that_cannot_compute_says_why_and_the_others_leave_it_alone(owned: bool) -> None:
     peers = Peers(3, Stop(epochs=6), owned=owned)
     broken = peers.lives[1]

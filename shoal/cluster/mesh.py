@@ -95,7 +95,7 @@ class Mesh(Standing):
 
     def may_leave(self, now: int) -> bool:
         """Whoever went on without us while we slept has had the time to call us: only we can tell that half and those who are here of each other."""
-        return not 0 <= self._woke > now - self._dead_after
+        return self._woke < 0 or now - self._woke >= self._dead_after
 
     # ------------------------------------------------------------ what is said
 

@@ -109,7 +109,8 @@ class Mesh(Standing):
     def _after(self, word: p.Word) -> p.Heard:
         """What must be heard before this word, or those who alone know it may die."""
         match word:
-            case p.Halt() | p.Ended():  # nobody may learn that all is counted, and never what
+            # Nobody may learn that all is counted, and never what; nor take who owns for new, not having heard who did before.
+            case p.Halt() | p.Ended() | p.Owners():
                 return self.version
             case p.Owned(parts):  # nobody may add to the weights what they never hear to have been learned
                 lives = dict.fromkeys(life for _, upto in parts for life in upto if life != self.me.life)

@@ -162,6 +162,19 @@ def test_the_end_is_not_heard_before_what_was_counted_for_it() -> None:
     assert room.heard["w2"] == []
 
 
+def test_who_owns_what_is_not_heard_before_who_did_until_then() -> None:
+    """Else whoever is new in an earlier list, which is late, would be taken for new in this one."""
+    room = Room(3)
+    room.wait(1)
+    room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Said))
+    room.do("w1", room.meshes["w1"].say(room.now, p.Owners(2, ["w1"], ["w0", "w2"])))
+    room.do("w0", room.meshes["w0"].say(room.now, p.Owners(3, ["w0", "w1"], ["w2"])))
+    assert room.heard["w2"] == []
+    room.rule = lambda sender, to, message: True
+    room.wait(3)
+    assert [one.word.version for one in room.heard["w2"] if isinstance(one.word, p.Owners)] == [2, 3]
+
+
 def test_the_end_is_heard_as_soon_as_what_it_follows_is() -> None:
     room = Room(3)
     room.wait(1)

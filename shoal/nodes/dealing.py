@@ -25,7 +25,7 @@ from shoal.nodes.dealt import State as State
 from shoal.nodes.dealt import Tally
 from shoal.nodes.dealt import Whole as Whole
 from shoal.nodes.kept import JOURNAL_TOKEN as JOURNAL_TOKEN
-from shoal.nodes.kept import Kept
+from shoal.nodes.kept import NEWER, Kept
 from shoal.nodes.spent import COMPUTE, IDLE, KINDS, WAIT
 from shoal.strategies import TABLE
 from shoal.wire import messages as m
@@ -210,7 +210,7 @@ class Dealing(Kept):
         self._hold(who, want.holds)
         effects += self._tell_voids()
         if want.newer:
-            self.counts["slots with newer weights"] += want.newer
+            self.counts[NEWER] += want.newer
             effects += self.warn("a slot that was dealt again read weights of which some were one step newer")
         if not self._begun and not self.ended and len(self._seen) >= self._awaited:
             effects += self._begin(now)

@@ -7,8 +7,8 @@ Three ways to go on:
     rollback    the servers lost a part of the model: everybody goes back to a checkpoint, under a new generation
 
 What is counted is journalled four times a second, who was dealt what is not (decision 0007). What others act on at once (an
-evaluation asked for, read or judged, a void slot, a stop rule; in step mode how far is dealt) is in the journal before
-anybody hears of it (``held_back``): a coordinator that is started again knows all that was said, and says nothing else.
+evaluation asked for, read or judged, a void slot, a stop rule; in step mode how far is dealt, and a slot that read newer weights)
+is in the journal before anybody hears of it (``held_back``): a coordinator that is started again knows all that was said, and says nothing else.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Tell
 
 JOURNAL_TOKEN = -1  # of a Persist of ours: there is one at a time
+NEWER = "slots with newer weights"  # as they are counted
 
 
 class Kept:
@@ -147,8 +148,12 @@ class Kept:
         return State(counted, dict(work.voids), refusals, deaths, self._account())
 
     def completed(self, state: State) -> State:
-        """What ``state`` said, when the model is cut: slots before a step that is cut later may have become void meanwhile."""
-        return msgspec.structs.replace(state, voids={**state.voids, **self.workload.voids})
+        """What ``state`` said, when the model is cut: slots before a step that is cut later may have become void meanwhile.
+
+        Or they read newer weights, which is in the model then: so what was counted of the run is as it is now.
+        """
+        account = msgspec.structs.replace(state.account, counts=dict(self.counts))
+        return msgspec.structs.replace(state, voids={**state.voids, **self.workload.voids}, account=account)
 
     def resume(self, lines: Iterable[Line], workers: Iterable[int] = ()) -> None:
         """Take up a run that a former life of the coordinator dealt, by its journal: all others are as they were.
@@ -279,7 +284,8 @@ class Kept:
     def _milestone(self) -> tuple[object, ...]:
         """What is journalled as soon as it changes."""
         asked = self.evaluations
-        return (self._begun, self.over, self._finished, asked.asked, asked.held, asked.found)
+        newer = self.counts[NEWER]  # it is pushed when this is answered, and who pushed it may die
+        return (self._begun, self.over, self._finished, asked.asked, asked.held, asked.found, newer)
 
     def _deals_past(self, promise: int) -> bool:
         """Step mode: more was dealt, to whomever, than this line of the journal says may be.

@@ -28,14 +28,16 @@ class Lane:
         self.queue: deque[int] = deque(slots)
         self._ends = bool(slots)
         self._waits: Task | None = None
+        self._admits: Task | None = None
         self._closed: Exception | None = None
 
     def close(self, error: Exception) -> None:
         """This life is over: whoever still runs here meets the error, and pushes nothing in the name of the next."""
         self._closed = error
         self.queue.clear()
-        if self._waits is not None:
-            self._waits.finish(error=error)
+        for task in (self._waits, self._admits):
+            if task is not None:
+                task.finish(error=error)
 
     @property
     def client(self) -> Client:
@@ -99,6 +101,14 @@ class Lane:
 
     def leaves(self, slot: Slot) -> bool:
         return self._trainer.leaves(self._trainer.number(slot))
+
+    def admits(self) -> Task:
+        self._admits = Task("say that some weights are newer")
+        if self._closed is not None:
+            self._admits.finish(error=self._closed)
+        else:
+            self._trainer.admit(self._admits)
+        return self._admits
 
     def refuse(self, slot: Slot, why: str) -> None:
         self._trainer.refuse(self._trainer.number(slot), why)

@@ -71,7 +71,6 @@ class Trainer:
         self.leaving = False
         self.void: set[int] = set()
         self.refused: dict[int, str] = {}
-        self.newer = 0  # slots whose weights were newer than their step, in part
         self._life = 0  # the incarnation that the slots here were dealt to
         self._generation = 0  # when it began
         worker.on_fenced, worker.on_leaving = self._fenced, self.leave
@@ -87,6 +86,7 @@ class Trainer:
         self._counted: list[int] = []
         self._back, self._left = list[int](), set[int]()  # slots to be given back, and all that ever were
         self._tallies: dict[Task, None] = {}  # under way
+        self._newer: list[Task] = []  # slots with weights that are newer in part: said before they are pushed
         self._examples, self._loss = 0, 0.0
         self._rate = 0.0  # slots a second
         self._idle = _SOON
@@ -177,13 +177,17 @@ class Trainer:
     def leaves(self, slot: int) -> bool:
         """Give it back: who pushed it will see to it, with the weights of its step. If it comes again, that one is dead."""
         if slot in self._left:
-            self.newer += 1
             return False
         self._left.add(slot)
         self._mine.discard(slot)
         self._back.append(slot)
         self.ask_now()
         return True
+
+    def admit(self, newer: Task) -> None:
+        """Finished when who deals has heard of it."""
+        self._newer.append(newer)
+        self.ask_now()
 
     # ------------------------------------------------------------ life
 
@@ -275,7 +279,7 @@ class Trainer:
             more = max(0, min(more, self._most - self._taken))
         counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
-        newer, self.newer = self.newer, 0
+        newer, self._newer = self._newer, []
         holds = runs(sorted(self._mine))  # now: what is counted a moment later is told with the next report
         sent, received = self._traffic()
         filtered, left = client.filtered(), client.left()
@@ -285,10 +289,12 @@ class Trainer:
             return m.Want(
                 request, client.incarnation, more, counted=runs(sorted(counted)), back=runs(sorted(back)),
                 refused=refused, examples=examples, loss=loss, sent=sent, received=received, leaving=leaving,
-                holds=holds, newer=newer, spent=spent, spans=spans, filtered=filtered, left=left,
+                holds=holds, newer=len(newer), spent=spent, spans=spans, filtered=filtered, left=left,
             )  # fmt: skip
 
         self._take(await client.ask("ask for slots", want, m.Deal))
+        for task in newer:
+            task.finish()
 
     def _take(self, deal: m.Deal) -> None:
         self.void.update(deal.void)
@@ -349,5 +355,5 @@ class Trainer:
         """What this life had is dealt to others; rows that were read stay."""
         self.over = False
         self._lane, self._lanes, self._tallies = Lane(self), {}, {}
-        self._mine, self._highest, self._back = set(), 0, []
+        self._mine, self._highest, self._back, self._newer = set(), 0, [], []
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}

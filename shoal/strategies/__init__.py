@@ -75,5 +75,8 @@ class Lane(Protocol):
     def leaves(self, slot: Slot) -> bool:
         """Some of its weights are newer than its step: whether somebody else is left to see to it."""
 
+    def admits(self) -> Task:
+        """A slot is pushed all the same. Done when whoever deals has noted that: not before may the model have it."""
+
     def refuse(self, slot: Slot, why: str) -> None:
         """Its gradient cannot be pushed."""

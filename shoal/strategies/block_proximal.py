@@ -192,8 +192,10 @@ class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
         pull = lane.client.pull(TABLE, columns.listed, slot=slot)
         weights = await pull
         lane.waited(pull)
-        if is_newer(lane.client, pull, slot) and lane.leaves(slot):
-            return None  # another one pushed it, and some servers have that already
+        if is_newer(lane.client, pull, slot):
+            if lane.leaves(slot):
+                return None  # another one pushed it, and some servers have that already
+            await lane.admits()
         await lane.compute(partial(one.standing.refresh, weights), part.nonzeros, 0)
         for s in range(max(0, t - self.max_delay), t):
             block = turns.block(s)

@@ -156,8 +156,10 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
             void = client.push(TABLE, (), (), slot=slot, void=True)
             lane.push(slot, None, 0.0, void)
             return Begun(slot, None, void)
-        if self.in_steps and is_newer(client, one.pull, one.slot) and lane.leaves(slot):
-            return None  # another one pushed it, and some servers have that already
+        if self.in_steps and is_newer(client, one.pull, one.slot):
+            if lane.leaves(slot):
+                return None  # another one pushed it, and some servers have that already
+            await lane.admits()
         found = one.found or lane.gradient(local, weights, self.combine == "mean")
         if second is not None:
             second.pull.then(partial(self._begin_early, lane, second, found))
@@ -166,6 +168,7 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
         except BadValues as error:
             lane.refuse(slot, str(error))
             return None
+        client = lane.client  # not in the name of another life, if this one ended meanwhile
         following = None if self.in_steps else lane.next()
         coming = None if following is None or lane.is_void(following) else lane.local(following)
         push: Task | None

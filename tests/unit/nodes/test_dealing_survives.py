@@ -514,6 +514,33 @@ def test_a_slot_that_becomes_void_while_servers_are_on_their_way_to_the_cut_is_v
     assert again.dealing.workload.counted() == [(0, 2)] and again.dealing.examples == 1
 
 
+def test_a_slot_that_read_newer_weights_while_servers_were_on_their_way_to_the_cut_is_counted_in_the_checkpoint() -> (
+    None
+):
+    """It is in the model of that checkpoint: a run that is taken up from there is not the serial run's any more, and says so."""
+    desk = Desk(dealing(slots=1)).begin()
+    desk.want(1, 1)
+    cut = desk.dealing.cut
+    assert cut is not None
+    state = desk.dealing.state(cut)
+    desk.want(1, newer=1)
+    again = new_run(desk.dealing.completed(state), slots=1)
+    assert again.dealing.counts["slots with newer weights"] == 1
+
+
+def test_who_says_that_a_slot_read_newer_weights_is_answered_when_the_journal_has_it() -> None:
+    """It is pushed then, and whoever pushed it may die: nobody else would know of it."""
+    desk = Desk(dealing(slots=3)).begin()
+    desk.disk_error = "no space left on device"
+    desk.requests += 1
+    assert desk.feed(desk.dealing.want(desk.now, "worker-1", m.Want(desk.requests, 1, 0, newer=1))) == []
+    assert next_life(desk, slots=3).dealing.counts["slots with newer weights"] == 0
+    desk.disk_error, desk.now = "", desk.now + SECOND
+    (deal,) = desk.feed(desk.dealing.tick(desk.now))
+    assert isinstance(deal, m.Deal)
+    assert next_life(desk, slots=3).dealing.counts["slots with newer weights"] == 1
+
+
 @pytest.mark.parametrize("turns", range(1, 14))
 def test_evaluations_after_a_checkpoint_are_those_of_a_run_that_never_stopped(turns: int) -> None:
     """In step mode: at the same steps, whatever was under way when it was cut."""

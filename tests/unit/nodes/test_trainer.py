@@ -102,6 +102,19 @@ def test_second_copies_change_nothing_also_where_one_server_is_ahead(rows: Datas
     assert left > 0
 
 
+def test_a_slot_that_read_newer_weights_is_admitted_before_it_goes_on(rows: Dataset) -> None:
+    ship = Ship(rows, strategy="sync", workers=1)
+    ship.until(lambda: ship.slots_done() >= 2)
+    lane = ship.trainers["worker-0"]._lane
+    admitted = lane.admits()
+    assert not admitted.done
+    ship.until(lambda: admitted.done)
+    assert admitted.error is None and ship.dealing.counts["slots with newer weights"] == 1
+    again = lane.admits()
+    lane.close(Fenced("worker-0", 1))  # it is not told in the name of the next life
+    assert again.error is not None and lane.admits().error is not None
+
+
 def lost_on_the_way_to_one_server(ship: Ship, sender: str, to: str, message: m.Message) -> bool:
     return isinstance(message, m.Push) and to == "server-1" and ship.draw.random() < 0.08
 

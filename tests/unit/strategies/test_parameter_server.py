@@ -38,6 +38,10 @@ class Paper:
         self.refused: dict[Slot, str] = {}
         self.newers = 0
         self.left: set[Slot] = set()
+        self.heard, self.admitting = (
+            True,
+            Task("admit"),
+        )  # whether whoever deals hears at once of weights that are newer
         self.counted: list[Slot] = []
         self.losses: list[float] = []
         self.sent: list[Any] = []
@@ -96,6 +100,12 @@ class Paper:
     def leaves(self, slot: Slot) -> bool:
         self.newers += 1
         return slot in self.left
+
+    def admits(self) -> Task:
+        self.admitting = Task("admit")
+        if self.heard:
+            self.admitting.finish()
+        return self.admitting
 
     def refuse(self, slot: Slot, why: str) -> None:
         self.refused[slot] = why
@@ -287,6 +297,18 @@ def test_weights_that_are_newer_than_their_step_are_reported() -> None:
         (pull,) = lane.take(m.Pull)
         lane.answer(pull, versions)
         assert lane.newers == newers
+
+
+def test_a_slot_of_which_some_weights_are_newer_is_pushed_when_that_is_known() -> None:
+    """Whoever pushed it may die right after: the model would not be the serial run's, and nobody could say why."""
+    lane = Paper(Sync(slots_per_step=2, prefetch=0), slots=1)
+    lane.heard = False
+    (pull,) = lane.take(m.Pull)
+    lane.answer(pull, [0, 1])
+    assert lane.take(m.Push) == []
+    lane.admitting.finish()
+    lane.feed(Tick())
+    assert [push.number for push in lane.take(m.Push)] == [0]
 
 
 def test_a_slot_of_which_some_weights_are_newer_is_left_to_who_pushed_it() -> None:

@@ -7,7 +7,7 @@ equality says something. ``strategies.serial`` is its fast sibling, and knows no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -21,7 +21,7 @@ from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.nodes.factory import dealing_for
-from shoal.simulation.reference_blocks import weights_by_iteration
+from shoal.simulation.reference_blocks import Hands, weights_by_iteration
 from shoal.store.table import Table
 from shoal.strategies.averaging import AllReduce
 from shoal.strategies.block_proximal import BlockProximal
@@ -42,10 +42,15 @@ def serial(job: Job, dataset: Dataset) -> Floats:
     return next(islice(weights_by_step(job, dataset), steps, None))
 
 
-def weights_by_step(job: Job, dataset: Dataset, voids: Collection[int] = ()) -> Iterator[Floats]:
-    """All weights before the first step, after it, after the next, and so on; void slots take no part."""
+def weights_by_step(
+    job: Job, dataset: Dataset, voids: Collection[int] = (), hands: Hands | None = None, starts: Sequence[int] = (0,)
+) -> Iterator[Floats]:
+    """All weights before the first step, after it, after the next, and so on; void slots take no part.
+
+    ``hands``: who had which part, where parts changed hands; by segments, which begin at ``starts``.
+    """
     if isinstance(job.strategy, BlockProximal):
-        yield from weights_by_iteration(job, dataset)
+        yield from weights_by_iteration(job, dataset, hands, starts)
         return
     rows = job.linear.keys(dataset.features)
     workload = dealing_for(job, dataset).workload

@@ -22,6 +22,7 @@ from shoal.simulation.training_checks import Ends, TrainingChecker, patience_of
 from shoal.simulation.training_mutants import MUTANTS
 from shoal.simulation.training_plan import TrainingPlan, draw
 from shoal.simulation.training_run import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
+from shoal.simulation.training_watch import PartsWatch
 from shoal.strategies import TABLE, TALLY
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.strategies.parameter_server import Async, Bounded, Sync
@@ -94,10 +95,11 @@ class TrainingScenario:
         self.plan, self.trace = plan, trace
         self.lives: list[TrainingWorld] = []
         self.counts: Counter[str] = Counter()
+        self.parts = PartsWatch()
 
     def verdict(self) -> Verdict:
         try:
-            with paced(self.plan):
+            with paced(self.plan), self.parts.watching():
                 violations = self._run()
         except Exception as error:  # what must never happen at all
             violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
@@ -131,7 +133,7 @@ class TrainingScenario:
 
     def _life(self, plan: TrainingPlan, former: TrainingWorld | None = None) -> TrainingWorld:
         disk = None if former is None else former.cluster.disk.crash(f"{plan.seed}/{plan.ends}")
-        run = TrainingWorld(plan, self.trace, disk=disk, number=len(self.lives))
+        run = TrainingWorld(plan, self.trace, disk=disk, number=len(self.lives), parts=self.parts)
         run.dealt |= set() if former is None else former.dealt
         self.lives.append(run)
         return run

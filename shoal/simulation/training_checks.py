@@ -32,7 +32,7 @@ from shoal.simulation.reference import weights_by_step
 from shoal.simulation.training_plan import STEP, TrainingPlan
 from shoal.simulation.training_run import TrainingWorld
 
-CLOSE = 0.01  # block-proximal: of the objective, where a part began anew elsewhere, with steps as short as at first
+WAYS = 1_000  # block-proximal: in which pushes of several hands may have counted, that are tried
 LEGITIMATE = (  # ends that a plan may bring about, with the words that say so
     "no worker was there for the first slot",
     "no worker is left to compute",
@@ -249,11 +249,12 @@ class TrainingChecker:
             some = ", ".join(f"{found[one]:g} for {expected[one]:g}" for one in wrong[:6].tolist())
             yield Violation("I1 exactly-once", f"{len(wrong)} weights count other slots than were counted: {some}")
 
-    @cached_property
-    def _expected(self) -> list[Values]:
-        """By step: the weights of the serial run."""
-        steps = self.work.steps_until(self.work.limit) + 1
-        return list(islice(weights_by_step(self.run.job, self.run.dataset, self.work.voids), steps))
+    def _expected(self) -> Iterator[list[Values]]:
+        """By step: the weights of the serial run. Several, where parts changed hands and a slot may be of one or of another."""
+        steps, job, data = self.work.steps_until(self.work.limit) + 1, self.run.job, self.run.dataset
+        starts = self.run.starts
+        for hands in self.run.parts.hands(len(starts)):
+            yield list(islice(weights_by_step(job, data, self.work.voids, hands, starts), steps))
 
     @property
     def _is_exact(self) -> bool:
@@ -263,27 +264,27 @@ class TrainingChecker:
         behind = self.plan.settings.get("max_delay")
         if self.plan.strategy == "block-proximal":  # a part that changes hands begins with what is there by then
             behind = behind and (self.plan.faults or self.resumed)
+            behind = behind or (self.rolled_back and self.run.dealing.failed)  # it did again a part of what was judged
         return not (died or newer or behind)
 
     def _same_bits(self) -> Iterator[Violation]:
         if self.work.step is None or not self._is_exact:
             return
-        for event, weights in self._judged:
-            self.held += weights is not None
-            if weights is not None and not self._equal(weights, self._expected[event.steps]):
-                what = f"the model of evaluation {event.number} is not the serial run's after step {event.steps}"
-                yield Violation("P3 same bits", what)
+        found = [(event.steps, f"the model of evaluation {event.number}", weights) for event, weights in self._judged]
+        self.held += sum(weights is not None for _, _, weights in found)
+        if not self.run.dealing.failed:
+            found.append((self.work.steps_until(self.work.limit), "the model", self.ends.weights))
+        models = [(step, what, weights) for step, what, weights in found if weights is not None]
+        wrong = ""
+        for way, expected in enumerate(self._expected()):
+            other = next((one for one in models if not np.array_equal(one[2], expected[one[0]])), None)
+            if other is None:
                 return
-        if self.ends.weights is not None and not self.run.dealing.failed:
-            last = self.work.steps_until(self.work.limit)
-            if not self._equal(self.ends.weights, self._expected[last]):
-                yield Violation("P3 same bits", f"the model is not the serial run's after step {last}")
-
-    def _equal(self, found: Values, expected: Values) -> bool:
-        if self.plan.strategy == "block-proximal" and (self.plan.faults or self.resumed):
-            ours, theirs = (self.run.nodes.learner.judge(self.run.dataset.test, one)[1] for one in (found, expected))
-            return abs((ours["objective"] or 0) - (theirs["objective"] or 0)) <= CLOSE * abs(theirs["objective"] or 0)
-        return bool(np.array_equal(found, expected))
+            if way == WAYS:
+                self.run.world.counts["rare: models that may be of too many hands"] += 1
+                return
+            wrong = wrong or f"{other[1]} is not the serial run's after step {other[0]}"
+        yield Violation("P3 same bits", wrong)
 
     # ------------------------------------------------------------ the end
 

@@ -40,13 +40,14 @@ from shoal.simulation.stragglers import Stragglers, quick
 from shoal.simulation.training_audit import Auditor
 from shoal.simulation.training_nodes import EVALUATOR, LAUNCHER, TrainingNodes
 from shoal.simulation.training_plan import TrainingPlan
-from shoal.simulation.training_watch import DelayWatch, StalenessWatch
+from shoal.simulation.training_watch import DelayWatch, PartsWatch, StalenessWatch
 from shoal.simulation.world import Journal, World
 from shoal.store import checkpoint
 from shoal.store.checkpoint import Manifest
+from shoal.strategies import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended, Node
-from shoal.wire.groups import dealer
+from shoal.wire.groups import dealer, whole
 
 MOST_EVENTS = 60_000
 BEGINS_WITHIN = 30 * SECOND
@@ -86,8 +87,9 @@ class TrainingWorld:
         job: Job | None = None,
         disk: SimulatedDisk | None = None,
         number: int = 0,
+        parts: PartsWatch | None = None,
     ) -> None:
-        """``disk`` is that of a former life of the run; ``number`` tells lives of one plan apart."""
+        """``disk`` is that of a former life of the run; ``number`` tells lives of one plan apart; ``parts`` sees all of them."""
         self.plan, self.job = plan, job or plan.job
         self.dataset = dataset or data_of(plan)
         self.world = World(plan.seed if not number else plan.seed + (number << 40))
@@ -106,7 +108,8 @@ class TrainingWorld:
         self.nodes.on_broken, self.nodes.on_left = self._broke, self._left
         bounded = plan.strategy == "bounded" and plan.settings["max_delay"] != "auto"
         self.staleness = StalenessWatch(self.world, plan.settings["max_delay"] if bounded else None, plan.group)
-        self.delays = DelayWatch()
+        self.delays, self.parts = DelayWatch(), parts or PartsWatch()
+        self.parts.life = number
         self.auditor: Auditor | None = None
         self.stragglers = Stragglers(plan, lambda: self.world.now)
         self.world.takes = self._takes
@@ -135,6 +138,12 @@ class TrainingWorld:
         dealing = self.schedulers[-1].dealing if self.plan.group else self.cluster.coordinator.dealing
         assert dealing is not None
         return dealing
+
+    @property
+    def starts(self) -> list[int]:
+        """Where the segments of the model begin."""
+        tables = self.cluster.coordinator.roster.tables
+        return list(tables[whole(TABLE, self.plan.group)].starts)
 
     @property
     def over(self) -> bool:

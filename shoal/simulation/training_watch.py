@@ -4,17 +4,29 @@ P4 staleness    bounded: what a server answers at clock c has the steps up to c 
                 knows, that is a member and not parked; here: that worker has at least sent them
 P11 delay       a delay that is found while it runs grows where workers wait too much, shrinks where they hardly do,
                 and stays within its bounds
+
+``PartsWatch`` judges nothing: it sees who pushed what for a part that changes hands, for whoever judges the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
+from unittest import mock
 
 from shoal.cluster import delay
 from shoal.events import Delayed, RunEvent
 from shoal.simulation.checker import Violation
+from shoal.simulation.reference_blocks import Began, Hands, Turn
 from shoal.simulation.world import World
-from shoal.strategies import TABLE
+from shoal.store.client import Client
+from shoal.store.task import Task
+from shoal.strategies import TABLE, Lane, Slot, block_proximal
+from shoal.strategies.block_proximal import BlockProximal, Held
+from shoal.strategies.parameter_server import is_newer
+from shoal.strategies.turns import Turns
 from shoal.wire import messages as m
 from shoal.wire.groups import whole
 
@@ -122,3 +134,58 @@ class DelayWatch:
     def forget(self) -> None:
         """Who finds it was started again, and begins anew."""
         self._delay = None
+
+
+class PartsWatch:
+    """Block-proximal, over all lives of a run: by slot, when those began with its part who pushed it."""
+
+    def __init__(self) -> None:
+        self.life = 0
+        self._began: dict[Held, Began] = {}
+        self._read: dict[tuple[Client, Slot], int] = {}  # the steps in the weights that a part was begun anew with
+        self._pushed: dict[Turn, tuple[tuple[int, int], set[Began]]] = {}  # in which past, and by whom
+
+    def hands(self, segments: int) -> Iterator[Hands]:
+        """Whose pushes may have counted. Where several pushed a slot: of any of them, and not of the same in every segment."""
+        pushed = {turn: sorted(began) for turn, (_, began) in self._pushed.items()}
+        for alike in product(*pushed.values()):
+            yield {turn: (began,) * segments for turn, began in zip(pushed, alike, strict=True)}
+        if any(len(began) > 1 for began in pushed.values()):
+            for mixed in product(*(product(began, repeat=segments) for began in pushed.values())):
+                yield dict(zip(pushed, mixed, strict=True))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        begin, iterate = BlockProximal._begin, BlockProximal._iterate
+
+        def looked(client: Client, pull: Task, slot: Slot) -> bool:
+            self._read[client, slot] = min(pull.steps, default=0)
+            return is_newer(client, pull, slot)
+
+        async def begun(strategy: BlockProximal, lane: Lane, slot: Slot, part: block_proximal.Part) -> Held | None:
+            client = lane.client
+            held = await begin(strategy, lane, slot, part)
+            if held is not None:
+                self._began[held] = Began(held.next, self._read.pop((client, slot), 0))
+            return held
+
+        async def iterated(strategy: BlockProximal, lane: Lane, slot: Slot, held: dict[int, Held]) -> Task | None:
+            push = await iterate(strategy, lane, slot, held)
+            turns: Turns = lane.local(slot).turns  # type: ignore[attr-defined]
+            if push is not None and (one := held.get(turns.part(slot))) is not None:
+                turn = Turn(turns.iteration(slot), turns.part(slot))
+                self._note(turn, (self.life, lane.client.view.generation), self._began[one])
+            return push
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.multiple(BlockProximal, _begin=begun, _iterate=iterated))
+            stack.enter_context(mock.patch.object(block_proximal, "is_newer", looked))
+            yield
+
+    def _note(self, turn: Turn, past: tuple[int, int], began: Began) -> None:
+        """A run that went back, or was taken up, does again what its checkpoint lacks: what was pushed before is worth nothing."""
+        known, those = self._pushed.get(turn, (past, set[Began]()))
+        if past > known:
+            those = set()
+        if past >= known:
+            self._pushed[turn] = past, {*those, began}

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,11 +22,15 @@ from shoal.limits import SECOND
 from shoal.simulation.faults import Plan
 from shoal.simulation.kinds import mutated
 from shoal.simulation.reference import serial
-from shoal.simulation.training import MUTANTS, _lost, simulate
+from shoal.simulation.reference_blocks import FIRST as FIRST_HAND
+from shoal.simulation.reference_blocks import Began, Turn, weights_by_iteration
+from shoal.simulation.training import MUTANTS, TrainingScenario, _lost, simulate
 from shoal.simulation.training_checks import Ends, TrainingChecker
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
-from shoal.simulation.training_run import TrainingWorld, paced, stopped
+from shoal.simulation.training_run import TrainingWorld, data_of, paced, stopped
+from shoal.simulation.training_watch import PartsWatch
 from shoal.strategies import TABLE, TALLY
+from shoal.strategies.block_proximal import BlockProximal, Held
 from tests.harness.seeds import check, check_caught
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -108,6 +115,48 @@ def test_a_checkpoint_that_was_told_of_must_be_there_after_a_crash() -> None:
     run.schedule.damaged.add(3)
     assert _lost(run, None) == []
     run.close()
+
+
+PARTS = Path(__file__).parent / "plans" / "training" / "102001209-shrunk.txt"  # a part begins anew in another life
+
+
+def test_a_part_that_begins_anew_with_other_weights_is_caught() -> None:
+    """A little other: their objective is nearly the same."""
+    plan, begin = TrainingPlan.read(PARTS.read_text()), BlockProximal._begin
+    assert isinstance(plan, TrainingPlan)
+
+    async def astray(self: BlockProximal, lane: Any, slot: Any, part: Any) -> Held | None:
+        held = await begin(self, lane, slot, part)
+        if held is not None:
+            held.standing.refresh(held.standing.all_weights * np.float32(1.0001))
+        return held
+
+    with mock.patch.object(BlockProximal, "_begin", astray):
+        assert [one.rule for one in TrainingScenario(plan).verdict().violations] == ["P3 same bits"]
+
+
+def test_a_slot_that_several_pushed_is_of_one_of_them_or_in_some_segments_of_one_and_in_some_of_another() -> None:
+    watch, anew = PartsWatch(), Began(1, 1)
+    for turn, began in ((Turn(0, 0), FIRST_HAND), (Turn(1, 0), FIRST_HAND), (Turn(1, 0), anew)):
+        watch._note(turn, (0, 0), began)
+    ways = [hands[Turn(1, 0)] for hands in watch.hands(segments=2)]
+    assert ways[:2] == [(FIRST_HAND,) * 2, (anew,) * 2]
+    assert set(ways[2:]) == {(one, two) for one in (FIRST_HAND, anew) for two in (FIRST_HAND, anew)}
+    watch._note(Turn(1, 0), (0, 1), anew)  # the run went back, and did it again
+    watch._note(Turn(1, 0), (0, 0), FIRST_HAND)  # what is of before comes too late
+    assert [hands[Turn(1, 0)] for hands in watch.hands(segments=2)] == [(anew,) * 2]
+
+    plan = TrainingPlan(
+        seed=3, strategy="block-proximal", kind="step", settings={"parts": 2, "blocks": 4, "max_delay": 0},
+        slots_per_pass=8, batch=16, features=9, stop={"steps": 8},
+    )  # fmt: skip
+    data, turn = data_of(plan), Turn(6, 1)
+    one, two, both = (
+        next(islice(weights_by_iteration(plan.job, data, {turn: whose}, (0, 5)), 7, None))
+        for whose in ((FIRST_HAND,) * 2, (Began(6, 6),) * 2, (FIRST_HAND, Began(6, 6)))
+    )
+    assert (one != two)[:5].any() and (one != two)[5:].any()
+    np.testing.assert_array_equal(both, np.concatenate([one[:5], two[5:]]))
 
 
 FIRST, SEEDS, SOAK = 24, 144, 3_000  # and `make soak` runs thousands that nobody has run before

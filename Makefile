@@ -50,7 +50,7 @@ bench: $(VENV)/.dev ## measure the store, reading, training, copies, failover, c
 # Seeds that nobody has run before; `make soak FIRST=0` runs those that everybody has.
 soak: FIRST := $(shell date +%s)000
 soak: $(VENV)/.dev ## run the long tests, 100,000 simulated schedules (two hours on two cores), then about ten minutes of chaos (F44)
-	$(BIN)/python -m pytest -m soak
+	$(PYTEST) -m soak
 	$(BIN)/shoal simulate --of store --seeds 40000 --first $(FIRST)
 	$(BIN)/shoal simulate --of moves --seeds 20000 --first $(FIRST)
 	$(BIN)/shoal simulate --of training --seeds 15000 --first $(FIRST)

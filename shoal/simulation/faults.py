@@ -123,7 +123,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             plan = _literal(ast.parse(text.strip(), mode="eval").body)
             if not isinstance(plan, Plan):
                 raise ValueError("that is no Plan(...)")
-            plan = msgspec.convert(msgspec.to_builtins(plan), type(plan))  # its own constructor checks no types
+            delay: object = plan.max_delay
+            if not (
+                delay in (None, "auto") or isinstance(delay, int)
+            ):  # the one whose type says less than runs may have
+                raise ValueError(f"max_delay={delay!r}: needs a number of steps, None or 'auto'")
+            # Its constructor checks no types.
+            msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(plan, max_delay=None)), type(plan))
         except (SyntaxError, TypeError, RecursionError, msgspec.MsgspecError) as error:
             raise ValueError(str(error)) from None
         if not 1 <= plan.copies <= plan.servers or plan.workers < 1 or plan.slots < 1:

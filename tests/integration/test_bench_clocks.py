@@ -27,6 +27,7 @@ def test_memory_follows_the_ranges_and_not_the_keys() -> None:
     assert cases[100_000, 8, 1].ratio > 1_000
 
 
+@pytest.mark.soak
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     file = tmp_path / "clocks.json"
     result = CliRunner().invoke(main, ["bench", "clocks", "--quick", "--json", str(file)])

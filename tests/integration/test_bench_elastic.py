@@ -14,6 +14,7 @@ from shoal.cli import main
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 
+@pytest.mark.soak
 def test_a_server_joins_and_leaves_while_all_slots_are_counted_once(tmp_path: Path) -> None:
     small = elastic.Settings(features=4_000, rows=4_000, workers=2, batch=64, seconds=6.0, probe=2.0)
     results = elastic.measure(small)

@@ -19,6 +19,7 @@ def test_by_load_hot_segments_are_split_or_change_hands_and_no_push_is_lost_or_c
     print(f"{copies} copies: busiest {by_count.busiest:.2f} by count, {by_load.busiest:.2f} by load")
 
 
+@pytest.mark.soak
 def test_the_table_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 

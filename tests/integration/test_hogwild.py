@@ -219,7 +219,8 @@ def interrupted(out: Path, at: int, **changes: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(job_of(evaluate__every=0.2, **changes), out, hear)
+        # Slowly: what is heard is heard on another thread, and the run may be over by then.
+        execute(job_of(evaluate__every=0.2, **{"emulate__per_example": 1e-3, **changes}), out, hear)
 
 
 def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:

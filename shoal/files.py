@@ -1,4 +1,4 @@
-"""How a file appears: whole, or not at all; who has a folder; and the few things that a checkpoint asks of a disk."""
+"""How a file appears: whole, or not at all; the lock of a folder; and the few things that a checkpoint asks of a disk."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def train(
             hears: list[EventCall] = [show] if on_event is None else [show, on_event]
             return execute(job, folder, hears, said or show.note, launcher=launcher)
     except KeyboardInterrupt as error:
-        with contextlib.suppress(KeyboardInterrupt), deferred():  # a second one says what the first has said
+        with contextlib.suppress(KeyboardInterrupt), deferred():  # a second Ctrl-C changes nothing
             _interrupted(error)
         raise
     finally:

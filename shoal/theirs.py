@@ -109,7 +109,7 @@ class Child:
         return data[1:]
 
     def _read(self) -> bytes | None:
-        """All it says; None if its time is up. More than an answer can be is not read, nor is the pipe's end waited for: others may hold it."""
+        """Its answer, or as much of it as came; None at the deadline. The pipe's end is not waited for: a grandchild may hold it open."""
         found, size = bytearray(), _HEAD
         while len(found) < min(size, self._most):
             if not is_ready(self._pipe, select.POLLIN, self._deadline):
@@ -132,14 +132,17 @@ class Child:
 
 
 def end_all(pid: int) -> None:
-    """End a process that has a session of its own, and what it started in it."""
-    for end in (os.killpg, os.kill):  # the second where it has just been born, and has no session yet
+    """Kill a process that leads a session of its own, and all others in that session."""
+    for end in (os.killpg, os.kill):  # the second if it has not called setsid yet
         with contextlib.suppress(ProcessLookupError):
             end(pid, signal.SIGKILL)
 
 
 def is_ready(handle: int, what: int, deadline: float) -> bool:
-    """Wait until it can be read from or written to (``select.POLLIN``, ``POLLOUT``), whatever its number is; False if time is up."""
+    """Wait until a descriptor is readable or writable (``select.POLLIN``, ``POLLOUT``); False at the deadline.
+
+    Not by ``select.select``, which takes no descriptor above 1,023.
+    """
     left = deadline - time.monotonic()
     if left <= 0:
         return False

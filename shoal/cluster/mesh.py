@@ -94,7 +94,7 @@ class Mesh(Standing):
         return min(self._next_beat, self._next_look)
 
     def may_leave(self, now: int) -> bool:
-        """Whoever went on without us while we slept has had the time to call us: only we can tell that half and those who are here of each other."""
+        """False for a while after a sleep: peers that went on without us must be able to reach us, for only we know both halves."""
         return self._woke < 0 or now - self._woke >= self._dead_after
 
     # ------------------------------------------------------------ what is said

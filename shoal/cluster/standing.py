@@ -58,7 +58,7 @@ class Standing:
 
     @property
     def may_begin_to_lead(self) -> bool:
-        """All is heard that anybody else has decided: those who are gone, and those who are here, before they knew that we have a model."""
+        """Every decision of another lead has been heard: all others know that we have a model, and the words of the dead are complete."""
         for life, one in self.members.items():
             if not one.knows or one.heard.get(life, 0) > self.streams.heard.get(life, 0):
                 return False

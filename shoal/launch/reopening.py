@@ -60,16 +60,14 @@ class SavedStore:
 
 
 def hold(folder: Path, named: str) -> Lock:
-    """The folder of a store, made if need be, and nobody else's from here on. ``named`` is how it was given, for who must give another."""
+    """Create the folder of a store if it is not there, and lock it. ``named`` is the option that names it, for error messages."""
+    if (folder / "job.toml").exists():  # before anything is written: the run may be going on
+        raise Invalid(f"{folder} is the folder of a run, not of a store: choose another ({named})")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock(folder.absolute(), folder, "store")
+        return Lock(folder.absolute(), folder, "store")
     except OSError as error:
         raise Invalid(f"cannot write to {folder}: {error.strerror}: choose another folder ({named})") from None
-    if (folder / "job.toml").exists():
-        lock.release()
-        raise Invalid(f"{folder} is the folder of a run, not of a store: choose another ({named})")
-    return lock
 
 
 def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:

@@ -160,7 +160,8 @@ class Dealing(Kept):
         done, since = self._still
         gap, self._looked = now - self._looked, now
         if gap > self.timing.suspect:  # we slept ourselves: nobody is blamed for that
-            self._still = done, since = done, since + gap
+            since += gap
+            self._still = done, since
         if self.workload.done != done or self.workload.finished or not self._seen:
             self._still = (self.workload.done, now)
             return []

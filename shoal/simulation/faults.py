@@ -124,11 +124,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             if not isinstance(plan, Plan):
                 raise ValueError("that is no Plan(...)")
             delay: object = plan.max_delay
-            if not (
-                delay in (None, "auto") or isinstance(delay, int)
-            ):  # the one whose type says less than runs may have
+            # Annotated as a store has it; a training run may also have 'auto'.
+            if not (delay in (None, "auto") or isinstance(delay, int)):
                 raise ValueError(f"max_delay={delay!r}: needs a number of steps, None or 'auto'")
-            # Its constructor checks no types.
+            # The constructor of a struct checks no types.
             msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(plan, max_delay=None)), type(plan))
         except (SyntaxError, TypeError, RecursionError, msgspec.MsgspecError) as error:
             raise ValueError(str(error)) from None

@@ -137,7 +137,7 @@ class DelayWatch:
 
 
 class PartsWatch:
-    """Block-proximal, over all lives of a run: by slot, when those began with its part who pushed it."""
+    """Block-proximal, over all lives of a run: for each slot, which holders of its part pushed it, and when each of them began."""
 
     def __init__(self) -> None:
         self.life = 0

@@ -63,7 +63,7 @@ class Filling:
 
     @property
     def ahead(self) -> int:
-        """Bytes of changes that the other side keeps until the image is whole: also before it is made, which takes a quiet moment."""
+        """Bytes of changes that the other side keeps until the image is whole; counted from before the image is made."""
         return self.link.taken - self._moving.taken if self._moving is not None else 0
 
     @property

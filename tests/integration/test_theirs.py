@@ -5,8 +5,12 @@ Real processes: what a server is asked to do besides goes on, and nobody is star
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
+import select
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +22,7 @@ import shoal
 from shoal.errors import BadValues, ShoalError
 from shoal.launch.processes import ProcessCluster
 from shoal.testing.den import soon
+from shoal.theirs import is_ready
 
 MODULE = """
 import os, subprocess, time
@@ -116,7 +121,7 @@ def test_what_a_question_started_ends_with_it(kv: shoal.KV) -> None:
     import odd_code
 
     assert kv.call("w", slice(None), odd_code.odd, how=8).result(60).numbers[0] == 600
-    assert soon(lambda: all(one.info["cmdline"] != ["sleep", "61.5"] for one in psutil.process_iter(["cmdline"])))
+    assert soon(lambda: not _runs("sleep", "61.5"))
 
 
 def test_a_question_sees_one_moment_and_nobody_waits_for_it(kv: shoal.KV) -> None:
@@ -200,7 +205,7 @@ def test_an_update_that_misbehaves_is_refused_and_costs_its_table_only(
 
 
 FILTERS = '''
-import os
+import os, subprocess
 
 import numpy as np
 import shoal
@@ -220,6 +225,8 @@ class odd_press(Pressing):
         if not AT_CLIENT and len(data) > 2_000:
             if self.settings.how == 1:
                 os._exit(7)
+            if self.settings.how == 2:
+                subprocess.Popen(["sleep", "62.5"])
             while self.settings.how == 2:
                 pass
             if self.settings.how == 3:
@@ -254,11 +261,32 @@ def test_a_filter_that_misbehaves_at_a_server_costs_its_own_push_only(
         with pytest.raises(BadValues) as caught:
             kv.push("w", slice(None), many).result(60)
         assert "'odd_press'" in str(caught.value) and FILTER_WAYS[how] in str(caught.value), str(caught.value)
+        assert soon(lambda: not _runs("sleep", "62.5"))  # it ended with the filter's process
         kv.push("plain", slice(None), few).result(60)
         assert soon(lambda: _goes(kv, few), 60)  # its process is there again
         assert kv.pull("w", slice(0, 100)).result(60).min() == 2
         assert kv.pull("plain", slice(None)).result(60).min() == 1
         assert cluster.pids == before and not any(cluster.supervisor.restarts.values())
+
+
+def _runs(*command: str) -> bool:
+    return any(one.info["cmdline"] == list(command) for one in psutil.process_iter(["cmdline"]))
+
+
+def test_a_descriptor_may_have_any_number() -> None:
+    """A server with many connections has more than ``select.select`` can take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4_096)), hard))
+    reads, writes = os.pipe()
+    high = fcntl.fcntl(reads, fcntl.F_DUPFD, 2_000)
+    try:
+        assert not is_ready(high, select.POLLIN, time.monotonic() + 0.01)
+        os.write(writes, b"x")
+        assert is_ready(high, select.POLLIN, time.monotonic() + 60)
+    finally:
+        for one in (reads, writes, high):
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _goes(kv: shoal.KV, few: object) -> bool:

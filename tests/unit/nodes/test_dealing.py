@@ -80,20 +80,14 @@ def test_a_run_that_loses_all_its_workers_before_the_beginning_ends() -> None:
 
 
 def test_workers_that_answer_and_get_nothing_done_are_named_once() -> None:
-    desk = Desk(dealing())
-    for who in (1, 2):
-        desk.want(who)
-    desk.judge(0.7)
+    desk = Desk(dealing()).begin()
     desk.wait(60)
     (warned,) = desk.all(Warned)
     assert "after slot 0 nothing was counted for 30 s: " in warned.what and "worker-1" in warned.what
 
 
 def test_one_that_slept_itself_blames_nobody() -> None:
-    desk = Desk(dealing())
-    for who in (1, 2):
-        desk.want(who)
-    desk.judge(0.7)
+    desk = Desk(dealing()).begin()
     desk.wait(20)
     desk.now += 600 * SECOND
     desk.wait(9)
@@ -103,10 +97,7 @@ def test_one_that_slept_itself_blames_nobody() -> None:
 
 
 def test_a_server_that_does_not_answer_is_named_with_what_helps_and_no_worker_is_blamed() -> None:
-    desk = Desk(dealing())
-    for who in (1, 2):
-        desk.want(who)
-    desk.judge(0.7)
+    desk = Desk(dealing()).begin()
     desk.dealing.silent = ["guest"]
     desk.wait(60)
     (warned,) = desk.all(Warned)

@@ -47,10 +47,10 @@ def misbehave(how):
     if how == 6:
         os.kill(os.getpid(), 11)
     if how == 7 and os.fork() == 0:
-        time.sleep(60)
+        time.sleep(1_800)
         os._exit(0)
     if how == 8:
-        subprocess.Popen(["sleep", "61.5"])
+        subprocess.Popen(["sleep", "1861.5"])
 
 
 @shoal.question(how=0)
@@ -121,7 +121,7 @@ def test_what_a_question_started_ends_with_it(kv: shoal.KV) -> None:
     import odd_code
 
     assert kv.call("w", slice(None), odd_code.odd, how=8).result(60).numbers[0] == 600
-    assert soon(lambda: not _runs("sleep", "61.5"))
+    assert soon(lambda: not _runs("sleep", "1861.5"))
 
 
 def test_a_question_sees_one_moment_and_nobody_waits_for_it(kv: shoal.KV) -> None:
@@ -226,7 +226,7 @@ class odd_press(Pressing):
             if self.settings.how == 1:
                 os._exit(7)
             if self.settings.how == 2:
-                subprocess.Popen(["sleep", "62.5"])
+                subprocess.Popen(["sleep", "1862.5"])
             while self.settings.how == 2:
                 pass
             if self.settings.how == 3:
@@ -261,7 +261,7 @@ def test_a_filter_that_misbehaves_at_a_server_costs_its_own_push_only(
         with pytest.raises(BadValues) as caught:
             kv.push("w", slice(None), many).result(60)
         assert "'odd_press'" in str(caught.value) and FILTER_WAYS[how] in str(caught.value), str(caught.value)
-        assert soon(lambda: not _runs("sleep", "62.5"))  # it ended with the filter's process
+        assert soon(lambda: not _runs("sleep", "1862.5"))  # it ended with the filter's process
         kv.push("plain", slice(None), few).result(60)
         assert soon(lambda: _goes(kv, few), 60)  # its process is there again
         assert kv.pull("w", slice(0, 100)).result(60).min() == 2

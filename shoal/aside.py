@@ -28,6 +28,7 @@ Item = TypeVar("Item")
 GONE = (OSError, ValueError)  # what a stream raises that was closed, or whose other end was
 _PIECE = select.PIPE_BUF  # bytes that a pipe which has room takes at once
 _LOOK = 200  # milliseconds between two looks whether it is over
+_PARTING = 1.0  # seconds that a thread which has nothing to do is waited for at the end
 
 
 class Aside(Generic[Item]):
@@ -82,6 +83,9 @@ class Aside(Generic[Item]):
                 self.over, self.dropped = True, self.dropped + left
             self._waiting.clear()
             self._news.notify_all()
+            idle = self._thread if self._since is None else None
+        if idle is not None and idle is not threading.current_thread():
+            idle.join(_PARTING)
         return self.dropped
 
     def _left(self) -> int:

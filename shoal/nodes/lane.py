@@ -29,11 +29,11 @@ class Lane:
         self._ends = bool(slots)
         self._waits: Task | None = None
         self._admits: Task | None = None
-        self._closed: Exception | None = None
+        self.closed: Exception | None = None  # why this life is over
 
     def close(self, error: Exception) -> None:
         """This life is over: whoever still runs here meets the error, and pushes nothing in the name of the next."""
-        self._closed = error
+        self.closed = error
         self.queue.clear()
         for task in (self._waits, self._admits):
             if task is not None:
@@ -41,8 +41,8 @@ class Lane:
 
     @property
     def client(self) -> Client:
-        if self._closed is not None:
-            raise self._closed
+        if self.closed is not None:
+            raise self.closed
         return self._trainer.worker.client
 
     @property
@@ -50,8 +50,8 @@ class Lane:
         return (self._ends or self._trainer.over) and not self.queue
 
     def next(self) -> Slot | None:
-        if self._closed is not None:
-            raise self._closed
+        if self.closed is not None:
+            raise self.closed
         if not self.queue:
             return None
         slot = self.queue.popleft()
@@ -66,8 +66,8 @@ class Lane:
 
     def more(self) -> Task:
         self._waits = Task("another slot")
-        if self.queue or self._trainer.over or self._closed is not None:
-            self._waits.finish(error=self._closed)
+        if self.queue or self._trainer.over or self.closed is not None:
+            self._waits.finish(error=self.closed)
         return self._waits
 
     def wake(self) -> None:
@@ -90,22 +90,29 @@ class Lane:
         return self._trainer.compute(function, cost, rows)
 
     def early(self, local: Rows, weights: Any, mean: bool) -> Task | None:
-        beside = self._closed is None and self._trainer.computes_beside(local)
+        beside = self.closed is None and self._trainer.computes_beside(local)
         return self._trainer.gradient(local, weights, mean) if beside else None
 
     def push(self, slot: Slot, local: Rows | None, loss: float, task: Task) -> None:
         rows = 0 if local is None else len(local)
-        pushed = partial(self._trainer.pushed, self._trainer.number(slot), rows, loss)
+        pushed = partial(self._pushed, self._trainer.number(slot), rows, loss)
         tally = self._trainer.tally(self, slot)
         tally.then(lambda _: task.then(pushed) if tally.error is None else None)
+
+    def _pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
+        if task.error is not None:
+            self.close(
+                task.error
+            )  # whoever runs here may wait in a pull for this very push: the trainer ends this life
+        self._trainer.pushed(slot, rows, loss, task)
 
     def leaves(self, slot: Slot) -> bool:
         return self._trainer.leaves(self._trainer.number(slot))
 
     def admits(self) -> Task:
         self._admits = Task("say that some weights are newer")
-        if self._closed is not None:
-            self._admits.finish(error=self._closed)
+        if self.closed is not None:
+            self._admits.finish(error=self.closed)
         else:
             self._trainer.admit(self._admits)
         return self._admits

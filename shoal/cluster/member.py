@@ -100,6 +100,8 @@ class Membership:
                 self._next = now + self.timing.heartbeat
                 return Change(view=True), effects
             case m.View() if self.joined and self._newer(message):
+                if any(one.name == self.name and one.incarnation != self.incarnation for one in message.members):
+                    return Change(fenced=True), self.rejoin(now)  # what it gives to our name is another's
                 return Change(view=True), self._take(message)
             case m.Fence(_, incarnation) if self.joined and incarnation == self.incarnation:
                 return Change(fenced=True), self.rejoin(now)

@@ -170,3 +170,12 @@ def test_the_back_off_starts_again_with_every_life() -> None:
     made.handle(now, m.Welcome("token.0", 5, view(3)))
     made.handle(now, m.Fence(0, 5))
     assert made.next == now + DEFAULT.resend_first
+
+
+def test_a_view_that_gives_its_name_to_another_is_as_good_as_a_fence() -> None:
+    made = member()
+    ours, other = (m.View(1, number, 0, [m.Member("me", of, "worker", "")], []) for number, of in ((4, 5), (5, 9)))
+    assert made.handle(START, ours)[0] == Change(view=True)
+    change, effects = made.handle(START, other)
+    assert change == Change(fenced=True) and hellos(effects) == ["token.1"]
+    assert not made.joined and made.view is ours, "what is given to the other one is not taken"

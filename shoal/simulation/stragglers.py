@@ -41,17 +41,18 @@ class Stragglers:
         self._faults.clear()
 
     def takes(self, worker: str, nanoseconds: int) -> int:
-        """A computation of this worker that would take so long takes this long."""
-        now, whole = self._now(), nanoseconds
+        """A computation of this worker that would take so long takes this long: of several that slow it down the worst counts, or a slot takes minutes."""
+        now, times, more = self._now(), 1.0, 0
         for fault, until in self._faults.get(worker, ()):
             if until <= now:
                 continue
             match fault.kind:
                 case "slower":
-                    whole = int(whole * fault.rate)
+                    times = max(times, fault.rate)
                 case "halting" if self._random.random() < fault.rate:
-                    whole += self._random.randrange(LONGEST_BREAK) * MILLISECOND
+                    more += self._random.randrange(LONGEST_BREAK) * MILLISECOND
                 case "stall":
-                    whole += until - now
+                    more += until - now
+        whole = int(nanoseconds * times) + more
         self.counts["slots that took longer"] += whole > nanoseconds
         return whole

@@ -16,7 +16,7 @@ print(json.dumps([simulate(seed).digest for seed in range(int(sys.argv[1]))]))
 """
 
 
-@pytest.mark.parametrize("seeds", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [4, pytest.param(20, marks=pytest.mark.soak)])
 def test_seeds_give_the_same_event_hash_under_different_hash_seeds(seeds: int) -> None:
     runs = [
         subprocess.Popen(

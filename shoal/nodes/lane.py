@@ -101,9 +101,8 @@ class Lane:
 
     def _pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
         if task.error is not None:
-            self.close(
-                task.error
-            )  # whoever runs here may wait in a pull for this very push: the trainer ends this life
+            # Whoever runs here may wait in a pull for this very push: the trainer ends this life.
+            self.close(task.error)
         self._trainer.pushed(slot, rows, loss, task)
 
     def leaves(self, slot: Slot) -> bool:

@@ -230,10 +230,8 @@ class Trainer:
                 if task.done:
                     await task  # one that failed ends this life: another may wait for its slot
                     del self._lanes[lane]
-                elif (
-                    lane.closed is not None
-                ):  # a push failed for good, and what the lane waits for may wait for that push
-                    raise lane.closed
+                elif lane.closed is not None:
+                    raise lane.closed  # a push failed for good, and what the lane waits for may wait for that push
             self._nap = self.worker.sleep(self._pause())
             await self._nap
         for task in list(self._tallies):

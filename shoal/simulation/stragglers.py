@@ -41,7 +41,10 @@ class Stragglers:
         self._faults.clear()
 
     def takes(self, worker: str, nanoseconds: int) -> int:
-        """A computation of this worker that would take so long takes this long: of several that slow it down the worst counts, or a slot takes minutes."""
+        """A computation of this worker that would take so long takes this long.
+
+        Of several faults that slow it down the worst counts: all of them together would make minutes of a slot.
+        """
         now, times, more = self._now(), 1.0, 0
         for fault, until in self._faults.get(worker, ()):
             if until <= now:

@@ -81,9 +81,8 @@ class Scene:
         answers: dict[str, m.Told] = {}
         for one in view.members:
             if one.role == "server":
-                with contextlib.suppress(
-                    Refused
-                ):  # it was killed: the proxy takes the call and breaks it off, as one who will not have us would
+                # One that was killed is left out: the proxy takes the call and breaks it off, as one who will not have us would.
+                with contextlib.suppress(Refused):
                     answer = looking._ask("ask for digests", one.name, ask, m.Message, PATIENCE, one.address)
                     if isinstance(answer, m.Told):
                         answers[one.name] = answer

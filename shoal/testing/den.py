@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from shoal.testing.watch import PATIENCE
 
@@ -70,17 +73,42 @@ class Den:
                     found.append(int(entry.name))
         return found
 
+    def node(self, name: str) -> int:
+        """The one process that is called by this node's name, now or soon; others may come and go meanwhile."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [pid for pid in self.alive() if _called(pid) == f"shoal {name}"[:15]]
+            return len(found) == 1
+
+        assert soon(is_there), f"{len(found)} processes are called {name}"
+        return found[0]
+
     def left(self) -> list[str]:
         """All that is still there: processes, folders, sockets, shared memory."""
-        pids = [str(child.pid) for child in self._children]
-        shared = [
-            name for name in os.listdir("/dev/shm") if any(pid in name for pid in pids)
-        ]  # others may have some, too
+        pids = {str(child.pid) for child in self._children}
+        # Others may have some there, too: only a whole number is one of ours.
+        shared = [name for name in os.listdir("/dev/shm") if not pids.isdisjoint(re.findall(r"\d+", name))]
         return [*map(str, self.alive()), *os.listdir(self.folder), *shared]
 
     def is_empty(self) -> bool:
         """Now, or soon."""
         return soon(lambda: not self.left(), GONE_WITHIN)
+
+
+def _called(pid: int) -> str:
+    """What a process calls itself; nothing where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def is_gone(pid: int) -> bool:
+    """Ended; whether its new parent has taken note is not our matter."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def soon(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:

@@ -288,8 +288,7 @@ def test_nothing_is_left_of_a_run_that_is_interrupted_while_its_coordinator_is_s
         assert soon(
             lambda: (folder / "events.jsonl").exists() and b'"evaluated"' in (folder / "events.jsonl").read_bytes()
         )
-        (pid,) = [pid for pid in den.alive() if Path(f"/proc/{pid}/comm").read_text() == "shoal coordinat\n"]
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(den.node("coordinator"), signal.SIGSTOP)
         os.killpg(child.pid, number)
         _, errors = child.communicate(timeout=PATIENCE)
         assert child.returncode == 128 + number, errors

@@ -9,16 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
@@ -27,10 +22,10 @@ import pytest
 import shoal
 from shoal.errors import ClusterError, SegmentsLost, ShoalError
 from shoal.launch.processes import ProcessCluster
+from shoal.testing.den import GONE_WITHIN, Den, soon
 from shoal.testing.quick import QUICK
+from shoal.testing.watch import PATIENCE
 
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
-GONE_WITHIN = 10.0  # what FAULTS.md promises (F43)
 PLACES = ["threads", "ipc", "tcp"]
 
 WORKS = """
@@ -75,69 +70,10 @@ with shoal.connect(sys.argv[1], role="worker", name="victim") as worker:
 """
 
 
-@dataclass
-class Den:
-    """Where children live: a folder for what they make, and a mark by which their processes are known."""
-
-    folder: Path
-    mark: str = field(default_factory=lambda: f"{os.getpid()}-{time.monotonic_ns()}")
-    children: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    def start(self, code: str, *arguments: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(self.folder), "SHOAL_TEST_MARK": self.mark},
-            start_new_session=True,  # Ctrl-C of this terminal is not theirs
-        )
-        self.children.append(child)
-        return child
-
-    def alive(self) -> list[int]:
-        """Processes of ours and of our children's, whoever their parent is by now."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    environment = (entry / "environ").read_bytes()
-                except OSError:
-                    continue
-                if f"SHOAL_TEST_MARK={self.mark}".encode() in environment.split(b"\0"):
-                    found.append(int(entry.name))
-        return found
-
-    def left(self) -> list[str]:
-        """All that is still there: processes, folders, sockets, shared memory."""
-        pids = [str(child.pid) for child in self.children]
-        shared = [
-            name for name in os.listdir("/dev/shm") if any(pid in name for pid in pids)
-        ]  # others may have some, too
-        return [*map(str, self.alive()), *os.listdir(self.folder), *shared]
-
-    def is_empty(self) -> bool:
-        return soon(lambda: not self.left(), GONE_WITHIN)
-
-
 @pytest.fixture
 def den() -> Iterator[Den]:
-    den = Den(Path(tempfile.mkdtemp(prefix="den-")))  # not tmp_path: the names of Unix sockets are short
-    yield den
-    for pid in den.alive():  # first: one that has outlived its parent may hold the pipe that is read below
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    for child in den.children:
-        child.kill()
-        child.communicate(timeout=PATIENCE)
-    shutil.rmtree(den.folder)
-
-
-def soon(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (true := bool(condition())) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return true  # as it was then: it may come and go
+    with Den() as den:
+        yield den
 
 
 def line(child: subprocess.Popen[str]) -> str:
@@ -165,7 +101,7 @@ def interrupt(child: subprocess.Popen[str]) -> None:
 def test_nothing_is_left_when_the_parent_ends_at_any_moment(den: Den, place: str, how: signal.Signals) -> None:
     moment = random.Random(f"{place} {how.name}")
     for delay in (0.05, 0.3, 0.7, None):
-        child = den.start(WORKS, place)
+        child = den.start("-c", WORKS, place)
         assert line(child) == "up"
         if delay is None:
             assert line(child) == "working"
@@ -187,7 +123,7 @@ def test_nothing_is_left_when_the_parent_ends_at_any_moment(den: Den, place: str
 @pytest.mark.variants(slow=["tcp"])
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_left_when_the_terminal_is_closed(den: Den, place: str) -> None:
-    child = den.start(WORKS, place)
+    child = den.start("-c", WORKS, place)
     assert [line(child), line(child)] == ["up", "working"]
     os.killpg(child.pid, signal.SIGHUP)
     assert child.wait(PATIENCE) == -signal.SIGHUP
@@ -200,14 +136,14 @@ def test_nothing_is_left_when_the_terminal_is_closed(den: Den, place: str) -> No
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("error", 1), ("exit", 3), ("hard", 4)])
 @pytest.mark.parametrize("place", ["threads", "ipc"])
 def test_nothing_is_left_when_a_program_forgets_to_close(den: Den, place: str, how: str, code: int) -> None:
-    child = den.start(ENDS, place, how)
+    child = den.start("-c", ENDS, place, how)
     _, errors = child.communicate(timeout=PATIENCE)
     assert child.returncode == code, errors
     assert den.is_empty(), (den.left(), errors)
 
 
 def test_the_check_sees_what_it_looks_for(den: Den) -> None:
-    child = den.start(WORKS, "ipc")
+    child = den.start("-c", WORKS, "ipc")
     assert [line(child), line(child)] == ["up", "working"]
     folders = [name for name in den.left() if name.startswith("shoal-")]
     assert len(folders) == 1
@@ -345,7 +281,7 @@ def test_the_others_go_on_when_a_worker_process_is_killed_while_it_pushes(
     kv, survivor = quick_cluster.client(), quick_cluster.worker("survivor")
     kv.create("w", shoal.Dense(rows=2, max_delay=3))
     survivor.pull("w", [0]).result(PATIENCE)
-    victim = den.start(PUSHES, quick_cluster.address)
+    victim = den.start("-c", PUSHES, quick_cluster.address)
     assert victim.stdout is not None
     assert line(victim) == "1"
     for _ in range(20):  # side by side: neither is more than three steps ahead of the other
@@ -392,7 +328,7 @@ def test_two_clusters_at_once_do_not_disturb_each_other(place: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_with_a_cluster_each_do_not_disturb_each_other(den: Den) -> None:
-    first, second = den.start(WORKS, "ipc"), den.start(WORKS, "ipc")
+    first, second = den.start("-c", WORKS, "ipc"), den.start("-c", WORKS, "ipc")
     for child in (first, second):
         assert [line(child), line(child)] == ["up", "working"]
     assert len(den.alive()) == 10

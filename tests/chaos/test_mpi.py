@@ -23,6 +23,7 @@ from shoal.launch import mpi
 from shoal.launch.mpirun import UnderMpirun
 from shoal.launch.underway import Underway
 from shoal.settings import changed
+from shoal.testing.den import is_gone
 from shoal.testing.watch import kill, reach, watch
 
 PATIENCE = 120.0  # seconds: a guard against hanging
@@ -183,5 +184,5 @@ def test_ranks_end_with_the_process_that_was_called() -> None:
         assert len(below) >= 4  # mpirun and three ranks
         (folder,) = {word for one in below for word in one.cmdline() if Path(word).name.startswith("shoal-mpi-")}
         process.kill()
-    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
+    until(lambda: all(is_gone(one.pid) for one in below))
     until(lambda: not Path(folder).exists())

@@ -6,7 +6,6 @@ that a child was just forked, and holds things up there while the parent is kill
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,9 +26,8 @@ from shoal.errors import Closed, ClusterError, Invalid, StartFailed
 from shoal.launch.children import Children
 from shoal.launch.nursery import Setup
 from shoal.launch.processes import ProcessCluster
-
-PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
-GONE_WITHIN = 10.0  # what FAULTS.md promises (F43)
+from shoal.testing.den import GONE_WITHIN, Den, is_gone, soon
+from shoal.testing.watch import PATIENCE
 
 RUNS = """
 import sys, time
@@ -65,74 +63,29 @@ MODULES = {
 }
 
 
-@dataclass
-class Den:
-    """Where children live: a folder for what they make, one for their modules, and a mark by which they are known."""
+class Nest(Den):
+    """A den with modules of its own, which say by the marker how far they have come."""
 
-    folder: Path
-    modules: Path
-    mark: str = field(default_factory=lambda: f"{os.getpid()}-{time.monotonic_ns()}")
-    children: list[subprocess.Popen[str]] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules = Path(tempfile.mkdtemp(prefix="den-"))
+        self.marker = self.modules / "marker"
+        for name, text in MODULES.items():
+            (self.modules / f"{name}.py").write_text(text.replace("MARKER", repr(str(self.marker))) + "\n")
 
-    @property
-    def marker(self) -> Path:
-        return self.modules / "marker"
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        shutil.rmtree(self.modules)
 
-    def start(self, code: str, *arguments: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "TMPDIR": str(self.folder),
-                "SHOAL_TEST_MARK": self.mark,
-                "PYTHONPATH": f"{self.modules}:{os.environ.get('PYTHONPATH', '')}",
-            },
-            start_new_session=True,
-        )
-        self.children.append(child)
-        return child
-
-    def alive(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if f"SHOAL_TEST_MARK={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-        return found
-
-    def left(self) -> list[str]:
-        return [*map(str, self.alive()), *os.listdir(self.folder)]
-
-    def is_empty(self) -> bool:
-        return soon(lambda: not self.left(), GONE_WITHIN)
+    def run(self, code: str, *arguments: str) -> subprocess.Popen[str]:
+        path = f"{self.modules}:{os.environ.get('PYTHONPATH', '')}"
+        return self.start("-c", code, *arguments, env={"PYTHONPATH": path})
 
 
 @pytest.fixture
-def den() -> Iterator[Den]:
-    folder, modules = (Path(tempfile.mkdtemp(prefix="den-")) for _ in range(2))  # not tmp_path: names must be short
-    den = Den(folder, modules)
-    for name, text in MODULES.items():
-        (den.modules / f"{name}.py").write_text(text.replace("MARKER", repr(str(den.marker))) + "\n")
-    yield den
-    for pid in den.alive():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    for child in den.children:
-        child.kill()
-        child.communicate(timeout=PATIENCE)
-    shutil.rmtree(den.folder)
-    shutil.rmtree(den.modules)
-
-
-def soon(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (true := bool(condition())) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return true  # as it was then: it may come and go
+def den() -> Iterator[Nest]:
+    with Nest() as den:
+        yield den
 
 
 def start(place: str = "ipc", *modules: str, servers: int = 2) -> ProcessCluster:
@@ -146,14 +99,6 @@ def nursery_of(cluster: ProcessCluster) -> int:
     (nursery,) = {psutil.Process(pid).ppid() for pid in cluster.pids.values()}
     assert psutil.Process(nursery).ppid() == os.getpid()
     return int(nursery)
-
-
-def is_gone(pid: int) -> bool:
-    """Ended; whether its new parent has taken note is not our matter."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 @dataclass
@@ -187,9 +132,9 @@ ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]
 @pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
 def test_nothing_is_left_when_the_parent_ends_while_the_nursery_imports(
-    den: Den, place: str, how: signal.Signals
+    den: Nest, place: str, how: signal.Signals
 ) -> None:
-    parent = den.start(RUNS, place, "holds_the_import")
+    parent = den.run(RUNS, place, "holds_the_import")
     assert soon(den.marker.exists)
     assert len(den.alive()) == 2  # the parent and the nursery, which sleeps in an import
     parent.send_signal(how)
@@ -201,9 +146,9 @@ def test_nothing_is_left_when_the_parent_ends_while_the_nursery_imports(
 @pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
 def test_nothing_is_left_when_the_parent_ends_between_a_fork_and_its_address(
-    den: Den, place: str, how: signal.Signals
+    den: Nest, place: str, how: signal.Signals
 ) -> None:
-    parent = den.start(RUNS, place, "holds_the_child")
+    parent = den.run(RUNS, place, "holds_the_child")
     assert soon(den.marker.exists)
     assert len(den.alive()) >= 3  # a server is forked, and does not listen yet
     assert place == "tcp" or "server-0" not in os.listdir(next(den.folder.iterdir()))
@@ -215,8 +160,8 @@ def test_nothing_is_left_when_the_parent_ends_between_a_fork_and_its_address(
 @pytest.mark.variants(slow=["tcp-SIGTERM", "tcp-SIGHUP", "ipc-SIGTERM", "tcp-SIGKILL"])
 @pytest.mark.parametrize("how", ENDS, ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
-def test_nothing_is_left_when_the_parent_ends_while_all_run(den: Den, place: str, how: signal.Signals) -> None:
-    parent = den.start(RUNS, place, "")
+def test_nothing_is_left_when_the_parent_ends_while_all_run(den: Nest, place: str, how: signal.Signals) -> None:
+    parent = den.run(RUNS, place, "")
     assert parent.stdout is not None
     assert parent.stdout.readline() == "running\n"
     assert len(den.alive()) == 6  # the parent, the nursery, the coordinator, three servers
@@ -225,22 +170,17 @@ def test_nothing_is_left_when_the_parent_ends_while_all_run(den: Den, place: str
     assert den.is_empty(), den.left()
 
 
-def test_a_server_that_is_stopped_does_not_outlive_the_parent(den: Den) -> None:
-    parent = den.start(RUNS, "ipc", "")
+def test_a_server_that_is_stopped_does_not_outlive_the_parent(den: Nest) -> None:
+    parent = den.run(RUNS, "ipc", "")
     assert parent.stdout is not None
     assert parent.stdout.readline() == "running\n"
-    for pid in den.alive():
-        if psutil.Process(pid).name() == "shoal server-0":
-            os.kill(pid, signal.SIGSTOP)
-            break
-    else:
-        pytest.fail("no process is called by its name")
+    os.kill(den.node("server-0"), signal.SIGSTOP)
     parent.kill()
     assert den.is_empty(), den.left()
 
 
-def test_the_cluster_ends_with_the_parent_even_if_a_child_of_it_holds_the_pipes(den: Den) -> None:
-    parent = den.start(LEAVES_A_CHILD)
+def test_the_cluster_ends_with_the_parent_even_if_a_child_of_it_holds_the_pipes(den: Nest) -> None:
+    parent = den.run(LEAVES_A_CHILD)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     assert soon(lambda: den.alive() == [child], GONE_WITHIN), den.left()
@@ -278,7 +218,7 @@ def test_the_death_of_the_nursery_is_told_though_a_stopped_server_holds_its_pipe
     assert soon(lambda: all(map(is_gone, pids.values())), GONE_WITHIN)
 
 
-def test_a_nursery_that_cannot_make_its_folder_says_so_and_leaves_what_is_there(den: Den) -> None:
+def test_a_nursery_that_cannot_make_its_folder_says_so_and_leaves_what_is_there(den: Nest) -> None:
     children = Children(lambda name, why: None, lambda name, why: None)
     children.start(Setup(os.getpid(), str(den.folder), [], sys.path), "test")
     with pytest.raises(StartFailed, match=f"cannot make the folder {den.folder}: File exists"):
@@ -287,8 +227,8 @@ def test_a_nursery_that_cannot_make_its_folder_says_so_and_leaves_what_is_there(
     assert den.folder.exists()
 
 
-def test_a_nursery_killed_during_the_start_ends_the_start(den: Den) -> None:
-    parent = den.start(RUNS, "ipc", "holds_the_import")
+def test_a_nursery_killed_during_the_start_ends_the_start(den: Nest) -> None:
+    parent = den.run(RUNS, "ipc", "holds_the_import")
     assert soon(den.marker.exists)
     (nursery,) = set(den.alive()) - {parent.pid}
     os.kill(nursery, signal.SIGKILL)
@@ -465,7 +405,7 @@ def test_two_clusters_side_by_side_share_nothing(place: str) -> None:
 
 
 @pytest.fixture
-def importable(den: Den, monkeypatch: pytest.MonkeyPatch) -> Den:
+def importable(den: Nest, monkeypatch: pytest.MonkeyPatch) -> Den:
     monkeypatch.syspath_prepend(str(den.modules))
     monkeypatch.setattr(tempfile, "tempdir", str(den.folder))
     return den

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from shoal.frontends.launching import Launching
-from shoal.testing.den import soon
+from shoal.testing.den import is_gone, soon
 
 _LOOP = """
 import os, signal, sys
@@ -76,7 +76,7 @@ def sleepers(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
 
 def wait_until_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while not all(map(is_gone, pids)):
         assert time.monotonic() < deadline, "still there"
         time.sleep(0.02)
 

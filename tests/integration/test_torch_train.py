@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,6 +16,7 @@ torch = pytest.importorskip("torch")
 import shoal  # noqa: E402
 from shoal.errors import Invalid, RunFailed  # noqa: E402
 from shoal.run import Run  # noqa: E402
+from shoal.testing.den import is_gone  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]  # the same tests on a GPU, where there is one
 THREADS = {"launch.how": "threads"}
@@ -178,10 +177,4 @@ def test_a_module_that_forks_leaves_nobody_behind(images: Path, tmp_path: Path) 
     run = train(images, model=f"{tmp_path}/forks.py:Forks", workers=1, epochs=1, settings={"launch.how": "processes"})
     assert run.summary["examples"] > 500
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
-    assert len(pids) > 10 and not [pid for pid in pids if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
+    assert len(pids) > 10 and not [pid for pid in pids if not is_gone(pid)]

@@ -40,8 +40,7 @@ def told(out: Path) -> list[RunEvent]:
 
 def node(den: Den, name: str) -> psutil.Process:
     """The process that is this node."""
-    (found,) = (pid for pid in den.alive() if Path(f"/proc/{pid}/comm").read_text().strip() == f"shoal {name}"[:15])
-    return psutil.Process(found)
+    return psutil.Process(den.node(name))
 
 
 def rank_of(process: psutil.Process) -> int:

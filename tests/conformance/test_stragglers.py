@@ -64,6 +64,7 @@ def test_without_second_copies_the_slow_worker_computes_its_slots_itself() -> No
     assert run.summary["second_copies"] == run.summary["second_copies_first"] == 0
 
 
+@pytest.mark.slow
 def test_a_slow_worker_that_is_killed_while_others_have_copies_of_its_slots_changes_nothing() -> None:
     run = watch(
         job_of("sync", strategy__second_copies=True, servers=1),
@@ -75,6 +76,7 @@ def test_a_slow_worker_that_is_killed_while_others_have_copies_of_its_slots_chan
     assert np.array_equal(run.weights, expected())
 
 
+@pytest.mark.slow
 def test_one_who_computes_copies_and_is_killed_changes_nothing() -> None:
     run = watch(
         job_of("sync", strategy__second_copies=True, servers=1),

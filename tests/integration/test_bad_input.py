@@ -132,6 +132,7 @@ def kept(cache: Path) -> set[str]:
     return {entry.name for entry in cache.iterdir()} if cache.exists() else set()
 
 
+@pytest.mark.slow
 def test_a_long_line_that_is_right_is_a_row(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.svm", lines("1 " + " ".join(f"{number}:1" for number in range(1, 150_000))))
     assert path.stat().st_size > 1_000_000
@@ -564,6 +565,7 @@ def on_a_small_disk(disk: Path, spare: Path, code: str, *words: Path) -> subproc
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_costs_no_run(tmp_path: Path) -> None:
     disk, spare, path = tmp_path / "disk", tmp_path / "spare", write(tmp_path / "rows.svm", lines())
     ended = on_a_small_disk(disk, spare, FILLED, path, disk)

@@ -67,7 +67,7 @@ def test_an_on_event_that_sleeps_for_minutes_holds_up_nothing(strategy: str, tmp
     assert f"on_event did not hear {len(events)} of {len(events)} calls: it takes too long" in ran.stderr
 
 
-@pytest.mark.variants(slow=["ValueError('mine')", "SystemExit"])
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["ValueError('mine')", "SystemExit", "GeneratorExit"])
 def test_an_on_event_that_raises_is_called_no_more_or_ends_the_run(what: str, tmp_path: Path, cache: Path) -> None:
     code = f"""

@@ -142,6 +142,7 @@ def test_a_finished_run_is_told_and_its_figures_shown_again(home: Path) -> None:
 # ---------------------------------------------------------------- goes on
 
 
+@pytest.mark.variants(slow=["same command"])
 @pytest.mark.parametrize("how", [("--resume", "run"), (*JOB, "--out", "run")], ids=["resume", "same command"])
 def test_without_a_checkpoint_it_begins_anew_and_says_so(home: Path, how: tuple[str, ...]) -> None:
     unfinished()
@@ -197,7 +198,7 @@ def saved(run: Path) -> list[Path]:
     return sorted(manifest.parent for manifest in (run / "checkpoints").glob("0*/manifest.json"))
 
 
-@pytest.mark.variants(slow=["hinge-logistic", "batch = 10-batch = 20"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("was", "now"), [("seed = 0", "seed = 3"), ("batch = 10", "batch = 20"), ("hinge", "logistic")]
 )
@@ -214,6 +215,7 @@ def test_a_job_that_was_edited_is_not_that_of_its_checkpoints(home: Path, was: s
     assert call("train", "--resume", "run", "--workers", "3", "--epochs", "1").exit_code == 0
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_run_are_passed_over_by_name(home: Path) -> None:
     run = stopped()
     [mine] = saved(run)  # not always the first: a try that was given up had a number, too

@@ -173,6 +173,7 @@ how = "threads"
 """
 
 
+@pytest.mark.slow
 def test_a_job_file_is_run_and_the_job_in_effect_reads_back(home: Path) -> None:
     Path("JOB.toml").write_text(JOB)
     ended = call("train", "JOB.toml", "--set", "data.batch=10", "--out", "run")
@@ -444,6 +445,7 @@ def test_where_no_language_is_known_plain_names_work_and_others_are_refused(home
     assert not (home / "runs").exists()
 
 
+@pytest.mark.slow
 def test_without_matplotlib_it_trains_and_says_how_to_get_the_picture(home: Path) -> None:
     code = "import sys; sys.modules['matplotlib'] = None"
     out, errors = finish(start("train", "rows.svm", *QUICK, "--out", "run", code=code))

@@ -174,6 +174,7 @@ def test_the_scheduler_of_a_group_may_be_killed(cluster: ProcessCluster) -> None
     assert np.array_equal(outcome.judged.weights, alone.model.table)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_group_can_begin_another_run_as_soon_as_one_has_ended(
     cluster: ProcessCluster, operator: shoal.KV, monkeypatch: pytest.MonkeyPatch
 ) -> None:

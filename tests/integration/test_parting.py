@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import os, random, signal, sys, time
 import numpy as np
@@ -43,6 +45,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 def test_who_stops_calling_a_peer_that_ends_with_half_of_a_message_on_its_way_lives_on(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, "60", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False

@@ -115,6 +115,7 @@ def test_a_sync_run_that_lets_keys_in_and_go_is_the_same_for_any_number_of_serve
     assert abs(one.summary["test_loss"] - plain.summary["test_loss"]) < 0.1
 
 
+@pytest.mark.slow
 def test_a_run_that_lets_keys_in_and_go_is_taken_up_again(tmp_path: Path) -> None:
     """Interrupted, it makes a checkpoint; rows go on from it, and counting begins anew."""
     rare = {"strategy": "sync", "strategy.admit": 2, "strategy.evict": True}

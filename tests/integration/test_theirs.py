@@ -273,6 +273,7 @@ def _runs(*command: str) -> bool:
     return any(one.info["cmdline"] == list(command) for one in psutil.process_iter(["cmdline"]))
 
 
+@pytest.mark.slow
 def test_a_descriptor_may_have_any_number() -> None:
     """A server with many connections has more than ``select.select`` can take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

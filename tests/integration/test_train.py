@@ -363,6 +363,7 @@ def test_a_training_can_be_waited_for_for_a_while() -> None:
     assert outcome is not None and outcome.why == "0.5 seconds are over" and not outcome.failed
 
 
+@pytest.mark.slow
 def test_settings_without_an_end_reach_workers_in_processes() -> None:
     run = small(workers=2, launch__how="processes", evaluate__every=math.inf, stop__epochs=math.inf, stop__steps=40)
     assert run.summary["steps"] == 40 and not run.summary["failed"]

@@ -273,6 +273,7 @@ print(folder)
 """
 
 
+@pytest.mark.slow
 def test_without_a_cache_folder_a_temporary_one_goes_with_the_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     where = {"SHOAL_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}  # a file is no folder to keep things in

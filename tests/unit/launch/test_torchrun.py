@@ -175,6 +175,7 @@ def test_only_ranks_that_are_awaited_are_let_in() -> None:
                 assert again.recv(100) == b""
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "MEET_WITHIN", 1.0)
     words = "no word from rank 1, 3 in 1 s: look at what it printed"

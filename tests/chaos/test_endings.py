@@ -70,12 +70,6 @@ with shoal.connect(sys.argv[1], role="worker", name="victim") as worker:
 """
 
 
-@pytest.fixture
-def den() -> Iterator[Den]:
-    with Den() as den:
-        yield den
-
-
 def line(child: subprocess.Popen[str]) -> str:
     assert child.stdout is not None
     return child.stdout.readline().strip()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from shoal.launch import mpi
 from shoal.launch.mpirun import UnderMpirun
 from shoal.launch.underway import Underway
 from shoal.settings import changed
-from shoal.testing.den import is_gone
+from shoal.testing.den import is_gone, soon
 from shoal.testing.watch import kill, reach, watch
 
 PATIENCE = 120.0  # seconds: a guard against hanging
@@ -57,13 +56,6 @@ here.leave(0)
 
 def job(**changes: Any) -> Job:
     return Job.of(changed(JOB, {name.replace("__", "."): value for name, value in changes.items()}))
-
-
-def until(true: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +117,7 @@ def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> No
     assert run.outcome.failed and "--resume" in run.outcome.why
     assert run.outcome.judged is not None and run.outcome.judged.loss == min(run.losses)  # what was judged best
     assert ("worker-0" if victim == "rank 0" else "mpirun ended (killed by signal 9)") in run.outcome.why
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert not folders[0].exists()
 
 
@@ -137,7 +129,7 @@ def test_a_stopped_rank_is_named_and_the_others_go_on_when_it_is_ended() -> None
         reach(training, 0.2)
         pid = training.pids["worker-2"]
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: any(isinstance(event, Warned) for event in log.events))
+        assert soon(lambda: any(isinstance(event, Warned) for event in log.events))
         os.kill(pid, signal.SIGKILL)
 
     run = watch(job(), stop)
@@ -184,5 +176,5 @@ def test_ranks_end_with_the_process_that_was_called() -> None:
         assert len(below) >= 4  # mpirun and three ranks
         (folder,) = {word for one in below for word in one.cmdline() if Path(word).name.startswith("shoal-mpi-")}
         process.kill()
-    until(lambda: all(is_gone(one.pid) for one in below))
-    until(lambda: not Path(folder).exists())
+    assert soon(lambda: all(is_gone(one.pid) for one in below))
+    assert soon(lambda: not Path(folder).exists())

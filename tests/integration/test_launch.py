@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,10 +74,7 @@ def sleepers(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 60
-    while not all(map(is_gone, pids)):
-        assert time.monotonic() < deadline, "still there"
-        time.sleep(0.02)
+    assert soon(lambda: all(map(is_gone, pids)), 60), "still there"
 
 
 @pytest.mark.slow

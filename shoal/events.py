@@ -18,13 +18,13 @@ from typing import Literal
 import msgspec
 
 
-class Record(msgspec.Struct, frozen=True, tag=str.lower, forbid_unknown_fields=True):
-    """Base of all records."""
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all records. The tag of each is a string of its own: renaming a class changes no file."""
 
     time: int
 
 
-class Begin(Record, frozen=True):
+class Begin(Record, frozen=True, tag="begin"):
     """A client made a call."""
 
     call: int
@@ -37,7 +37,7 @@ class Begin(Record, frozen=True):
     enter: bool = False
 
 
-class End(Record, frozen=True):
+class End(Record, frozen=True, tag="end"):
     """A call came back. ``seen`` is what a pull contained: per segment, a bit for each slot, or a count for each client."""
 
     call: int
@@ -46,7 +46,7 @@ class End(Record, frozen=True):
     seen: list[list[int]] = []
 
 
-class Note(Record, frozen=True):
+class Note(Record, frozen=True, tag="note"):
     """Something that changes what may be expected."""
 
     what: Literal["entered", "parking", "crashed", "removed", "delay asked", "delay set", "dealt", "healed"]
@@ -71,13 +71,13 @@ def read(path: Path) -> list[Event]:
 # ---------------------------------------------------------------- a run
 
 
-class Happening(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="event"):
-    """Base of what a run writes."""
+class Happening(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Base of what a run writes. The tag of each is a string of its own: renaming a class changes no file."""
 
     seconds: float  # since training began
 
 
-class Started(Happening, frozen=True, kw_only=True):
+class Started(Happening, frozen=True, kw_only=True, tag="started"):
     """Everything is set up, and training begins."""
 
     data: str
@@ -95,7 +95,7 @@ class Started(Happening, frozen=True, kw_only=True):
     emulated: str = ""  # what of the computing is not real, in words
 
 
-class Progress(Happening, frozen=True, kw_only=True):
+class Progress(Happening, frozen=True, kw_only=True, tag="progress"):
     """How far training is: now and then, as the workers report it."""
 
     passes: float  # over the data
@@ -106,7 +106,7 @@ class Progress(Happening, frozen=True, kw_only=True):
     spent: dict[str, float] = {}  # seconds that they computed, communicated, waited, since the last such record
 
 
-class Evaluated(Happening, frozen=True, kw_only=True):
+class Evaluated(Happening, frozen=True, kw_only=True, tag="evaluated"):
     """The evaluator has judged the model."""
 
     number: int  # 0 is the model before training
@@ -126,7 +126,7 @@ class Evaluated(Happening, frozen=True, kw_only=True):
     by: str = ""  # who judged it, where that is chosen
 
 
-class Joined(Happening, frozen=True, kw_only=True):
+class Joined(Happening, frozen=True, kw_only=True, tag="joined"):
     """A node takes part from now on."""
 
     name: str
@@ -137,7 +137,7 @@ class Joined(Happening, frozen=True, kw_only=True):
 LEFT = "it left"  # how the reason of one begins that went in order
 
 
-class Gone(Happening, frozen=True, kw_only=True):
+class Gone(Happening, frozen=True, kw_only=True, tag="gone"):
     """A node left, or was lost; ``slots`` of its work are dealt again."""
 
     name: str
@@ -147,7 +147,7 @@ class Gone(Happening, frozen=True, kw_only=True):
     left: float = 0.0  # the size of what filters had left for later, and is lost
 
 
-class Leaving(Happening, frozen=True, kw_only=True):
+class Leaving(Happening, frozen=True, kw_only=True, tag="leaving"):
     """A node was asked to go, or asked for it: others take over what it has."""
 
     name: str
@@ -155,7 +155,7 @@ class Leaving(Happening, frozen=True, kw_only=True):
     why: str
 
 
-class Handed(Happening, frozen=True, kw_only=True):
+class Handed(Happening, frozen=True, kw_only=True, tag="handed"):
     """Segments of a table changed hands while everything went on."""
 
     table: str
@@ -168,14 +168,14 @@ class Handed(Happening, frozen=True, kw_only=True):
     gain: str = ""  # what is better for it: who had how much before
 
 
-class Shared(Happening, frozen=True, kw_only=True):
+class Shared(Happening, frozen=True, kw_only=True, tag="shared"):
     """How the segments of all tables are shared out among the servers, from now on."""
 
     serves: dict[str, int]  # by server; who has none is there, too
     copies: dict[str, int]  # those that others serve, kept in case these are lost
 
 
-class Split(Happening, frozen=True, kw_only=True):
+class Split(Happening, frozen=True, kw_only=True, tag="split"):
     """A segment that was asked for more than its share is two now."""
 
     table: str
@@ -184,20 +184,20 @@ class Split(Happening, frozen=True, kw_only=True):
     why: str
 
 
-class Voided(Happening, frozen=True, kw_only=True):
+class Voided(Happening, frozen=True, kw_only=True, tag="voided"):
     """A slot cannot be computed: it counts as empty."""
 
     slot: tuple[int, int]
     why: str
 
 
-class Warned(Happening, frozen=True, kw_only=True):
+class Warned(Happening, frozen=True, kw_only=True, tag="warned"):
     """Something is not as it should be, and training goes on."""
 
     what: str
 
 
-class Resumed(Happening, frozen=True, kw_only=True):
+class Resumed(Happening, frozen=True, kw_only=True, tag="resumed"):
     """The run was started again, and goes on from a checkpoint."""
 
     checkpoint: int | None  # its number; None: there was none, and it begins anew
@@ -205,7 +205,7 @@ class Resumed(Happening, frozen=True, kw_only=True):
     slots: list[tuple[int, int]] = []  # what was counted after it and is done again: from the first up to the second
 
 
-class RolledBack(Happening, frozen=True, kw_only=True):
+class RolledBack(Happening, frozen=True, kw_only=True, tag="rolledback"):
     """A part of the model was lost with all its copies: everybody goes back to a checkpoint."""
 
     checkpoint: int | None  # its number; None: back to the beginning
@@ -215,7 +215,7 @@ class RolledBack(Happening, frozen=True, kw_only=True):
     why: str
 
 
-class Saved(Happening, frozen=True, kw_only=True):
+class Saved(Happening, frozen=True, kw_only=True, tag="saved"):
     """A checkpoint is on disk: from here the run can be taken up again."""
 
     number: int
@@ -224,21 +224,21 @@ class Saved(Happening, frozen=True, kw_only=True):
     took: float  # seconds from its beginning, while training went on
 
 
-class Spans(Happening, frozen=True, kw_only=True):
+class Spans(Happening, frozen=True, kw_only=True, tag="spans"):
     """What one node did when, some of it (see ``nodes.spent``)."""
 
     name: str
     spans: list[tuple[str, float, float]]  # what, since when, for how many seconds
 
 
-class Delayed(Happening, frozen=True, kw_only=True):
+class Delayed(Happening, frozen=True, kw_only=True, tag="delayed"):
     """How many steps workers may be apart was changed while running (``max_delay = "auto"``)."""
 
     max_delay: int
     waiting: float  # share of their time that workers waited before
 
 
-class Linked(Happening, frozen=True, kw_only=True):
+class Linked(Happening, frozen=True, kw_only=True, tag="linked"):
     """Who hears whom, in a run without a server."""
 
     topology: str
@@ -253,14 +253,14 @@ class Linked(Happening, frozen=True, kw_only=True):
     rows: str = ""  # who learns from which, where that is not left to chance
 
 
-class Elected(Happening, frozen=True, kw_only=True):
+class Elected(Happening, frozen=True, kw_only=True, tag="elected"):
     """Who judges the model and deals the slots from now on, in a run of peers."""
 
     name: str
     why: str = ""  # the one before is gone, and how
 
 
-class Stopped(Happening, frozen=True, kw_only=True):
+class Stopped(Happening, frozen=True, kw_only=True, tag="stopped"):
     """Training has ended, and this is why."""
 
     why: str

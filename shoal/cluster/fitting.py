@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.wire import peers as p
-from shoal.wire.base import Arrays
+from shoal.wire.base import Arrays, tag_of
 
 _MOST = 1 << 50  # of what is added up: bytes, microseconds, numbers of contributions and of versions
 
@@ -54,7 +54,7 @@ class Fit:
                 fits = version <= _MOST
             case _:
                 return ""
-        return "" if fits else f"{type(word).__name__.lower()} with numbers that cannot be"
+        return "" if fits else f"{tag_of(type(word))} with numbers that cannot be"
 
     def change(self, arrays: Arrays) -> str:
         """Of weights; none is one, too."""

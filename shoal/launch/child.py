@@ -35,7 +35,7 @@ _PIECE = 3_000  # characters of an event in one line, which is shorter than PIPE
 _ERROR_CHARS = 500  # a report is shorter than PIPE_BUF (4,096 bytes), even if every character is escaped
 
 
-class Line(msgspec.Struct, frozen=True, tag=str.lower, forbid_unknown_fields=True):
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all that is said between top process, nursery and children: one line of JSON each."""
 
 
@@ -53,27 +53,27 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     advertise: str = ""  # the host that others know this one by
 
 
-class Running(Line, frozen=True):
+class Running(Line, frozen=True, tag="running"):
     """Child to top process: "I run, and listen there" (a worker that nobody calls listens nowhere)."""
 
     name: str
     address: str = ""
 
 
-class Failed(Line, frozen=True):
+class Failed(Line, frozen=True, tag="failed"):
     """Child or nursery to top process: "this is why I end"; that it has ended is told afterwards."""
 
     name: str
     error: str
 
 
-class Retired(Line, frozen=True):
+class Retired(Line, frozen=True, tag="retired"):
     """Server to top process: "they let me go: I am not needed any more"; that it has ended is told afterwards."""
 
     name: str
 
 
-class Happened(Line, frozen=True):
+class Happened(Line, frozen=True, tag="happened"):
     """Coordinator to top process: "this happened": a piece of an event."""
 
     name: str

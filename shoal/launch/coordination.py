@@ -67,7 +67,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return m.Described(0, self.job, self.data, self.rows, self.test_rows, self.features, same, code)
 
 
-class Saw(Line, frozen=True):
+class Saw(Line, frozen=True, tag="saw"):
     """Top process to coordinator: "I saw this process end"."""
 
     name: str
@@ -75,7 +75,7 @@ class Saw(Line, frozen=True):
     token: str  # of the life that ended
 
 
-class Ends(Line, frozen=True):
+class Ends(Line, frozen=True, tag="ends"):
     """Top process to coordinator: "it is over: tell all who are here"."""
 
     why: str

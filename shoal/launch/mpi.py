@@ -53,13 +53,13 @@ _NAP = 0.005  # seconds between two looks for orders
 _DIGITS = 9
 
 
-class Work(Line, frozen=True):
+class Work(Line, frozen=True, tag="work"):
     """Rank 0 to the others: "take part in this run"."""
 
     work: dict[str, Any]  # plain data
 
 
-class Over(Line, frozen=True):
+class Over(Line, frozen=True, tag="over"):
     """Rank 0 to the others: "there is nothing more to do"."""
 
 

@@ -57,14 +57,14 @@ _SIZE = 8  # bytes that say how long a message is
 JudgedAs = tuple[int, float, dict[str, float | None]]  # number, loss, metrics
 
 
-class Here(Line, frozen=True):
+class Here(Line, frozen=True, tag="here"):
     """Rank to the process that was called: "this is who I am"."""
 
     rank: int
     pid: int
 
 
-class Told(Line, frozen=True):
+class Told(Line, frozen=True, tag="told"):
     """Rank 0: "this happened, and so far it is"."""
 
     course: Course
@@ -72,20 +72,20 @@ class Told(Line, frozen=True):
     judged: JudgedAs | None = None  # the model that would be kept; its weights lie in a file
 
 
-class Left(Line, frozen=True):
+class Left(Line, frozen=True, tag="left"):
     """Rank 0: "it is over, and this is what is left of it"; the weights lie in a file."""
 
     outcome: dict[str, Any]
     judged: JudgedAs | None
 
 
-class Failed(Line, frozen=True):
+class Failed(Line, frozen=True, tag="failed"):
     """Rank 0: "it cannot be"."""
 
     error: str
 
 
-class Interrupt(Line, frozen=True):
+class Interrupt(Line, frozen=True, tag="interrupt"):
     """To rank 0: "end now, and judge what was learned"."""
 
 

@@ -47,7 +47,7 @@ SERVERS_NEED = ("shoal.launch.coordination", "shoal.launch.serving", "shoal.stor
 WORKERS_NEED = ("shoal.launch.work", "shoal.data.kernels", "shoal.models.kernels")
 
 
-class Setup(Line, frozen=True):
+class Setup(Line, frozen=True, tag="setup"):
     """Top process to nursery, first: "make this folder, import these"."""
 
     parent: int  # the top process
@@ -56,44 +56,44 @@ class Setup(Line, frozen=True):
     path: list[str]  # where the top process finds modules
 
 
-class Fork(Line, frozen=True):
+class Fork(Line, frozen=True, tag="fork"):
     """Top process to nursery: "a process with these orders"."""
 
     orders: Orders
 
 
-class Signal(Line, frozen=True):
+class Signal(Line, frozen=True, tag="signal"):
     """Top process to nursery: "send it this signal, if it still runs"."""
 
     name: str
     number: int
 
 
-class HandOn(Line, frozen=True):
+class HandOn(Line, frozen=True, tag="handon"):
     """Top process to nursery: "hand this line on to it, if it still runs"; for a coordinator, a scheduler or a peer."""
 
     name: str
     line: str
 
 
-class Settled(Line, frozen=True):
+class Settled(Line, frozen=True, tag="settled"):
     """Nursery to top process: "the folder is there, the imports begin"."""
 
 
-class Refused(Line, frozen=True):
+class Refused(Line, frozen=True, tag="refused"):
     """Nursery to top process: "the modules you named cannot be used"."""
 
     reason: str
 
 
-class Forked(Line, frozen=True):
+class Forked(Line, frozen=True, tag="forked"):
     """Nursery to top process: "it has this process number"."""
 
     name: str
     pid: int
 
 
-class Ended(Line, frozen=True):
+class Ended(Line, frozen=True, tag="ended"):
     """Nursery to top process: "it is no more"."""
 
     name: str

@@ -62,7 +62,7 @@ class PeerWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: str = ""  # what to go on from
 
 
-class Founders(Line, frozen=True):
+class Founders(Line, frozen=True, tag="founders"):
     """Top process to a peer: "these begin"."""
 
     peers: list[Peer]

@@ -47,23 +47,23 @@ _DIGITS = 9  # of a number among torchrun's variables
 _SET_BY = "torchrun sets these: start it with torchrun, or, to run without, unset TORCHELASTIC_RUN_ID"
 
 
-class Here(Line, frozen=True):
+class Here(Line, frozen=True, tag="here"):
     """Rank to head: "this is who I am"."""
 
     rank: int
 
 
-class Nurse(Line, frozen=True):
+class Nurse(Line, frozen=True, tag="nurse"):
     """Head to rank: "start a nursery": its orders and reports, two descriptors, come with it."""
 
 
-class Closed(Line, frozen=True):
+class Closed(Line, frozen=True, tag="closed"):
     """Rank to head: "the nursery is no more"."""
 
     code: int  # of its exit; of the signal that killed it, with a minus
 
 
-class Over(Line, frozen=True):
+class Over(Line, frozen=True, tag="over"):
     """Head to rank: "it is over; end with this code when I have ended"."""
 
     code: int

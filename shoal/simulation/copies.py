@@ -16,6 +16,7 @@ from shoal.simulation.cluster import Cluster
 from shoal.store.part import Part
 from shoal.tables import Step
 from shoal.wire import messages as m
+from shoal.wire.base import tag_of
 
 EMPTY = m.Counts(0)
 _ROOM = 8_000  # bytes beyond the bound: of the last push, and of what is neither a push nor says who came or went
@@ -72,7 +73,7 @@ class Owners:
 
     def _levels(self, sender: str, to: str, message: m.Levels | m.Adopt) -> None:
         if message.changes:
-            self._world.counts[f"rare: {type(message).__name__.lower()} with changes"] += 1
+            self._world.counts[f"rare: {tag_of(type(message))} with changes"] += 1
 
     def _fill(self, sender: str, to: str, message: m.Fill) -> None:
         if message.books is not None and message.books.ledger:

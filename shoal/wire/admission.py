@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.wire.base import Count, Message
 
 
-class Allowed(Message, frozen=True):
+class Allowed(Message, frozen=True, tag="allowed"):
     """Coordinator to whoever listens: "these keys may call you, and no others".
 
     Of each its role, its name, the key, the group that it is confined to (or none), and until when it is good (0: for ever).

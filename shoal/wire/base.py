@@ -21,7 +21,12 @@ Signed = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]
 Events = list[tuple[int, int, dict[int, Count]]]
 
 
-class Message(msgspec.Struct, frozen=True, tag=str.lower, array_like=True, forbid_unknown_fields=True):
-    """Base of every message. The tag on the wire is the class name in lower case."""
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of every message. Each has a tag of its own on the wire, so renaming a class changes no byte."""
 
     frames: ClassVar[str] = ""  # the arrays behind the header: k for keys, v for values, capital if it may be missing
+
+
+def tag_of(kind: type[msgspec.Struct]) -> str:
+    """The name of a message on the wire, which is also what people read in errors and traces."""
+    return str(kind.__struct_config__.tag)

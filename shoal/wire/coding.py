@@ -18,6 +18,7 @@ from shoal.errors import Damaged, OtherVersion, WireError
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.theirs import readable
 from shoal.wire import messages as m
+from shoal.wire.base import tag_of
 from shoal.wire.checksum import checksum
 
 MARK = 0x53  # "S"
@@ -131,4 +132,4 @@ def _array(frame: memoryview | bytes, dtype: np.dtype[Any]) -> m.Array:
 
 
 def name_of(message: m.Message) -> str:
-    return type(message).__name__.lower()
+    return tag_of(type(message))

@@ -75,7 +75,7 @@ class Books(msgspec.Struct, frozen=True, array_like=True):
     events: Events = []  # the vector clocks of its keys
 
 
-class Append(Message, frozen=True):
+class Append(Message, frozen=True, tag="append"):
     """Primary to backup: "record these, in this order; all up to ``committed`` are on all copies"."""
 
     frames: ClassVar[str] = "KV"
@@ -90,7 +90,7 @@ class Append(Message, frozen=True):
     changes: list[Change]
 
 
-class Appended(Message, frozen=True):
+class Appended(Message, frozen=True, tag="appended"):
     """Backup to primary: "I have all of your changes up to this one"."""
 
     table: Count
@@ -98,7 +98,7 @@ class Appended(Message, frozen=True):
     seq: Count
 
 
-class Fill(Message, frozen=True):
+class Fill(Message, frozen=True, tag="fill"):
     """Primary to a server that is to become a backup: "this is a piece of that segment, as it was after this change"."""
 
     frames: ClassVar[str] = "KV"
@@ -117,7 +117,7 @@ class Fill(Message, frozen=True):
     books: Books | None = None  # with the first piece
 
 
-class Filled(Message, frozen=True):
+class Filled(Message, frozen=True, tag="filled"):
     """Who is filled to the primary: "I have that piece"."""
 
     table: Count
@@ -128,7 +128,7 @@ class Filled(Message, frozen=True):
     piece: Count
 
 
-class Level(Message, frozen=True):
+class Level(Message, frozen=True, tag="level"):
     """New primary to another survivor: "of the last primary's changes I have these; what have you?"."""
 
     table: Count
@@ -140,7 +140,7 @@ class Level(Message, frozen=True):
     of: Count = 0  # the incarnation of the last primary: whose log they are numbers of
 
 
-class Levels(Message, frozen=True):
+class Levels(Message, frozen=True, tag="levels"):
     """Survivor to new primary: "I have these, and here is what you lack"."""
 
     frames: ClassVar[str] = "KV"
@@ -153,7 +153,7 @@ class Levels(Message, frozen=True):
     changes: list[Change]
 
 
-class Adopt(Message, frozen=True):
+class Adopt(Message, frozen=True, tag="adopt"):
     """New primary to survivor: "with these you are level; from here on follow my changes after ``seq``"."""
 
     frames: ClassVar[str] = "KV"
@@ -167,7 +167,7 @@ class Adopt(Message, frozen=True):
     changes: list[Change]
 
 
-class Adopted(Message, frozen=True):
+class Adopted(Message, frozen=True, tag="adopted"):
     """Survivor to new primary: "I follow you now"."""
 
     table: Count
@@ -176,7 +176,7 @@ class Adopted(Message, frozen=True):
     segments: list[int]
 
 
-class Shrink(Message, frozen=True):
+class Shrink(Message, frozen=True, tag="shrink"):
     """Primary to coordinator: "I cannot reach that backup: let me go on without it"."""
 
     incarnation: Count
@@ -184,7 +184,7 @@ class Shrink(Message, frozen=True):
     theirs: Count  # its incarnation
 
 
-class Full(Message, frozen=True):
+class Full(Message, frozen=True, tag="full"):
     """Primary to coordinator: "that server has all of these segments now: it may be a member of their sets"."""
 
     incarnation: Count
@@ -195,7 +195,7 @@ class Full(Message, frozen=True):
     theirs: Count
 
 
-class Snap(Message, frozen=True):
+class Snap(Message, frozen=True, tag="snap"):
     """Coordinator to server: "write your segments of this table to that folder, as they are after so many steps"."""
 
     number: Count  # of the checkpoint
@@ -216,7 +216,7 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
     books: Books
 
 
-class Snapped(Message, frozen=True):
+class Snapped(Message, frozen=True, tag="snapped"):
     """Server to coordinator: "they are on disk"; or why not."""
 
     number: Count

@@ -15,20 +15,20 @@ import msgspec
 from shoal.wire.base import Count, Message
 
 
-class Drain(Message, frozen=True):
+class Drain(Message, frozen=True, tag="drain"):
     """A member to coordinator: "let that node go, once others have what it holds or was dealt"."""
 
     request: int
     name: str
 
 
-class Release(Message, frozen=True):
+class Release(Message, frozen=True, tag="release"):
     """Coordinator to a node that is leaving: "nobody needs you any more: go"."""
 
     incarnation: Count
 
 
-class Opened(Message, frozen=True):
+class Opened(Message, frozen=True, tag="opened"):
     """New primary to coordinator: "these segments are served by me, from this view on"."""
 
     incarnation: Count

@@ -27,21 +27,21 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     reads: list[str] = []  # groups whose tables it may pull from
 
 
-class Allow(Message, frozen=True):
+class Allow(Message, frozen=True, tag="allow"):
     """Operator to coordinator: "this group may have so much, from now on"."""
 
     request: int
     group: Group
 
 
-class Dissolve(Message, frozen=True):
+class Dissolve(Message, frozen=True, tag="dissolve"):
     """Client to coordinator: "forget all tables of this group, and let go who is in it"."""
 
     request: int
     group: str
 
 
-class Lost(Message, frozen=True):
+class Lost(Message, frozen=True, tag="lost"):
     """Scheduler to coordinator: "I saw this process of my group end"."""
 
     incarnation: Count

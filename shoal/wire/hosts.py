@@ -11,13 +11,13 @@ from shoal.events import RunEvent
 from shoal.wire.base import Count, Message
 
 
-class Describe(Message, frozen=True):
+class Describe(Message, frozen=True, tag="describe"):
     """Anyone to coordinator: "what is going on here? I might take part"."""
 
     request: int
 
 
-class Described(Message, frozen=True):
+class Described(Message, frozen=True, tag="described"):
     """Coordinator to whoever asked: "this": without a job it is a store, and nothing is trained."""
 
     request: int
@@ -33,21 +33,21 @@ class Described(Message, frozen=True):
     manager: str = ""  # and its members join here
 
 
-class Unfit(Message, frozen=True):
+class Unfit(Message, frozen=True, tag="unfit"):
     """Anyone to coordinator: "I was asked to take part, and cannot: tell whoever looks at the run"."""
 
     name: str
     why: str
 
 
-class Feed(Message, frozen=True):
+class Feed(Message, frozen=True, tag="feed"):
     """Anyone to coordinator: "what has happened since I asked last?"."""
 
     request: int
     after: Count  # the number that the last answer gave; 0: what is still known
 
 
-class Fed(Message, frozen=True):
+class Fed(Message, frozen=True, tag="fed"):
     """Coordinator to whoever asked: "this"."""
 
     request: int
@@ -55,7 +55,7 @@ class Fed(Message, frozen=True):
     events: list[RunEvent] = []
 
 
-class Dismissed(Message, frozen=True):
+class Dismissed(Message, frozen=True, tag="dismissed"):
     """Coordinator to all members: "it is over: nobody comes back to you"."""
 
     why: str

@@ -222,7 +222,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     cut: int = 0  # the view in which a segment of it was last made two; 0: never
 
 
-class View(Message, frozen=True):
+class View(Message, frozen=True, tag="view"):
     """Coordinator: "these are the members and the tables from now on"."""
 
     term: Count
@@ -234,7 +234,7 @@ class View(Message, frozen=True):
     timing: Intervals = DEFAULT  # that everybody goes by
 
 
-class Hello(Message, frozen=True):
+class Hello(Message, frozen=True, tag="hello"):
     """Anyone to coordinator: "I am here; this is my name, what I do and where I am reached"."""
 
     name: str
@@ -244,7 +244,7 @@ class Hello(Message, frozen=True):
     group: str = ""
 
 
-class Welcome(Message, frozen=True):
+class Welcome(Message, frozen=True, tag="welcome"):
     """Coordinator: "you are this incarnation, and this is the view with you in it"."""
 
     token: str
@@ -253,13 +253,13 @@ class Welcome(Message, frozen=True):
     move_rate: Count = limits.MOVE_RATE  # bytes a second that a server sends of what changes hands
 
 
-class Over(Message, frozen=True):
+class Over(Message, frozen=True, tag="over"):
     """Coordinator: "the life that said hello with this token has ended; if it is still yours, begin another"."""
 
     token: str
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Anyone to coordinator: "I am alive, and this is the view I know"."""
 
     incarnation: Count
@@ -269,14 +269,14 @@ class Heartbeat(Message, frozen=True):
     halves: dict[int, dict[int, int]] = {}  # and of the hottest of these the key that cuts their load in two
 
 
-class Alive(Message, frozen=True):
+class Alive(Message, frozen=True, tag="alive"):
     """Coordinator: "I heard you"."""
 
     term: Count
     view: Count
 
 
-class Leave(Message, frozen=True):
+class Leave(Message, frozen=True, tag="leave"):
     """Anyone to coordinator: "I am going, do not wait for me"."""
 
     incarnation: Count
@@ -286,7 +286,7 @@ class Leave(Message, frozen=True):
 # ---------------------------------------------------------------- tables
 
 
-class Create(Message, frozen=True):
+class Create(Message, frozen=True, tag="create"):
     """Client to coordinator: "make this table"."""
 
     request: int
@@ -297,14 +297,14 @@ class Create(Message, frozen=True):
     like: str = ""  # another table: cut and placed as that one is, so that lists of keys are split alike
 
 
-class Drop(Message, frozen=True):
+class Drop(Message, frozen=True, tag="drop"):
     """Client to coordinator: "forget this table"."""
 
     request: int
     name: str
 
 
-class Delay(Message, frozen=True):
+class Delay(Message, frozen=True, tag="delay"):
     """Client to coordinator: "from now on workers may run this far ahead"."""
 
     request: int
@@ -312,13 +312,13 @@ class Delay(Message, frozen=True):
     max_delay: int | None
 
 
-class Refresh(Message, frozen=True):
+class Refresh(Message, frozen=True, tag="refresh"):
     """Client to coordinator: "send me the newest view"."""
 
     request: int
 
 
-class Look(Message, frozen=True):
+class Look(Message, frozen=True, tag="look"):
     """Anyone to coordinator: "how does it stand?"."""
 
     request: int
@@ -361,7 +361,7 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
 
 
-class Standing(Message, frozen=True):
+class Standing(Message, frozen=True, tag="standing"):
     """Coordinator: "this is how it stands"."""
 
     request: int
@@ -378,13 +378,13 @@ class Standing(Message, frozen=True):
     timing: Intervals = DEFAULT  # that everybody goes by
 
 
-class Save(Message, frozen=True):
+class Save(Message, frozen=True, tag="save"):
     """Client to coordinator: "make a checkpoint now, and tell me when it is there"."""
 
     request: int
 
 
-class Done(Message, frozen=True):
+class Done(Message, frozen=True, tag="done"):
     """Coordinator or server: "it is so"."""
 
     request: int

@@ -20,7 +20,7 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
     weight: float  # of what it says in a mean; of push-sum: the share that it is sent
 
 
-class Leg(Message, frozen=True):
+class Leg(Message, frozen=True, tag="leg"):
     """Caller to worker: "these slots next, among these neighbours"."""
 
     frames: ClassVar[str] = "K"  # the slots: pass * slots in a pass + number
@@ -32,14 +32,14 @@ class Leg(Message, frozen=True):
     rides: Count = 0  # push-sum, a share of the weights' weight rides with every message: 1; 2 if not all hear of all
 
 
-class Without(Message, frozen=True):
+class Without(Message, frozen=True, tag="without"):
     """Caller to worker: "this one is gone: until the next leg its weight is yours"."""
 
     leg: Count
     name: str
 
 
-class Offer(Message, frozen=True):
+class Offer(Message, frozen=True, tag="offer"):
     """Worker to neighbour, sync: "this is what I have at the beginning of this round" (push-sum: "and your share of its weight")."""
 
     frames: ClassVar[str] = "VVVV"  # one vector, cut where a frame would be too long
@@ -48,7 +48,7 @@ class Offer(Message, frozen=True):
     weight: float = 1.0  # of push-sum
 
 
-class Reached(Message, frozen=True):
+class Reached(Message, frozen=True, tag="reached"):
     """Worker to whom it hears, sync: "I am in this round"; with ``lacks``: "send me your offer of it again"."""
 
     leg: Count
@@ -56,21 +56,21 @@ class Reached(Message, frozen=True):
     lacks: bool = False
 
 
-class Meet(Message, frozen=True):
+class Meet(Message, frozen=True, tag="meet"):
     """Worker to neighbour, async: "this is what I have: let us take the mean"."""
 
     frames: ClassVar[str] = "VVVV"
     number: Count  # of this meeting, by who asks: higher than any before, one at a time
 
 
-class Met(Message, frozen=True):
+class Met(Message, frozen=True, tag="met"):
     """Neighbour, async: "I have moved by this towards you: move as much towards me"; without it: "not now"."""
 
     frames: ClassVar[str] = "VVVV"
     number: Count
 
 
-class Along(Message, frozen=True):
+class Along(Message, frozen=True, tag="along"):
     """Worker to caller: "so far I am"."""
 
     leg: Count
@@ -83,7 +83,7 @@ class Along(Message, frozen=True):
     lacks: list[str] = []  # neighbours that it has been waiting for
 
 
-class Rest(Message, frozen=True):
+class Rest(Message, frozen=True, tag="rest"):
     """Worker to caller, again and again until it is heard: "I am done with this leg, and this is my model".
 
     Without the model (async): "I am done, and still meet others; ask me to show it when all are".
@@ -98,13 +98,13 @@ class Rest(Message, frozen=True):
     error: str = ""
 
 
-class Show(Message, frozen=True):
+class Show(Message, frozen=True, tag="show"):
     """Caller to worker, async: "all are done with this leg: meet nobody until the next, and show me your model"."""
 
     leg: Count
 
 
-class Heard(Message, frozen=True):
+class Heard(Message, frozen=True, tag="heard"):
     """Caller to worker: "I have your model of this leg"; with ``over``: "it was the last one, go"."""
 
     leg: Count

@@ -114,7 +114,7 @@ class Owned(msgspec.Struct, frozen=True, array_like=True, tag="owned"):
 Word = Learned | Dealt | Judged | Halt | Rested | Ended | Leaving | Owners | Yielded | Owned
 
 
-class Said(Message, frozen=True):
+class Said(Message, frozen=True, tag="said"):
     """Peer to peer: "this was said, by me or by one that is gone"."""
 
     frames: ClassVar[str] = "KV"
@@ -128,7 +128,7 @@ class Said(Message, frozen=True):
 # ---------------------------------------------------------------- who is here
 
 
-class Beat(Message, frozen=True):
+class Beat(Message, frozen=True, tag="beat"):
     """Peer to peer, now and then: "I am here, this is what I have heard, these are here, these are gone"."""
 
     me: Peer
@@ -140,14 +140,14 @@ class Beat(Message, frozen=True):
     copied: Heard = {}  # what was in the copy that I began with: those words I cannot hand on
 
 
-class Greet(Message, frozen=True):
+class Greet(Message, frozen=True, tag="greet"):
     """Newcomer, or whoever was called, to any peer: "who is here, and what is it about?"."""
 
     request: int
     comes: str = ""  # whoever wants to take part, and a word that nobody else says: it gets a number of its own
 
 
-class Here(Message, frozen=True):
+class Here(Message, frozen=True, tag="here"):
     """Peer: "these are, and this is the run"."""
 
     request: int
@@ -162,7 +162,7 @@ class Here(Message, frozen=True):
     number: Count = 0  # for one that comes
 
 
-class Fetch(Message, frozen=True):
+class Fetch(Message, frozen=True, tag="fetch"):
     """Newcomer to a peer that knows it: "give me the model"; ``piece`` by piece."""
 
     request: int
@@ -170,7 +170,7 @@ class Fetch(Message, frozen=True):
     piece: Count = 0
 
 
-class Piece(Message, frozen=True):
+class Piece(Message, frozen=True, tag="piece"):
     """Peer: "this is a piece of it, of the version that the first one names"."""
 
     frames: ClassVar[str] = "V"
@@ -181,7 +181,7 @@ class Piece(Message, frozen=True):
     state: bytes = b""  # of the first: what is known besides the weights
 
 
-class Account(Message, frozen=True):
+class Account(Message, frozen=True, tag="account"):
     """Peer to whoever was called: "this is how it stands" (an answer to ``Watch``)."""
 
     request: int
@@ -204,14 +204,14 @@ class Account(Message, frozen=True):
     ended: bool = False
 
 
-class Watch(Message, frozen=True):
+class Watch(Message, frozen=True, tag="watch"):
     """Whoever was called, to a peer, a few times a second: "how does it stand?"."""
 
     request: int
     judged: Count = 0  # evaluations that it knows
 
 
-class Weigh(Message, frozen=True):
+class Weigh(Message, frozen=True, tag="weigh"):
     """Whoever was called, to a peer: "give me the weights of this evaluation", piece by piece (``Piece``; none: it has them not).
 
     ``whole``: "give me all that you have, as it is now"; a new request is a new moment.
@@ -223,7 +223,7 @@ class Weigh(Message, frozen=True):
     whole: bool = False
 
 
-class Stop(Message, frozen=True):
+class Stop(Message, frozen=True, tag="stop"):
     """Whoever was called, to the one that leads: "end it"; to any peer, with ``leave``: "you leave"; ``ended``: "this life ended"."""
 
     request: int
@@ -232,7 +232,7 @@ class Stop(Message, frozen=True):
     ended: str = ""
 
 
-class Share(Message, frozen=True):
+class Share(Message, frozen=True, tag="share"):
     """Peer to an owner, again until ``Owned`` has it: "this is what I changed in your parts"."""
 
     frames: ClassVar[str] = "KV"

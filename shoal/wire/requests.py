@@ -8,7 +8,7 @@ from shoal.tables import Wire
 from shoal.wire.base import NO_CLOCK, Count, Events, Message, Signed
 
 
-class Push(Message, frozen=True):
+class Push(Message, frozen=True, tag="push"):
     """Client to server: "count this gradient for your segments from ``first`` to ``last``, once"."""
 
     frames: ClassVar[str] = "KKV"  # the keys to pull instead, if any; the pushed keys, if they are no range; values
@@ -44,7 +44,7 @@ class Push(Message, frozen=True):
     ahead_crc: Count = 0
 
 
-class Pull(Message, frozen=True):
+class Pull(Message, frozen=True, tag="pull"):
     """Client to server: "send me these rows, as new as a worker at this clock may expect"."""
 
     frames: ClassVar[str] = "K"
@@ -71,7 +71,7 @@ class Pull(Message, frozen=True):
     crc: Count = 0
 
 
-class Call(Message, frozen=True):
+class Call(Message, frozen=True, tag="call"):
     """Client to server: "run this function, which you know by its name, over your rows in this range"."""
 
     request: int
@@ -84,7 +84,7 @@ class Call(Message, frozen=True):
     stop: int
 
 
-class Park(Message, frozen=True):
+class Park(Message, frozen=True, tag="park"):
     """Worker to server: "I have nothing to do, do not wait for me"."""
 
     request: int
@@ -93,7 +93,7 @@ class Park(Message, frozen=True):
     spell: Count
 
 
-class Ask(Message, frozen=True):
+class Ask(Message, frozen=True, tag="ask"):
     """Client to server: "how is this table doing?"."""
 
     request: int
@@ -102,7 +102,7 @@ class Ask(Message, frozen=True):
     digests: bool = False  # also a hash of every segment that you hold
 
 
-class Values(Message, frozen=True):
+class Values(Message, frozen=True, tag="values"):
     """Server: "here they are" (and what was pushed with the question is counted)."""
 
     frames: ClassVar[str] = "KV"
@@ -119,7 +119,7 @@ class Values(Message, frozen=True):
     part: bool = False
 
 
-class Called(Message, frozen=True):
+class Called(Message, frozen=True, tag="called"):
     """Server: "this is what it found"."""
 
     frames: ClassVar[str] = "KV"
@@ -128,13 +128,13 @@ class Called(Message, frozen=True):
     numbers: list[float]
 
 
-class Forgot(Message, frozen=True):
+class Forgot(Message, frozen=True, tag="forgot"):
     """Server: "I do not know these keys by that number: send them whole"."""
 
     request: int
 
 
-class Counted(Message, frozen=True):
+class Counted(Message, frozen=True, tag="counted"):
     """Server: "counted" (``new``: by this very push, not before)."""
 
     request: int
@@ -142,14 +142,14 @@ class Counted(Message, frozen=True):
     part: bool = False  # new in some segments only: others had it before
 
 
-class Held(Message, frozen=True):
+class Held(Message, frozen=True, tag="held"):
     """Server: "I have it, and it waits for this"."""
 
     request: int
     waits: str
 
 
-class Told(Message, frozen=True):
+class Told(Message, frozen=True, tag="told"):
     """Server: "this is how the table is doing"."""
 
     request: int
@@ -162,28 +162,28 @@ class Told(Message, frozen=True):
     digests: dict[int, str] = {}
 
 
-class Fence(Message, frozen=True):
+class Fence(Message, frozen=True, tag="fence"):
     """Anyone: "that incarnation is over"."""
 
     request: int
     incarnation: Count
 
 
-class Moved(Message, frozen=True):
+class Moved(Message, frozen=True, tag="moved"):
     """Server: "not all of that is mine: look at this view or a newer one, and send it again"."""
 
     request: int
     view: Count
 
 
-class Rollback(Message, frozen=True):
+class Rollback(Message, frozen=True, tag="rollback"):
     """Server: "we went back to a checkpoint: this is the generation now"."""
 
     request: int
     generation: Count
 
 
-class Busy(Message, frozen=True):
+class Busy(Message, frozen=True, tag="busy"):
     """Server: "not now, and this is why: ask again after so many nanoseconds"."""
 
     request: int
@@ -191,7 +191,7 @@ class Busy(Message, frozen=True):
     why: str = ""
 
 
-class No(Message, frozen=True):
+class No(Message, frozen=True, tag="no"):
     """Anyone: "no, and this is why; nothing was changed"."""
 
     request: int

@@ -17,6 +17,7 @@ from __future__ import annotations
 from shoal.wire import messages as m
 from shoal.wire import neighbours, peers
 from shoal.wire.address import parsed
+from shoal.wire.base import tag_of
 from shoal.wire.door import LISTEN
 from shoal.wire.groups import Allow, Dissolve, Lost, dealer, namespace
 from shoal.wire.keyring import Key
@@ -65,7 +66,7 @@ def objection(key: Key, message: m.Message, sender: str) -> str:
             f"--servers-at ADDRESS --group {key.group}, or shoal.connect(ADDRESS, group={key.group!r})"
         )
     if isinstance(message, m.Snap | Lost) and sender != dealer(namespace(sender)):
-        return f"only the scheduler of a group says this ({type(message).__name__.lower()}), and {sender} is none"
+        return f"only the scheduler of a group says this ({tag_of(type(message))}), and {sender} is none"
     return _hello(key, message) if isinstance(message, m.Hello) else ""
 
 
@@ -74,7 +75,7 @@ def of_kind(key: Key, kind: type[m.Message]) -> str:
     if key.role != "coordinator" and key.role not in MAY.get(kind, _NOBODY):
         who = sorted(MAY.get(kind, _NOBODY))
         needs = " or ".join([*who, "coordinator"])
-        return f"the key of {key.name} is a {key.role}'s, and this ({kind.__name__.lower()}) needs one of a {needs}"
+        return f"the key of {key.name} is a {key.role}'s, and this ({tag_of(kind)}) needs one of a {needs}"
     return ""
 
 

@@ -7,7 +7,7 @@ from shoal.wire.base import NO_CLOCK, Count, Message, Signed
 Run = tuple[Count, Count]  # slots from the first up to, not including, the second, counted over all passes
 
 
-class Want(Message, frozen=True):
+class Want(Message, frozen=True, tag="want"):
     """Worker to coordinator: "these slots are counted, this is how it goes, and I have room for so many more"."""
 
     request: int
@@ -29,7 +29,7 @@ class Want(Message, frozen=True):
     newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
 
 
-class Deal(Message, frozen=True):
+class Deal(Message, frozen=True, tag="deal"):
     """Coordinator: "compute these, in this order"."""
 
     request: int
@@ -40,7 +40,7 @@ class Deal(Message, frozen=True):
     over: str = ""  # nothing will come any more, and why; or you are asked to leave
 
 
-class Ready(Message, frozen=True):
+class Ready(Message, frozen=True, tag="ready"):
     """Evaluator to coordinator: "I hold the weights of this evaluation, this is what I found; what next?"."""
 
     request: int
@@ -54,7 +54,7 @@ class Ready(Message, frozen=True):
     clock: Signed = NO_CLOCK  # the step that these weights are of: later than was asked for, if that was past
 
 
-class Judge(Message, frozen=True):
+class Judge(Message, frozen=True, tag="judge"):
     """Coordinator: "judge the model now"; or, if the number is negative, "not yet"."""
 
     request: int

@@ -15,8 +15,8 @@ from tests.harness.rewriting import share_rewriting
 from tests.harness.tiers import Tiers, is_whole
 
 if TYPE_CHECKING:
-    from shoal.testing.den import Den
-    from shoal.testing.warm import Warm
+    from tests.support.sandbox import Den
+    from tests.support.warm_forkserver import Warm
 
 pytest.register_assert_rewrite("shoal.testing.conformance", "shoal.testing.watch")
 reset_inherited()  # before any process is started, those of xdist included
@@ -80,7 +80,7 @@ AFRESH = ("test_nursery.py", "test_endings.py", "test_launch.py")  # what a star
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
-    from shoal.testing.warm import Warm
+    from tests.support.warm_forkserver import Warm
 
     with Warm() as one:
         yield one
@@ -90,7 +90,7 @@ def warm() -> Iterator[Warm]:
 def nurseries_have_their_imports(request: pytest.FixtureRequest) -> Iterator[None]:
     """One set of imports for all clusters that the tests of this process start; those of programs under test have their own."""
     from shoal.launch import children
-    from shoal.testing.warm import Warm
+    from tests.support.warm_forkserver import Warm
 
     if not Warm.can or request.path.name in AFRESH or "unit" in request.path.parts:
         yield
@@ -103,7 +103,7 @@ def nurseries_have_their_imports(request: pytest.FixtureRequest) -> Iterator[Non
 
 @pytest.fixture
 def den() -> Iterator[Den]:
-    from shoal.testing.den import Den
+    from tests.support.sandbox import Den
 
     with Den() as one:
         yield one

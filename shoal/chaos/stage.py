@@ -18,6 +18,7 @@ import numpy as np
 
 from shoal.chaos import account
 from shoal.chaos.account import Account, Probes
+from shoal.chaos.proxy import ProxiedCluster, Proxy, Weather
 from shoal.data.datasets import Dataset
 from shoal.errors import ShoalError
 from shoal.events import RunEvent
@@ -29,7 +30,6 @@ from shoal.nodes.blocking import KV
 from shoal.nodes.storage import Journal
 from shoal.store.task import Task
 from shoal.strategies import TABLE, TALLY
-from shoal.testing.proxy import ProxiedCluster, Proxy, Weather
 from shoal.wire import messages as m
 
 LOOK_EVERY = 0.1  # seconds

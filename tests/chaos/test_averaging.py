@@ -15,9 +15,9 @@ from shoal.events import Gone, RunEvent, Saved
 from shoal.job import Job
 from shoal.launch.underway import Underway
 from shoal.settings import changed
-from shoal.testing.den import Den, soon
-from shoal.testing.quick import AS_SETTINGS
 from shoal.testing.watch import kill, reach, watch
+from tests.support.quick import AS_SETTINGS
+from tests.support.sandbox import Den, soon
 
 JOB = {
     "data": {"source": "rcv1-like", "rows": 3_000, "features": 2_000, "batch": 20},  # 150 slots

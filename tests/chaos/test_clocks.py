@@ -17,8 +17,8 @@ import pytest
 
 import shoal
 from shoal.run import Run
-from shoal.testing.den import Den
 from shoal.testing.watch import PATIENCE
+from tests.support.sandbox import Den
 
 SETTINGS: dict[str, Any] = {
     "data.rows": 2_000,

@@ -29,8 +29,8 @@ from shoal.launch.training import Training
 from shoal.nodes.storage import Journal
 from shoal.run import Run, execute
 from shoal.testing.conformance import Candidate
-from shoal.testing.den import Den, soon
 from shoal.testing.watch import PATIENCE, Watched, reach, watch
+from tests.support.sandbox import Den, soon
 
 STRATEGIES = ["sync", "bounded", "async"]
 

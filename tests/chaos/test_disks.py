@@ -16,9 +16,9 @@ from shoal.errors import ShoalError
 from shoal.events import RunEvent, Saved, Warned, read_run
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.storage import Journal
-from shoal.testing.den import Den, soon
-from shoal.testing.disks import Volume, missing
 from shoal.testing.watch import PATIENCE
+from tests.support.disks import Volume, missing
+from tests.support.sandbox import Den, soon
 
 
 @pytest.fixture

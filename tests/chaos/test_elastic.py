@@ -15,8 +15,8 @@ import pytest
 
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.storage import Journal
-from shoal.testing.counting import Crowd, create, plan_of
-from shoal.testing.den import Den, soon
+from tests.support.counting import Crowd, create, plan_of
+from tests.support.sandbox import Den, soon
 
 WORKERS, SLOTS = 3, 60
 

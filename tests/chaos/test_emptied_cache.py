@@ -14,8 +14,8 @@ from shoal.data.mapped import train_rows, whole_set
 from shoal.errors import Invalid
 from shoal.events import Gone, Joined
 from shoal.job import Job
-from shoal.testing.den import soon
 from shoal.testing.watch import watch
+from tests.support.sandbox import soon
 
 ROWS = 3_000
 SOURCE = Source("rcv1-like", rows=ROWS, features=2_000, batch=16)

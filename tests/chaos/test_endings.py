@@ -22,9 +22,9 @@ import pytest
 import shoal
 from shoal.errors import ClusterError, SegmentsLost, ShoalError
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.den import GONE_WITHIN, Den, soon
-from shoal.testing.quick import QUICK
 from shoal.testing.watch import PATIENCE
+from tests.support.quick import QUICK
+from tests.support.sandbox import GONE_WITHIN, Den, soon
 
 PLACES = ["threads", "ipc", "tcp"]
 

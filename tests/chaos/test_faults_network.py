@@ -17,14 +17,19 @@ import pytest
 
 import shoal
 from shoal import limits
+from shoal.chaos import zmtp
+from shoal.chaos.proxy import Proxy, Weather, Where
 from shoal.launch.processes import ProcessCluster
-from shoal.testing import zmtp
-from shoal.testing.counting import TABLE, Crowd, create, plan_of
-from shoal.testing.den import Den, soon
-from shoal.testing.proxy import Proxy, Weather, Where
 from shoal.testing.watch import PATIENCE
 from shoal.wire import coding
 from shoal.wire import messages as m
+from tests.support.counting import (
+    TABLE,
+    Crowd,
+    create,
+    plan_of,
+)
+from tests.support.sandbox import Den, soon
 
 KINDS = [pytest.param("clients", marks=pytest.mark.soak), "each", "step"]
 WORKERS, SLOTS = 3, 60

@@ -18,14 +18,24 @@ from random import Random
 
 import pytest
 
+from shoal.chaos.proxy import (
+    Held,
+    ProxiedCluster,
+    Proxy,
+    Weather,
+)
 from shoal.errors import Refused, SegmentsLost
-from shoal.testing.counting import TABLE, Crowd, create, plan_of
-from shoal.testing.den import Den, soon
-from shoal.testing.proxy import Held, ProxiedCluster, Proxy, Weather
-from shoal.testing.quick import QUICK
 from shoal.testing.watch import PATIENCE
 from shoal.timing import Timing
 from shoal.wire import messages as m
+from tests.support.counting import (
+    TABLE,
+    Crowd,
+    create,
+    plan_of,
+)
+from tests.support.quick import QUICK
+from tests.support.sandbox import Den, soon
 
 WORKERS, SLOTS = 3, 60
 

@@ -17,16 +17,21 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.chaos.proxy import Passing, Proxy, Weather
+from shoal.chaos.zmtp import Frames
 from shoal.errors import Fenced, Refused, ShoalError
 from shoal.events import Begin
 from shoal.launch.processes import ProcessCluster
 from shoal.limits import SECOND
-from shoal.testing.counting import TABLE, Crowd, create, plan_of
-from shoal.testing.den import Den, soon
-from shoal.testing.proxy import Passing, Proxy, Weather
-from shoal.testing.quick import QUICK
 from shoal.testing.watch import PATIENCE
-from shoal.testing.zmtp import Frames
+from tests.support.counting import (
+    TABLE,
+    Crowd,
+    create,
+    plan_of,
+)
+from tests.support.quick import QUICK
+from tests.support.sandbox import Den, soon
 
 WORKERS, SLOTS = 3, 45
 THINK = 40  # ms at most for a slot: there is time to do something to who has not done them all

@@ -23,10 +23,10 @@ from shoal.launch.kept_slab import read
 from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
-from shoal.testing.den import Den, soon
-from shoal.testing.quick import AS_SETTINGS
-from shoal.testing.warm import offspring
 from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
+from tests.support.quick import AS_SETTINGS
+from tests.support.sandbox import Den, soon
+from tests.support.warm_forkserver import offspring
 
 ROWS = 3_000
 BASE: dict[str, Any] = {

@@ -23,9 +23,9 @@ from shoal.launch.hogwild import HogwildRun
 from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
-from shoal.testing.den import Den, soon
-from shoal.testing.warm import offspring
 from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
+from tests.support.sandbox import Den, soon
+from tests.support.warm_forkserver import offspring
 
 ROWS = 3_000
 BASE: dict[str, Any] = {

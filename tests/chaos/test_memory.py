@@ -14,8 +14,8 @@ import shoal
 from shoal import limits
 from shoal.launch.endings import Endings
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.den import soon
 from shoal.testing.watch import PATIENCE
+from tests.support.sandbox import soon
 
 _OLD, _NEW = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")  # first and second version
 LIMIT = 64 * limits.MB

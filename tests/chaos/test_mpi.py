@@ -22,8 +22,8 @@ from shoal.launch import mpi
 from shoal.launch.mpirun import UnderMpirun
 from shoal.launch.underway import Underway
 from shoal.settings import changed
-from shoal.testing.den import is_gone, soon
 from shoal.testing.watch import kill, reach, watch
+from tests.support.sandbox import is_gone, soon
 
 PATIENCE = 120.0  # seconds: a guard against hanging
 JOB: dict[str, Any] = {

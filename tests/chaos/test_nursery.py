@@ -26,8 +26,13 @@ from shoal.errors import Closed, ClusterError, Invalid, StartFailed
 from shoal.launch.children import Children
 from shoal.launch.nursery import Setup
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.den import GONE_WITHIN, Den, is_gone, soon
 from shoal.testing.watch import PATIENCE
+from tests.support.sandbox import (
+    GONE_WITHIN,
+    Den,
+    is_gone,
+    soon,
+)
 
 RUNS = """
 import sys, time

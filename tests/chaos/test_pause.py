@@ -17,7 +17,7 @@ import pytest
 
 from shoal.events import Evaluated, Gone, RolledBack, read_run
 from shoal.run import Run
-from shoal.testing.den import Den, soon
+from tests.support.sandbox import Den, soon
 
 PAUSE = 5.0  # seconds: twice as long as silence is forgiven here
 SLOW: dict[str, Any] = {

@@ -28,10 +28,10 @@ from shoal.launch.peer_to_peer import PeerRun
 from shoal.launch.underway import Underway
 from shoal.run import Run, execute
 from shoal.settings import changed
-from shoal.testing.den import Den, soon
-from shoal.testing.quick import AS_SETTINGS
-from shoal.testing.warm import offspring
 from shoal.testing.watch import Beside, Watched, kill, reach, watch
+from tests.support.quick import AS_SETTINGS
+from tests.support.sandbox import Den, soon
+from tests.support.warm_forkserver import offspring
 
 ROWS = 4_000
 BASE: dict[str, Any] = {

@@ -29,9 +29,9 @@ from shoal.launch.training import Training
 from shoal.run import Run, execute
 from shoal.simulation.reference import serial
 from shoal.testing.conformance import Candidate
-from shoal.testing.den import Den, soon
-from shoal.testing.quick import AS_SETTINGS
 from shoal.testing.watch import PATIENCE, Beside, Meanwhile, Watched, kill, reach, watch
+from tests.support.quick import AS_SETTINGS
+from tests.support.sandbox import Den, soon
 
 STRATEGIES = ["sync", "bounded", "async"]
 NEAR = {"sync": 1e-3, "bounded": 0.02, "async": 0.02}  # of the serial run's test loss

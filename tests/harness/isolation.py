@@ -32,7 +32,7 @@ GONE_WITHIN = 10.0  # seconds: processes of a cluster that ends may take that lo
 _GRACE = 30.0  # seconds that a test has, after its limit, to run its finally blocks and fixtures' teardown
 _TRIES = 4  # times that it is interrupted again; then this process ends
 
-_STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "shoal.testing.start"))
+_STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "tests.support.start"))
 _OURS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # Python's own helpers live with the session
 
 # Of these programs under test, and Python itself, take their behaviour. PYTHONPATH is how one may have got here.

@@ -12,7 +12,7 @@ from shoal.benchmarks import failover
 from shoal.benchmarks.failover import Results, Settings, measure
 from shoal.cli import main
 from shoal.errors import Invalid
-from shoal.testing.warm import offspring
+from tests.support.warm_forkserver import offspring
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

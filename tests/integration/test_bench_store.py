@@ -15,7 +15,7 @@ from rich.console import Console
 
 from shoal.benchmarks.store import Case, Results, Settings, measure, table
 from shoal.errors import Invalid
-from shoal.testing.warm import offspring
+from tests.support.warm_forkserver import offspring
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

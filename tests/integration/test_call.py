@@ -19,7 +19,7 @@ from shoal.errors import BadKeys, DependencyFailed, Invalid, Refused, UnknownTab
 from shoal.launch.local import Cluster
 from shoal.launch.processes import ProcessCluster
 from shoal.launch.visiting import Visit
-from shoal.testing.den import soon
+from tests.support.sandbox import soon
 
 MODULE = '''
 import os, pathlib, time

@@ -23,7 +23,7 @@ from shoal.folder import Folder
 from shoal.job import Job
 from shoal.launch.training import Training
 from shoal.run import execute
-from shoal.testing.den import Den, soon
+from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
 JOB = ("rows.svm", "--epochs", "2", "--strategy", "sync", "--set", "data.batch=10", "--set", "launch.how=threads")

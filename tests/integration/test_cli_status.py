@@ -17,7 +17,7 @@ from shoal.launch.processes import ProcessCluster
 from shoal.launch.training import Training
 from shoal.run import execute
 from shoal.testing.conformance import Candidate
-from shoal.testing.den import soon
+from tests.support.sandbox import soon
 
 
 @pytest.fixture(scope="module")

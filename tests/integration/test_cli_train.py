@@ -26,7 +26,7 @@ from shoal.folder import Folder
 from shoal.job import Job
 from shoal.launch.training import Training
 from shoal.run import execute
-from shoal.testing.den import Den, soon
+from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
 # A shell says 130 of both: `python -m` ends itself by the signal if that was heard inside of an exec, such as a dataclass being made.

@@ -21,8 +21,8 @@ from shoal.launch.training import Training
 from shoal.report import report
 from shoal.run import Run, train
 from shoal.store import dispatch
-from shoal.testing.ship import JOB, Ship
 from shoal.views import figures
+from tests.support.one_thread_run import JOB, Ship
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SMALL: dict[str, Any] = {

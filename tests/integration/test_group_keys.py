@@ -24,8 +24,8 @@ from shoal.launch.processes import ProcessCluster
 from shoal.launch.querying import opened
 from shoal.launch.training import Training
 from shoal.settings import changed
-from shoal.testing.den import soon
 from shoal.wire import keyring
+from tests.support.sandbox import soon
 
 WITHIN = 60.0
 

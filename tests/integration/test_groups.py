@@ -30,8 +30,8 @@ from shoal.launch.looking import look_at
 from shoal.launch.processes import ProcessCluster
 from shoal.launch.training import Training
 from shoal.settings import changed
-from shoal.testing.den import soon
 from shoal.timing import Intervals
+from tests.support.sandbox import soon
 
 WITHIN = 60.0
 SETTINGS = {"data.rows": 3_000, "data.batch": 50, "strategy.name": "sync"}

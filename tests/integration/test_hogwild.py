@@ -23,7 +23,7 @@ from shoal.launch import kept_slab
 from shoal.launch.hogwild import HogwildRun
 from shoal.run import Run, execute
 from shoal.settings import changed
-from shoal.testing.den import soon
+from tests.support.sandbox import soon
 
 ROWS, BATCH = 600, 20  # 30 slots in a pass
 BASE: dict[str, Any] = {

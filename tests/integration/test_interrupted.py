@@ -14,7 +14,7 @@ import pytest
 import shoal.run
 from shoal.events import Evaluated, RunEvent
 from shoal.run import Run, train
-from shoal.testing.den import Den
+from tests.support.sandbox import Den
 
 HEARS = ("env", "--default-signal=INT")  # whoever started the tests may have it ignored
 FIRST = ("__init__.py", "__main__.py", "starting.py")  # until these are read Ctrl-C is Python's own

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from shoal.frontends.launching import Launching
-from shoal.testing.den import is_gone, soon
+from tests.support.sandbox import is_gone, soon
 
 _LOOP = """
 import os, signal, sys

@@ -11,12 +11,12 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 import shoal
+from shoal.chaos import zmtp
+from shoal.chaos.proxy import Proxy, Weather
 from shoal.launch.processes import ProcessCluster
-from shoal.testing import zmtp
-from shoal.testing.den import soon
-from shoal.testing.proxy import Proxy, Weather
 from shoal.wire import coding
 from shoal.wire import messages as m
+from tests.support.sandbox import soon
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 

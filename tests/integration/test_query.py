@@ -21,7 +21,7 @@ from shoal.models.linear import Linear
 from shoal.models.trained import Trained
 from shoal.run import execute
 from shoal.testing.conformance import Candidate
-from shoal.testing.den import Den, soon
+from tests.support.sandbox import Den, soon
 
 
 def test_a_model_is_asked_while_it_is_trained_watched_to_its_end_and_read_afterwards(tmp_path: Path, den: Den) -> None:

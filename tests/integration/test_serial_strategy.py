@@ -19,8 +19,8 @@ from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Stoppe
 from shoal.job import Job
 from shoal.run import Run, execute
 from shoal.settings import changed
-from shoal.testing.den import soon
 from shoal.testing.watch import watch
+from tests.support.sandbox import soon
 
 ROWS, BATCH = 600, 20  # 30 slots in a pass
 BASE: dict[str, Any] = {

@@ -15,7 +15,7 @@ from shoal.cli import main
 from shoal.files import Lock
 from shoal.sweeping.disk import Sweep
 from shoal.sweeping.sections import sections
-from shoal.testing.den import Den, soon
+from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
 STUDY = """

@@ -21,8 +21,8 @@ import pytest
 import shoal
 from shoal.errors import BadValues, ShoalError
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.den import soon
 from shoal.theirs import is_ready
+from tests.support.sandbox import soon
 
 MODULE = """
 import os, subprocess, time

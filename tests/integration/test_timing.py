@@ -16,11 +16,11 @@ import shoal
 from shoal.errors import Invalid, ShoalError
 from shoal.launch.looking import look_at
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.den import Den, soon
-from shoal.testing.quick import QUICK
 from shoal.testing.watch import PATIENCE
 from shoal.timing import Timing
 from shoal.wire import messages as m
+from tests.support.quick import QUICK
+from tests.support.sandbox import Den, soon
 
 # A joined node that hears nothing for three seconds ends: it can know that from the coordinator alone.
 SHORT = ("--set", "timing.scale=0.2", "--set", "timing.patience=3")

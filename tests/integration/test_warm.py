@@ -15,8 +15,8 @@ import shoal
 from shoal.launch.children import Children
 from shoal.launch.nursery import Setup
 from shoal.launch.processes import ProcessCluster
-from shoal.testing.den import soon
-from shoal.testing.warm import Warm, Warmed
+from tests.support.sandbox import soon
+from tests.support.warm_forkserver import Warm, Warmed
 
 pytestmark = pytest.mark.skipif(not Warm.can, reason="this machine has no such system call")
 
@@ -76,8 +76,8 @@ def test_one_that_could_not_be_forked_has_ended_and_nobody_is_waited_for_or_kill
     pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr("shoal.testing.warm.os.kill", lambda *_: done.append("killed"))
-    monkeypatch.setattr("shoal.testing.warm.os.waitpid", lambda *_: done.append("waited for"))
+    monkeypatch.setattr("tests.support.warm_forkserver.os.kill", lambda *_: done.append("killed"))
+    monkeypatch.setattr("tests.support.warm_forkserver.os.waitpid", lambda *_: done.append("waited for"))
     with open(os.devnull, "wb") as out, open(os.devnull, "rb") as into:
         one = Warmed(pid, out, into)
         one.kill()

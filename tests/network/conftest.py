@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.testing.hosts import Hosts, missing
-from shoal.testing.site import SERVERS, WORKERS, Site
+from tests.support.hosts import Hosts, missing
+from tests.support.multi_host import SERVERS, WORKERS, Site
 
 
 def needs_hosts() -> None:

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from shoal.testing.den import soon
-from shoal.testing.site import Site
+from tests.support.multi_host import Site
+from tests.support.sandbox import soon
 
 DAY = 86_400
 

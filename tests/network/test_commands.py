@@ -17,10 +17,10 @@ import pytest
 from shoal.errors import ShoalError
 from shoal.events import Gone, Joined, read_run
 from shoal.launch.looking import Looking, look_at
-from shoal.testing.den import soon
-from shoal.testing.hosts import Hosts
 from shoal.testing.watch import PATIENCE
 from shoal.wire.security import Safety
+from tests.support.hosts import Hosts
+from tests.support.sandbox import soon
 
 HOME, FIRST, SECOND, ONE, OTHER, GUEST = range(6)  # the coordinator, two servers, two workers, and whoever comes
 PORT = 7_000

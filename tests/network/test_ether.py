@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing.den import Den, soon
-from shoal.testing.ether import Air
-from shoal.testing.hosts import Hosts, missing, sweep
 from shoal.testing.watch import PATIENCE
+from tests.support.hosts import Hosts, missing, sweep
+from tests.support.packet_link import Air
+from tests.support.sandbox import Den, soon
 
 ECHO = """
 import socket, sys
@@ -114,7 +114,7 @@ def test_where_there_is_little_room_packets_wait_and_then_are_lost(echo: Echo) -
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_and_nobody_elses(hosts: Hosts, den: Den) -> None:
-    program = "import time; from shoal.testing.hosts import Hosts; Hosts(2).__enter__(); print('up', flush=True); time.sleep(60)"
+    program = "import time; from tests.support.hosts import Hosts; Hosts(2).__enter__(); print('up', flush=True); time.sleep(60)"
     child = den.start("-c", program)
     assert child.stdout is not None
     assert child.stdout.readline() == "up\n"

@@ -15,12 +15,18 @@ import pytest
 
 from shoal import limits
 from shoal.events import Begin, End
-from shoal.testing.counting import TABLE, Crowd
-from shoal.testing.den import soon
-from shoal.testing.ether import Air
-from shoal.testing.hosts import Hosts
-from shoal.testing.site import FIRST_SERVER, FIRST_WORKER, WORKERS, Record, Site
 from shoal.wire import messages as m
+from tests.support.counting import TABLE, Crowd
+from tests.support.hosts import Hosts
+from tests.support.multi_host import (
+    FIRST_SERVER,
+    FIRST_WORKER,
+    WORKERS,
+    Record,
+    Site,
+)
+from tests.support.packet_link import Air
+from tests.support.sandbox import soon
 
 SERVER, OTHER, WORKER = FIRST_SERVER, FIRST_SERVER + 1, FIRST_WORKER  # hosts; the servers are these:
 NAME, OTHER_NAME = "server-0", "server-1"

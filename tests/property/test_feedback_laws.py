@@ -21,9 +21,9 @@ from shoal.nodes.worker import Worker
 from shoal.store.feedback import Feedback
 from shoal.store.task import Task
 from shoal.tables import Filter, Table
-from shoal.testing.ship import CalmWorld
 from shoal.wire import messages as m
 from shoal.wire.effects import Tick
+from tests.support.one_thread_run import CalmWorld
 
 SPAN = 60
 CLIENTS = 2

@@ -20,8 +20,8 @@ from shoal.models.trained import Trained
 from shoal.resuming import differences
 from shoal.run import Run, train
 from shoal.settings import changed
-from shoal.testing.den import soon
 from shoal.views import figures
+from tests.support.sandbox import soon
 
 EVENTS: list[RunEvent] = [Joined(seconds=0.0, name="worker-0", role="worker"), Stopped(seconds=1.5, why="done")]
 

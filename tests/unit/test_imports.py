@@ -16,8 +16,7 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 LEVELS = (
     ("cli", "torch"),  # the doors: of the command line, and of PyTorch
     ("report",),  # of everything
-    ("chaos",),  # its cuts go through testing's proxy
-    ("frontends", "testing", "benchmarks", "sweeping"),
+    ("frontends", "testing", "benchmarks", "sweeping", "chaos"),
     ("run", "folder", "resuming"),  # a run and its folder know each other
     ("views",),
     ("launch", "simulation"),

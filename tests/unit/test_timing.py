@@ -18,11 +18,11 @@ from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.guest import Guest
 from shoal.nodes.records import afresh
 from shoal.store.client import Client
-from shoal.testing.quick import AS_SETTINGS, QUICK
 from shoal.timing import DEFAULT, LEAST, MOST, SCALES, Intervals, Timing, others_than, seconds_of, timing_from
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Persist, Received, Send, Tick
+from tests.support.quick import AS_SETTINGS, QUICK
 
 
 def test_nothing_set_is_the_defaults() -> None:

@@ -12,7 +12,7 @@ from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed
 from shoal.job import Job
 from shoal.launch.coming import Coming
 from shoal.settings import changed
-from shoal.testing.den import soon
+from tests.support.sandbox import soon
 
 
 class Counting:

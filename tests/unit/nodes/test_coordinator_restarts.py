@@ -9,7 +9,7 @@ from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, Gone, Joined, Started, Stopped
 from shoal.job import Job
 from shoal.nodes.coordinator import Coordinator
-from shoal.testing.ship import JOB, Ship
+from tests.support.one_thread_run import JOB, Ship
 
 SEEDS = 12
 

@@ -15,9 +15,9 @@ from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, S
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.dealing import Marked
-from shoal.testing.desk import PER_PASS, Desk, dealing
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Ended, Persist, Received, Send, Tell, Tick
+from tests.support.fake_run import PER_PASS, Desk, dealing
 
 BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
 

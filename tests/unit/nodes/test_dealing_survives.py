@@ -21,10 +21,10 @@ from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes.dealing import Dealing, Marked, State, Whole
 from shoal.nodes.dealt import about_dealing, counted_everywhere, folded, joined, without
 from shoal.nodes.evaluator import Judged
-from shoal.testing.desk import PER_PASS, Desk, dealing
-from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended, Persist, Send
+from tests.support.fake_run import PER_PASS, Desk, dealing
+from tests.support.one_thread_run import JOB, Ship
 
 BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
 STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])

@@ -22,10 +22,10 @@ from shoal.nodes.guest import Guest
 from shoal.nodes.server import Server
 from shoal.store.holding import Holding
 from shoal.strategies import TABLE
-from shoal.testing.desk import dealing
-from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
 from shoal.wire.effects import Received, Tell
+from tests.support.fake_run import dealing
+from tests.support.one_thread_run import JOB, Ship
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
 COPIES = pytest.mark.parametrize("copies", [1, 2])

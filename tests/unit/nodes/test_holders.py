@@ -7,9 +7,9 @@ import msgspec
 from shoal.events import Shared
 from shoal.nodes.holders import Holders
 from shoal.tables import Dense
-from shoal.testing.desk import dealing
 from shoal.wire import messages as m
 from shoal.wire.effects import Tell
+from tests.support.fake_run import dealing
 
 
 def view(*places: list[str], servers: tuple[str, ...] = ("a", "b")) -> m.View:

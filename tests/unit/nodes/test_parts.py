@@ -12,7 +12,7 @@ from shoal.job import Job
 from shoal.models.columns import Blocks
 from shoal.nodes.parts import Parts
 from shoal.strategies.turns import Turns
-from shoal.testing.ship import JOB
+from tests.support.one_thread_run import JOB
 
 
 @pytest.fixture(scope="module")

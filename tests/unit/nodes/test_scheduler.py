@@ -13,9 +13,9 @@ from shoal.limits import COORDINATOR, SECOND
 from shoal.nodes.checkpointing import Checkpointing
 from shoal.nodes.scheduler import Scheduler
 from shoal.tables import Dense
-from shoal.testing.desk import dealing
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send, Tell
+from tests.support.fake_run import dealing
 
 NOW = 100 * SECOND
 

@@ -18,9 +18,9 @@ from shoal.job import Job
 from shoal.models.learning import LinearLearner
 from shoal.models.linear import Linear
 from shoal.nodes.lane import Lane
-from shoal.testing.ship import JOB, Ship
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended, Tick
+from tests.support.one_thread_run import JOB, Ship
 
 STRATEGIES = ("async", "bounded", "sync")
 ALL = pytest.mark.parametrize("strategy", STRATEGIES)

@@ -22,7 +22,7 @@ from shoal.settings import changed
 from shoal.simulation.reference import serial
 from shoal.strategies.block_proximal import BlockProximal
 from shoal.tables import Update
-from shoal.testing.ship import JOB, Ship
+from tests.support.one_thread_run import JOB, Ship
 
 BLOCKS: dict[str, Any] = {
     "strategy": "block-proximal", "strategy.blocks": 6, "strategy.recheck": 2, "update.l1": 0.3, "stop.epochs": 8,

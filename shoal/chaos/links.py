@@ -13,10 +13,10 @@ import time
 from random import Random
 from typing import TYPE_CHECKING
 
-from shoal.testing.zmtp import Stream
+from shoal.chaos.zmtp import Stream
 
 if TYPE_CHECKING:
-    from shoal.testing.proxy import Proxy
+    from shoal.chaos.proxy import Proxy
 
 _READ = 1 << 18
 _LINGER = 0.3  # seconds that one side of a connection outlives the other

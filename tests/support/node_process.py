@@ -1,6 +1,6 @@
 """A coordinator or a server in a process of its own, on whatever host it is started: nobody forks it, nobody restarts it.
 
-    python -m shoal.testing.outpost '{"kind": "server", "name": "server-0", "bind": "tcp://...", ...}'
+    python -m tests.support.node_process '{"kind": "server", "name": "server-0", "bind": "tcp://...", ...}'
 
 It prints its address when it listens, and runs until it is killed; a server also ends when the coordinator lets it go or refuses it. What it counts is what the transport counts.
 """

@@ -27,8 +27,13 @@ from typing import Any
 
 import psutil
 
-from shoal.testing.den import Den
-from shoal.testing.ether import CLEAR, CUT, Air, Ether
+from tests.support.packet_link import (
+    CLEAR,
+    CUT,
+    Air,
+    Ether,
+)
+from tests.support.sandbox import Den
 
 _NET = ipaddress.IPv4Network("198.18.0.0/15")  # for tests of networks: nobody lives there (RFC 2544)
 _NAMES, _TUN = Path("/run/netns"), "/dev/net/tun"

@@ -25,6 +25,7 @@ from typing import IO
 import msgspec
 
 from shoal.launch import children, nursery
+from tests.support import with_root
 
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # number of the system call
 _CLONE_PARENT = 0x8000
@@ -80,10 +81,10 @@ class Warm:
     def __enter__(self) -> Warm:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shoal.testing.warm", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "tests.support.warm_forkserver", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env=children.environment(),
+            env=with_root(children.environment()),
         )
         theirs.close()
         _waiting.add(self._process.pid)
@@ -96,7 +97,7 @@ class Warm:
         _waiting.discard(self._process.pid)
 
     def start(self) -> children.Hatchery:
-        sys.audit("shoal.testing.start")  # a process will be there that no system call of ours started
+        sys.audit("tests.support.start")  # a process will be there that no system call of ours started
         orders, ours = os.pipe()
         reports, theirs = os.pipe()
         here = os.open(".", os.O_PATH)  # it may have been removed

@@ -28,12 +28,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from shoal.chaos.links import Connection, Link
+from shoal.chaos.zmtp import Frames, head, written
 from shoal.errors import WireError
 from shoal.launch.child import Orders
 from shoal.launch.processes import ProcessCluster
 from shoal.nodes.storage import Journal
-from shoal.testing.links import Connection, Link
-from shoal.testing.zmtp import Frames, head, written
 from shoal.wire import coding
 from shoal.wire import messages as m
 

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from shoal.testing.den import soon
+from tests.support.sandbox import soon
 
 _TOOLS = ("losetup", "mkfs.ext4", "mount", "umount", "fsfreeze")
 _SIZE = 16 << 20  # bytes

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from shoal.testing.watch import PATIENCE
+from tests.support import with_root
 
 GONE_WITHIN = 10.0  # seconds: what FAULTS.md promises (F43)
 _MARK = "SHOAL_TEST_MARK"
@@ -56,7 +57,7 @@ class Den:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(self.folder), _MARK: self._mark, **(env or {})},
+            env={**with_root(os.environ), "TMPDIR": str(self.folder), _MARK: self._mark, **(env or {})},
             start_new_session=True,  # Ctrl-C of this terminal is not theirs
         )
         self._children.append(child)

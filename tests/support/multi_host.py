@@ -28,16 +28,16 @@ from shoal.launch.looking import Looking
 from shoal.nodes.blocking import KV
 from shoal.nodes.worker import Worker
 from shoal.simulation.workload import TABLE
-from shoal.testing.counting import Crowd, create, plan_of
-from shoal.testing.den import soon
-from shoal.testing.hosts import Hosts
-from shoal.testing.outpost import Post
 from shoal.testing.watch import PATIENCE
 from shoal.wire import Transport, keyring
 from shoal.wire import messages as m
 from shoal.wire.address import with_key
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
+from tests.support.counting import Crowd, create, plan_of
+from tests.support.hosts import Hosts
+from tests.support.node_process import Post
+from tests.support.sandbox import soon
 
 SERVERS, WORKERS, COPIES = 3, 3, 2
 COORDINATOR, FIRST_SERVER, FIRST_WORKER = 0, 1, 1 + SERVERS
@@ -129,7 +129,7 @@ class Site:
         )
         orders = msgspec.json.encode(post).decode()
         within = [*self.hosts.within(self.host(name)), *within]
-        process = self.hosts.den.start("-m", "shoal.testing.outpost", orders, within=within)
+        process = self.hosts.den.start("-m", "tests.support.node_process", orders, within=within)
         self.processes[name] = process
         return process
 

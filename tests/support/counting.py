@@ -38,10 +38,10 @@ from shoal.simulation.faults import Plan
 from shoal.simulation.run import Run
 from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, in_order, worker_life
 from shoal.store.split import Layout
-from shoal.testing.den import Den, soon
 from shoal.testing.watch import PATIENCE
 from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
+from tests.support.sandbox import Den, soon
 
 _CALLS = 1 << 20  # of one process, at most
 _SKEW = 10 * MILLISECOND  # between the clocks of two cores
@@ -172,7 +172,7 @@ class Crowd:
         safety = self._safety(column).plain
         orders = Orders(self.plan, self.address, column, life, list(slots), str(path), self._seconds, safety)
         self._files.append((column, path))
-        arguments = ("-m", "shoal.testing.counting", msgspec.json.encode(orders).decode())
+        arguments = ("-m", "tests.support.counting", msgspec.json.encode(orders).decode())
         self.processes[column] = self._den.start(*arguments, within=self._within(column))
 
     def kill(self, column: int) -> None:

@@ -5,7 +5,7 @@ from shoal.starting import quietly
 
 def main() -> None:
     quietly()
-    from shoal.cli import main as command
+    from shoal.cli.main import main as command
 
     command()
 

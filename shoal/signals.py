@@ -25,6 +25,15 @@ def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Any]:
     return {number: signal.signal(number, handler) for number in heard}
 
 
+def end_when_told() -> None:
+    """A scheduler, a terminal that was closed: as Ctrl-C, with an exit code that says which."""
+    handle((signal.SIGTERM, signal.SIGHUP), _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
     """Install a handler as ``handle`` does, and put the handlers of before back at the end."""

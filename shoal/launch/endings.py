@@ -8,10 +8,19 @@ so it is said as what it is.
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 _COUNTS = Path("/proc/vmstat")
 _COUNT = "oom_kill "
+REFUSED = 2  # the exit code of a command that cannot be what was asked for, as click has it
+
+
+def refuse(why: str) -> NoReturn:
+    """End a rank that cannot take part, as a command ends that is given something wrong."""
+    print(f"Error: {why}", file=sys.stderr)
+    sys.exit(REFUSED)
 
 
 class Endings:

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.doors import Wrong
 from shoal.errors import Invalid, RankLost
 from shoal.events import counted
 from shoal.launch.child import Line, flush
+from shoal.launch.endings import REFUSED, refuse
 from shoal.launch.group import Group, name_of
 
 if TYPE_CHECKING:
@@ -243,8 +243,8 @@ def take_part(call: Callable[[Head], object]) -> object:
         here, code = world(), 1
     except Invalid as error:
         if not me.number or "left from another one" in str(error):
-            Wrong(str(error)).show()
-        sys.exit(Wrong.exit_code)
+            refuse(str(error))
+        sys.exit(REFUSED)
     if me.number:
         follow()
         sys.exit(0)

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal import limits
-from shoal.doors import Wrong
 from shoal.errors import Invalid
 from shoal.launch.child import Line
 from shoal.launch.children import start_nursery
+from shoal.launch.endings import refuse
 
 if TYPE_CHECKING:
     from shoal.job import Job
@@ -115,9 +115,7 @@ def take_part(call: Callable[[Head | None], object]) -> object:
     try:
         me = rank()
     except Invalid as error:
-        wrong = Wrong(str(error))
-        wrong.show()
-        sys.exit(wrong.exit_code)
+        refuse(str(error))
     if me is None:
         return call(None)
     if me.number:

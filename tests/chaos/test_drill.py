@@ -15,7 +15,7 @@ from shoal.chaos.drill import Clean, clean_run, drill
 from shoal.chaos.plan import Settings
 from shoal.chaos.report import Report
 from shoal.chaos.same_bits import model_digest
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.data.datasets import load
 from shoal.job import Job
 from shoal.launch.training import Training

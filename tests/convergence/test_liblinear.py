@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.benchmarks.sparse_rivals import Serial, alike
+from benchmarks.sparse_rivals import Serial, alike
 from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset, load
 from shoal.job import Job

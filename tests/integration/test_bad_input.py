@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.data.datasets import Dataset, Source, load
 from shoal.data.packed import ASIDE
 from shoal.errors import Invalid
@@ -395,7 +395,7 @@ def test_without_a_cache_that_can_be_written_training_goes_on_and_leaves_nothing
 MEASURED = """
 import sys
 from pathlib import Path
-from shoal.cli import main
+from shoal.cli.main import main
 try:
     main(["train", *sys.argv[1:]], prog_name="shoal")
 finally:  # not ru_maxrss: that begins with what our parent had
@@ -609,7 +609,7 @@ FILLED_BY_COMMAND = """
 import contextlib, sys
 from pathlib import Path
 from shoal import folder
-from shoal.cli import main
+from shoal.cli.main import main
 disk, path = Path(sys.argv[1]), sys.argv[2]
 whole = folder.Folder.save
 
@@ -645,7 +645,7 @@ def test_events_that_cannot_be_written_do_not_stop_a_run_and_are_there_at_the_en
 PACKED = """
 import resource, sys
 sys.dont_write_bytecode = True
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.data import draw, kernels
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 main(["train", "clicks", "--set", "data.rows=50000", "--out", sys.argv[1]], prog_name="shoal")

@@ -8,9 +8,18 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import bytes as what
-from shoal.benchmarks.bytes import ALL, BLOCKS, FTRL, KKT, NONE, Results, Set, Settings
-from shoal.cli import main
+from benchmarks import bytes as what
+from benchmarks.bytes import (
+    ALL,
+    BLOCKS,
+    FTRL,
+    KKT,
+    NONE,
+    Results,
+    Set,
+    Settings,
+)
+from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

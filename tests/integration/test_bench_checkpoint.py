@@ -8,15 +8,20 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import checkpoint, saving
-from shoal.benchmarks.checkpoint import CONTESTANTS, Results, Settings, measure
-from shoal.cli import main
+from benchmarks import checkpoint, live_checkpoint
+from benchmarks.checkpoint import (
+    CONTESTANTS,
+    Results,
+    Settings,
+    measure,
+)
+from shoal.cli.main import main
 from shoal.errors import Invalid
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 
 SMALL = Settings(megabytes=2, segment=1, repeat=2)
-LIVE = saving.Settings(megabytes=4, floats=10_000, quiet=0.1, rounds=1)
+LIVE = live_checkpoint.Settings(megabytes=4, floats=10_000, quiet=0.1, rounds=1)
 
 
 def test_all_contestants_write_and_read_the_same_and_nothing_is_left(tmp_path: Path) -> None:
@@ -55,4 +60,4 @@ def test_a_benchmark_of_nothing_is_refused() -> None:
     with pytest.raises(Invalid, match="at least one repeat"):
         measure(Settings(repeat=0))
     with pytest.raises(Invalid, match="at least one round"):
-        saving.measure(saving.Settings(rounds=0), lambda line: None)
+        live_checkpoint.measure(live_checkpoint.Settings(rounds=0), lambda line: None)

@@ -8,9 +8,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import consensus
-from shoal.benchmarks.consensus import APART, Case, Results, Settings, measure
-from shoal.cli import main
+from benchmarks import consensus
+from benchmarks.consensus import (
+    APART,
+    Case,
+    Results,
+    Settings,
+    measure,
+)
+from shoal.cli.main import main
 from shoal.errors import Invalid
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere

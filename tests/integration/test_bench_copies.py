@@ -8,9 +8,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import copies
-from shoal.benchmarks.copies import KINDS, Results, Settings, measure
-from shoal.cli import main
+from benchmarks import copies
+from benchmarks.copies import (
+    KINDS,
+    Results,
+    Settings,
+    measure,
+)
+from shoal.cli.main import main
 from shoal.errors import Invalid
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere

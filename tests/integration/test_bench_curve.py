@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import curve
-from shoal.benchmarks.curve import Results, Settings, measure
-from shoal.cli import main
+from benchmarks import encryption
+from benchmarks.encryption import Results, Settings, measure
+from shoal.cli.main import main
 from shoal.errors import Invalid
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
@@ -21,7 +21,7 @@ SMALL = Settings(floats=20_000, pushes=4, trips=5, rows=2_000, repeat=2, runs=1,
 def test_checksums_and_keys_are_measured_against_none_and_every_refusal_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(curve, "QUICK", SMALL)
+    monkeypatch.setattr(encryption, "QUICK", SMALL)
     told = CliRunner().invoke(main, ["bench", "curve", "--quick", "--json", str(tmp_path / "all.json")])
     assert told.exit_code == 0, told.output
     found = msgspec.json.decode((tmp_path / "all.json").read_bytes(), type=Results)
@@ -36,10 +36,10 @@ def test_checksums_and_keys_are_measured_against_none_and_every_refusal_is_told(
 
 
 def test_a_ratio_is_that_of_the_figures_beside_it() -> None:
-    speed = curve.Case("push", "MB/s", {"bare": [100.0, 400.0, 200.0], "keys": [50.0, 100.0, 120.0]})
+    speed = encryption.Case("push", "MB/s", {"bare": [100.0, 400.0, 200.0], "keys": [50.0, 100.0, 120.0]})
     assert speed.ratio("keys") == 0.5 and speed.spread("keys") == (0.25, 0.6)
     assert speed.compared("keys") == "0.50 (0.25-0.60)"
-    time = curve.Case("round trip", "us", {"bare": [100.0], "clear": [200.0]})
+    time = encryption.Case("round trip", "us", {"bare": [100.0], "clear": [200.0]})
     assert time.ratio("clear") == 0.5 and time.compared("clear") == "0.50"
 
 

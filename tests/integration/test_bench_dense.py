@@ -10,10 +10,16 @@ from click.testing import CliRunner
 
 pytest.importorskip("torch")
 
-from shoal.benchmarks import dense
-from shoal.benchmarks.dense import Case, Results, Settings, crossing, verdicts
-from shoal.benchmarks.store import _machine
-from shoal.cli import main
+from benchmarks import dense
+from benchmarks.dense import (
+    Case,
+    Results,
+    Settings,
+    crossing,
+    verdicts,
+)
+from benchmarks.store import _machine
+from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import billion, elastic
-from shoal.cli import main
+from benchmarks import billion, elastic
+from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import failover
-from shoal.benchmarks.failover import Results, Settings, measure
-from shoal.cli import main
+from benchmarks import failover
+from benchmarks.failover import Results, Settings, measure
+from shoal.cli.main import main
 from shoal.errors import Invalid
 from tests.support.warm_forkserver import offspring
 

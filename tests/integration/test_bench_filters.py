@@ -6,7 +6,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from shoal.benchmarks.filters import NAMED, Results, Settings, measure, table
+from benchmarks.filters import (
+    NAMED,
+    Results,
+    Settings,
+    measure,
+    table,
+)
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from shoal.benchmarks.handles import Settings, measure, table
+from benchmarks.key_caching import Settings, measure, table
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

@@ -8,11 +8,27 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks import hogwild
-from shoal.benchmarks.hogwild import Case, Goal, Results, Settings, variants
-from shoal.benchmarks.hogwild_runs import Curve, Point, Shape, Variant
-from shoal.benchmarks.hogwild_show import load, picture, table, verdicts
-from shoal.cli import main
+from benchmarks import hogwild
+from benchmarks.hogwild import (
+    Case,
+    Goal,
+    Results,
+    Settings,
+    variants,
+)
+from benchmarks.hogwild_runs import (
+    Curve,
+    Point,
+    Shape,
+    Variant,
+)
+from benchmarks.hogwild_show import (
+    load,
+    picture,
+    table,
+    verdicts,
+)
+from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

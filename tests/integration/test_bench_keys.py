@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from shoal.benchmarks.key_rivals import RIVALS
-from shoal.benchmarks.keys import Settings, measure, table
+from benchmarks.key_rivals import RIVALS
+from benchmarks.keys import Settings, measure, table
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

@@ -8,8 +8,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks.placement import Results, Settings, case_of, measure
-from shoal.cli import main
+from benchmarks.placement import (
+    Results,
+    Settings,
+    case_of,
+    measure,
+)
+from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

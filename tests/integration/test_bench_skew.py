@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.benchmarks.skew import Settings, measure, table
+from benchmarks.skew import Settings, measure, table
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 pytest.importorskip("sklearn")
 
-from shoal.benchmarks import sparse_logistic
-from shoal.benchmarks.sparse_logistic import Results, Settings
-from shoal.cli import main
+from benchmarks import sparse_logistic
+from benchmarks.sparse_logistic import Results, Settings
+from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

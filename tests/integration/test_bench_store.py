@@ -13,7 +13,13 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
-from shoal.benchmarks.store import Case, Results, Settings, measure, table
+from benchmarks.store import (
+    Case,
+    Results,
+    Settings,
+    measure,
+    table,
+)
 from shoal.errors import Invalid
 from tests.support.warm_forkserver import offspring
 
@@ -108,7 +114,7 @@ def test_sizes_beyond_the_table_are_refused_before_anything_starts() -> None:
 
 def test_ctrl_c_ends_everything() -> None:
     code = (
-        "from shoal.benchmarks.store import Settings, measure\n"
+        "from benchmarks.store import Settings, measure\n"
         "say = lambda line: print(line, flush=True)\n"
         "measure(Settings(keys=2_000, sizes=(1,), ranges=(), two_servers=(), transports=('ipc',), repeat=10**6), say)"
     )

@@ -11,9 +11,16 @@ from click.testing import CliRunner
 
 pytest.importorskip("torch")
 
-from shoal.benchmarks import torch_training
-from shoal.benchmarks.torch_training import Case, Results, Settings, counted, measure, table
-from shoal.cli import main
+from benchmarks import torch_training
+from benchmarks.torch_training import (
+    Case,
+    Results,
+    Settings,
+    counted,
+    measure,
+    table,
+)
+from shoal.cli.main import main
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Progress, RunEvent
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.benchmarks.training import Settings, measure, table
-from shoal.cli import main
+from benchmarks.training import Settings, measure, table
+from shoal.cli.main import main
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from shoal.benchmarks.forms import FORMS, Settings, measure, table
+from benchmarks.half_precision import (
+    FORMS,
+    Settings,
+    measure,
+    table,
+)
 
 pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.data import digits, mnist
 
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.errors import Invalid
 from shoal.events import Joined, Resumed, Started, Stopped, read_run
 from shoal.folder import Folder

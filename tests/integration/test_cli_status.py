@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.launch.processes import ProcessCluster
 from shoal.launch.training import Training
 from shoal.run import execute

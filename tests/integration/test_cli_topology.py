@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shoal.cli import main
+from shoal.cli.main import main
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.errors import Invalid
 from shoal.events import Stopped, read_run
 from shoal.folder import Folder
@@ -60,7 +60,7 @@ def refused(*arguments: str) -> str:
 
 def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[bytes]:
     """The command, in a process of its own."""
-    python = ["-c", f"{code}\nfrom shoal.cli import main; main(prog_name='shoal')"] if code else ["-m", "shoal"]
+    python = ["-c", f"{code}\nfrom shoal.cli.main import main; main(prog_name='shoal')"] if code else ["-m", "shoal"]
     return subprocess.Popen(
         [sys.executable, *python, *arguments],
         stdout=subprocess.PIPE,

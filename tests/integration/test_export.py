@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(400))
 Handler = http.server.BaseHTTPRequestHandler

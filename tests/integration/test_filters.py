@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 import shoal
+from shoal.cli.report import report
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid
 from shoal.events import Gone
 from shoal.job import Job
 from shoal.launch.training import Training
-from shoal.report import report
 from shoal.run import Run, train
 from shoal.store import dispatch
 from shoal.views import figures

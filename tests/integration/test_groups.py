@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import shoal
 from shoal import limits
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.data.datasets import load
 from shoal.errors import Invalid
 from shoal.events import Gone, Warned

@@ -365,7 +365,7 @@ def test_what_cannot_be_launched_is_refused_with_the_next_move(
 ) -> None:
     from click.testing import CliRunner
 
-    from shoal.cli import main
+    from shoal.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOAL_KEYS", str(tmp_path / "none"))

@@ -27,7 +27,7 @@ from click.testing import CliRunner
 
 import shoal
 from shoal import limits
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.errors import Invalid, Refused
 from shoal.launch.looking import look_at
 from shoal.launch.processes import ProcessCluster

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.frontends.launching import Launching
+from shoal.launch.script import Launching
 from tests.support.sandbox import is_gone, soon
 
 _LOOP = """

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.data.user_rows import batch_of
 from shoal.errors import Invalid
 from shoal.models.trained import Trained

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.launch.training import Training
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained

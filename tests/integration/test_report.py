@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shoal
-from shoal.cli import main
-from shoal.report import make
+from shoal.cli.main import main
+from shoal.cli.report import make
 
 pytest.importorskip("matplotlib")
 
@@ -124,7 +124,7 @@ def test_a_full_disk_is_told(runs: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_matplotlib_there_are_words_and_tables_and_it_is_said_how_to_get_pictures(
     runs: Path, tmp_path: Path
 ) -> None:
-    code = "import sys; sys.modules['matplotlib'] = None\nfrom shoal.cli import main\nmain()"
+    code = "import sys; sys.modules['matplotlib'] = None\nfrom shoal.cli.main import main\nmain()"
     given = ["report", str(runs / "sync"), "--out", str(tmp_path), "--trace", str(tmp_path / "trace.json")]
     ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0 and "no pictures: matplotlib is not installed; pip install" in ended.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.files import Lock
 from shoal.sweeping.disk import Sweep
 from shoal.sweeping.sections import sections

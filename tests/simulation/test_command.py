@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.events import Begin, End, read
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.simulation.gossip_mutants import MUTANTS
 from shoal.simulation.gossip_plan import GossipPlan
 from shoal.simulation.gossiping import GossipRun, simulate

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.cluster.book import Contribution
 from shoal.cluster.mesh import Mesh
 from shoal.simulation.counted import Learner

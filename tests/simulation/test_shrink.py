@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.simulation.faults import FAMILIES, SERVER_FAMILIES, Fault, Plan
 from shoal.simulation.mutants import mutated
 from shoal.simulation.shrink import as_test, broken_rule, first_violation, shrink, verdict_of

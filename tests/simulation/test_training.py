@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.cluster.workload import Workload
 from shoal.events import RolledBack, Saved
 from shoal.limits import SECOND

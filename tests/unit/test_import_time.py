@@ -39,7 +39,7 @@ def test_import_shoal_imports_nothing_heavy() -> None:
 def test_the_command_line_answers_without_anything_heavy(arguments: list[str]) -> None:
     code = f"""
 import sys
-from shoal.cli import main
+from shoal.cli.main import main
 try:
     main({arguments!r}, prog_name="shoal")
 except SystemExit as end:

@@ -14,9 +14,8 @@ DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may u
 
 # A module may import its own room and all that stands below. The last level is single modules that know each other.
 LEVELS = (
-    ("cli", "torch"),  # the doors: of the command line, and of PyTorch
-    ("report",),  # of everything
-    ("frontends", "testing", "benchmarks", "sweeping", "chaos"),
+    ("cli",),
+    ("torch", "testing", "sweeping", "chaos", "inspect"),
     ("run", "folder", "resuming"),  # a run and its folder know each other
     ("views",),
     ("launch", "simulation"),
@@ -35,7 +34,6 @@ LEVELS = (
         "timing",
         "emulate",
         "settings",
-        "doors",
         "cache",
         "compiled",
         "files",

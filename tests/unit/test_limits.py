@@ -5,7 +5,7 @@ from __future__ import annotations
 from click.testing import CliRunner
 
 from shoal import limits
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.timing import DEFAULT, Intervals
 
 

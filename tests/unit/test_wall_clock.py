@@ -11,7 +11,6 @@ DATES = {"now", "today", "utcnow"}
 ALLOWED = {
     "shoal/data/packed.py": "a folder that a killed writer left is swept a minute later, if nobody has locked it",
     "shoal/wire/expiry.py": "a key is good until a day of the calendar",
-    "shoal/benchmarks/store.py": "the date of a measurement",
 }
 
 

@@ -13,11 +13,12 @@ pytest.importorskip("matplotlib")
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from shoal.cli.topology import NAMES
 from shoal.errors import Invalid
 from shoal.events import Linked
 from shoal.strategies.gossip import Gossip, Topology
 from shoal.strategies.topology import Graph
-from shoal.views import graph, topology_command
+from shoal.views import graph
 from shoal.views.drawing import PALE, SERIES
 
 
@@ -120,4 +121,4 @@ def test_a_picture_of_no_kind_is_refused_before_it_is_drawn(tmp_path: Path) -> N
 
 
 def test_the_command_line_knows_every_topology_there_is() -> None:
-    assert get_args(Topology) == topology_command.NAMES
+    assert get_args(Topology) == NAMES

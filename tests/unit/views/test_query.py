@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from shoal.cli import query
 from shoal.errors import ClusterError, Unanswered
 from shoal.launch.querying import Kept
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
-from shoal.views import query_command
 from shoal.views.query import History, Look, facts, line, look, page
 from shoal.wire.messages import Course
 
@@ -123,7 +123,7 @@ class Played:
 
 
 def looks(*answers: Any) -> Iterator[tuple[Look, str]]:
-    return query_command._looks(Played(iter(answers)), "ipc://x", 1, 0.0)
+    return query._looks(Played(iter(answers)), "ipc://x", 1, 0.0)
 
 
 def test_a_look_that_is_not_answered_is_said_and_the_next_one_is_shown() -> None:

@@ -1,0 +1,244 @@
+"""A model to disk and back, timed in turn with plain files of the same bytes.
+
+    shoal         one safetensors file per segment, hashed and synced, then the manifest; read back segment by segment, verified
+    plain         the same arrays to as many files, synced; read back with nothing looked at
+    safetensors   the library's own save_file (and a sync) and load_file: a header, no hash
+
+All three write what is in memory to new files and sync each of them, and read from the page cache into fresh memory. Whoever is
+first changes from turn to turn; a time is the best of the turns, a ratio our rate over theirs: above 1 we are faster. This is the disk alone;
+what a checkpoint takes and costs while a table is pushed to is measured by ``saving``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+import numpy as np
+
+from benchmarks import live_checkpoint
+from benchmarks.harness import Bench, Option
+from benchmarks.live_checkpoint import plain_read, plain_write
+from benchmarks.store import Machine, _machine
+from shoal import limits
+from shoal.errors import Invalid
+from shoal.files import Disk
+from shoal.keys import KeyRange, Values
+from shoal.store import checkpoint
+from shoal.store.checkpoint import Manifest, Tabled
+from shoal.store.image import Image
+from shoal.store.segment_file import read_segment, write_segment
+from shoal.tables import Dense, Update
+from shoal.wire.messages import Books, Counts
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+CONTESTANTS = ("shoal", "plain", "safetensors")
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How much, and how often."""
+
+    megabytes: int = 1_024  # weights and optimizer state
+    segment: int = limits.DENSE_SEGMENT_BYTES // limits.MB  # megabytes in a file
+    repeat: int = 5  # turns
+    live: live_checkpoint.Settings | None = None  # also while a table is pushed to
+    folder: str | None = None  # on which disk; none: that of temporary files
+
+
+FULL = Settings(live=live_checkpoint.FULL)
+QUICK = Settings(megabytes=128, repeat=3, live=live_checkpoint.QUICK)
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One way: to disk, or back."""
+
+    what: str
+    size: int  # bytes of numbers
+    seconds: dict[str, list[float]]  # by contestant, in the order they were run
+
+    def best(self, contestant: str) -> float:
+        return min(self.seconds[contestant])
+
+    def ratio(self, rival: str) -> float:
+        return self.best(rival) / self.best("shoal")
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of one run."""
+
+    machine: Machine
+    settings: Settings
+    seconds: float
+    cases: list[Case]
+    live: live_checkpoint.Results | None = None
+
+
+class Model:
+    """Made-up segments of a dense table with AdaGrad's state."""
+
+    def __init__(self, settings: Settings) -> None:
+        count = max(1, settings.megabytes // settings.segment)
+        rows = settings.segment * limits.MB // 8  # a weight and its state
+        self.table = Tabled(
+            1, "w", Dense(rows=rows * count, update=Update("adagrad")), list(range(0, rows * count, rows))
+        )
+        one = np.random.default_rng(0).standard_normal((rows, 2), np.float32)
+        books = Books(1_000, {0: Counts(8_000)})
+        self.images = [Image(i, KeyRange(i * rows, (i + 1) * rows), books, one + np.float32(i)) for i in range(count)]
+
+    @property
+    def size(self) -> int:
+        return sum(image.nbytes for image in self.images)
+
+
+def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
+    """Run it all, in a folder of its own that is removed afterwards. ``progress`` is told what is going on."""
+    if settings.repeat < 1 or settings.segment < 1 or settings.megabytes < settings.segment:
+        raise Invalid("a benchmark needs at least one repeat and one segment")
+    began = time.perf_counter()
+    model = Model(settings)
+    writes: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    reads: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-", dir=settings.folder) as home:
+        for turn in range(settings.repeat):
+            first = turn % len(CONTESTANTS)
+            for name in CONTESTANTS[first:] + CONTESTANTS[:first]:
+                root = Path(home) / name
+                root.mkdir()
+                writes[name].append(_timed(lambda name=name, root=root: WRITE[name](model, root)))  # type: ignore[misc]
+                reads[name].append(_timed(lambda name=name, root=root: READ[name](model, root)))  # type: ignore[misc]
+                shutil.rmtree(root)
+            progress(f"turn {turn + 1} of {settings.repeat}: {_line(writes, reads, model.size)}")
+    machine = _machine()
+    versions = machine.versions | {"safetensors": metadata.version("safetensors")}
+    machine = msgspec.structs.replace(machine, versions=versions)
+    cases = [Case("write", model.size, writes), Case("read", model.size, reads)]
+    live = None if settings.live is None else live_checkpoint.measure(settings.live, progress, settings.folder)
+    return Results(machine, settings, time.perf_counter() - began, cases, live)
+
+
+def table(results: Results) -> Table:
+    """Best times, rates, and how we compare."""
+    from rich import box
+    from rich.table import Table
+
+    machine = results.machine
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"a model to disk and back, {machine.cores} cores of {machine.cpu}",
+        caption=f"best of {results.settings.repeat} turns; written: synced; read: from the page cache. "
+        "x: our rate over theirs, above 1 we are faster",
+    )
+    for name in ("what", "MB", "shoal ms", "MB/s", "plain ms", "x plain", "safetensors ms", "x safetensors"):
+        shown.add_column(name, justify="right" if name != "what" else "left", no_wrap=True)
+    for case in results.cases:
+        ours = case.best("shoal")
+        cells = [case.what, f"{case.size / limits.MB:,.0f}", f"{ours * 1e3:,.0f}", f"{case.size / ours / 1e6:,.0f}"]
+        for rival in CONTESTANTS[1:]:
+            cells += [f"{case.best(rival) * 1e3:,.0f}", f"{case.ratio(rival):.2f}"]
+        shown.add_row(*cells)
+    return shown
+
+
+# ---------------------------------------------------------------- the contestants
+
+
+def _save(model: Model, root: Path) -> None:
+    disk = Disk()
+    number = checkpoint.prepare(disk, root)
+    folder = checkpoint.folder_of(root, number)
+    written = [write_segment(disk, folder, "w", 1, image) for image in model.images]
+    checkpoint.finish(
+        disk, folder, Manifest(number=number, generation=0, job="", steps=1, tables=[model.table], segments=written)
+    )
+
+
+def _load(model: Model, root: Path) -> None:
+    disk, folder = Disk(), checkpoint.folder_of(root, 1)
+    for written in checkpoint.read_manifest(disk, folder).segments:
+        keys = model.table.keys(written.segment)
+        _same(read_segment(disk, folder, written, model.table.spec, keys).rows, model.images[written.segment])
+
+
+def _save_plain(model: Model, root: Path) -> None:
+    for image in model.images:
+        plain_write(root / str(image.segment), image.rows)
+
+
+def _load_plain(model: Model, root: Path) -> None:
+    for image in model.images:
+        _same(plain_read(root / str(image.segment), np.empty_like(image.rows)), image)
+
+
+def _save_theirs(model: Model, root: Path) -> None:
+    from safetensors.numpy import save_file
+
+    for image in model.images:
+        path = root / str(image.segment)
+        save_file({"rows": image.rows}, path)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def _load_theirs(model: Model, root: Path) -> None:
+    from safetensors.numpy import load_file
+
+    for image in model.images:
+        _same(load_file(root / str(image.segment))["rows"], image)
+
+
+WRITE = {"shoal": _save, "plain": _save_plain, "safetensors": _save_theirs}
+READ = {"shoal": _load, "plain": _load_plain, "safetensors": _load_theirs}
+
+
+def _same(rows: Values, image: Image) -> None:
+    """Enough to know that it was read, too little to be timed."""
+    if rows.shape != image.rows.shape or not np.array_equal(
+        rows[:: len(rows) // 8 + 1], image.rows[:: len(rows) // 8 + 1]
+    ):
+        raise Invalid("what was read is not what was written: report this")
+
+
+def _timed(call: Callable[[], None]) -> float:
+    gc.collect()
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _line(writes: dict[str, list[float]], reads: dict[str, list[float]], size: int) -> str:
+    return ", ".join(
+        f"{name} {size / writes[name][-1] / 1e6:,.0f} and {size / reads[name][-1] / 1e6:,.0f} MB/s"
+        for name in CONTESTANTS
+    )
+
+
+def tables(results: Results) -> RenderableType:
+    """Of files alone, and of a run that goes on."""
+    from rich.console import Group
+
+    live = [] if results.live is None else [live_checkpoint.table(results.live)]
+    return Group(table(results), *live)
+
+
+BENCH = Bench(
+    help="A model's segments to disk and back, against plain files and the safetensors library; and while it is pushed to.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="128 MB instead of a gigabyte.",
+    measure=measure,
+    table=tables,
+    options=(Option("folder", "On which disk.", click.Path(exists=True, file_okay=False)),),
+)

@@ -1,0 +1,204 @@
+"""Clocks of ranges against a clock for every key: the memory they take, and the time of a task (S1-19).
+
+    rival     one int64 for every key and node in a plain array, which a task adds 1 to: n * m numbers
+
+Nodes take turns to push to one of k ranges, whose edges are drawn at random and kept, and now and then to all keys. Both
+sides are told the same tasks, in turn, and must say the same in the end. Memory is what the allocator was asked for
+while the tasks were done, so that it is not our own word for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.harness import Bench
+from benchmarks.store import Machine, _machine
+from shoal.errors import Invalid
+from shoal.keys import KeyRange
+from shoal.store.vector import RangeClocks
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Made = TypeVar("Made")
+WHOLE = 4  # every fourth task is on all keys
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which sizes, and how many tasks."""
+
+    keys: tuple[int, ...] = (10_000, 1_000_000)
+    nodes: tuple[int, ...] = (4, 32)
+    ranges: tuple[int, ...] = (1, 16, 256)
+    tasks: int = 500
+
+
+FULL = Settings()
+QUICK = Settings(keys=(10_000, 100_000), nodes=(4,), tasks=200)
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """n keys, m nodes, k ranges."""
+
+    keys: int
+    nodes: int
+    ranges: int
+    clocks: int  # that were kept in the end
+    bytes: dict[str, int]  # by contestant
+    microseconds: dict[str, float]  # of a task, on average
+
+    @property
+    def ratio(self) -> float:
+        return self.bytes["per key"] / self.bytes["ranges"]
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of one run."""
+
+    machine: Machine
+    settings: Settings
+    seconds: float
+    cases: list[Case]
+
+
+def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
+    """Run it all. ``progress`` is told what is going on, one line at a time."""
+    if not (settings.keys and settings.nodes and settings.ranges) or settings.tasks < 1:
+        raise Invalid("a benchmark needs at least one size and one task")
+    began = time.perf_counter()
+    cases = []
+    for keys in settings.keys:
+        for nodes in settings.nodes:
+            for ranges in settings.ranges:
+                cases.append(_case(keys, nodes, ranges, settings.tasks))
+                progress(_line(cases[-1]))
+    return Results(_machine(), settings, time.perf_counter() - began, cases)
+
+
+def table(results: Results) -> Table:
+    """Memory and time of both."""
+    from rich import box
+    from rich.table import Table
+
+    machine = results.machine
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"vector clocks, one thread of {machine.cores} cores of {machine.cpu}",
+        caption=f"{results.settings.tasks:,} tasks, every fourth on all keys; a clock per key is a plain array",
+    )
+    names = (
+        "keys n",
+        "nodes m",
+        "ranges k",
+        "clocks",
+        "ranges KB",
+        "per key KB",
+        "x smaller",
+        "ranges us",
+        "per key us",
+    )
+    for name in names:
+        shown.add_column(name, justify="right", no_wrap=True)
+    for case in results.cases:
+        shown.add_row(
+            f"{case.keys:,}",
+            f"{case.nodes:,}",
+            f"{case.ranges:,}",
+            f"{case.clocks:,}",
+            *(f"{case.bytes[name] / 1e3:,.1f}" for name in ("ranges", "per key")),
+            f"{case.ratio:,.0f}",
+            *(f"{case.microseconds[name]:,.1f}" for name in ("ranges", "per key")),
+        )
+    return shown
+
+
+class _PerKey:
+    """The plain way."""
+
+    def __init__(self, keys: int, nodes: int) -> None:
+        self.counts: npt.NDArray[np.int64] = np.zeros((keys, nodes), np.int64)
+
+    def tick(self, node: int, keys: KeyRange | None) -> None:
+        if keys is None:
+            self.counts[:, node] += 1
+        else:
+            self.counts[keys.start : keys.stop, node] += 1
+
+
+def _case(keys: int, nodes: int, ranges: int, tasks: int) -> Case:
+    draw = Random(f"{keys} {nodes} {ranges}")
+    named = []
+    for _ in range(ranges):
+        start = draw.randrange(keys)
+        named.append(KeyRange(start, draw.randint(start + 1, keys)))
+    todo = [
+        (i % nodes, None if i % WHOLE == 0 else named[draw.randrange(ranges)]) for i in range(max(tasks, 2 * nodes))
+    ]
+
+    def ours() -> RangeClocks:
+        made = RangeClocks(keys)
+        for node, part in todo:
+            made.tick(node, part)
+        return made
+
+    def theirs() -> _PerKey:
+        made = _PerKey(keys, nodes)
+        for node, part in todo:
+            made.tick(node, part)
+        return made
+
+    ranged, ranged_bytes, ranged_seconds = _timed(ours)
+    plain, plain_bytes, plain_seconds = _timed(theirs)
+    _same(ranged, plain)
+    sizes = {"ranges": ranged_bytes, "per key": plain_bytes}
+    times = {"ranges": ranged_seconds / len(todo) * 1e6, "per key": plain_seconds / len(todo) * 1e6}
+    return Case(keys, nodes, ranges, len(ranged), sizes, {name: round(value, 2) for name, value in times.items()})
+
+
+def _timed(make: Callable[[], Made]) -> tuple[Made, int, float]:
+    """What it makes, the bytes that are kept for it, and the seconds it takes where nobody counts bytes."""
+    began = time.perf_counter()
+    make()
+    seconds = time.perf_counter() - began
+    gc.collect()
+    tracemalloc.start()
+    try:
+        made = make()
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return made, kept, seconds
+
+
+def _same(ranged: RangeClocks, plain: _PerKey) -> None:
+    for keys, clock in ranged.read():
+        said = np.array([clock[node] for node in range(plain.counts.shape[1])])
+        if not (plain.counts[keys.start : keys.stop] == said).all():
+            raise Invalid(f"the clocks of keys {keys} are not what happened to them: report this with the settings")
+
+
+def _line(case: Case) -> str:
+    return (
+        f"{case.keys:,} keys, {case.nodes} nodes, {case.ranges} ranges: {case.bytes['ranges'] / 1e3:,.1f} KB, "
+        f"{case.ratio:,.0f} times less than a clock per key"
+    )
+
+
+BENCH = Bench(
+    help="Vector clocks of ranges against a clock for every key: memory, and the time of a task.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="Fewer sizes and tasks.",
+    measure=measure,
+    table=table,
+)

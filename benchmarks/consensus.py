@@ -1,0 +1,251 @@
+"""How soon workers that gossip agree, against what their graph predicts (S3-10).
+
+Real runs in which nobody learns: every worker begins with weights of its own, steps have size 0, and after each round of means the
+distance of all models from their mean is measured. The gap is 1 - the share of the distance that a round leaves: predicted by the
+second eigenvalue of the graph's weights, measured by a line through the logarithms of the distances between a tenth and a
+hundred-thousandth of the first (before that other modes fall too, after that there is rounding).
+
+    complete        no gap to measure: after one round all must be the same, to rounding
+    two rings       in two pieces: the distance between them must stay
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+import msgspec
+
+from benchmarks.harness import Bench, Option
+from benchmarks.store import Machine, _machine
+from shoal.errors import Invalid
+from shoal.events import Evaluated
+from shoal.job import Job
+from shoal.run import execute
+from shoal.strategies.gossip import Gossip
+from shoal.strategies.topology import Graph
+from shoal.views.agreement import FALLEN, decay
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+WITHIN = 0.1  # of the predicted gap: what we promise
+SAME = 1e-6  # of the first distance: nothing but rounding
+MORE = 6  # rounds after the distance should have fallen so far
+FLOOR = 1e-8  # of the first distance: what is below is drawn there
+BATCH = 64
+SLOTS = 64  # in a pass: so that every round of 4, 8, 16, ... workers has a slot for each
+APART = "two rings"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which graphs, and where."""
+
+    topologies: tuple[str, ...] = ("ring", "torus", "star", "one-way", "exponential", "complete", APART)
+    nodes: tuple[int, ...] = (4, 8, 16)
+    how: Literal["processes", "threads"] = "processes"
+    features: int = 5_000
+    apart_rounds: int = 40  # of what is in pieces: there is nothing to wait for
+    seed: int = 0
+
+
+FULL = Settings()
+QUICK = Settings(nodes=(4, 8), topologies=("ring", "torus", "star", "complete", APART), how="threads", features=1_000)
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One graph, and what came of it."""
+
+    topology: str
+    nodes: int
+    links: int
+    pieces: int
+    predicted: float  # gap
+    measured: float | None  # None: there was nothing to fit a line to
+    distances: list[float]  # before the first round, and after each
+    seconds: float
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.measured is None or not self.predicted else self.measured / self.predicted
+
+    @property
+    def left(self) -> list[float]:
+        """Shares of the first distance."""
+        return [one / self.distances[0] for one in self.distances]
+
+    @property
+    def kept(self) -> bool:
+        """The promise of this kind of graph."""
+        if self.pieces > 1:  # within pieces they agree, and from then on nothing changes
+            middle, last = self.left[len(self.left) // 2], self.left[-1]
+            return last > 0.01 and abs(last / middle - 1) < 0.01
+        if self.predicted == 1:
+            return self.left[1] < SAME
+        return self.ratio is not None and abs(self.ratio - 1) <= WITHIN
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of one run."""
+
+    machine: Machine
+    settings: Settings
+    seconds: float
+    cases: list[Case]
+
+
+def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
+    """Run it all. ``progress`` is told what is going on, one line at a time."""
+    if not settings.topologies or not settings.nodes:
+        raise Invalid("a benchmark needs at least one graph")
+    if wrong := [n for n in settings.nodes if n < 2 or SLOTS % n or (APART in settings.topologies and n < 4)]:
+        raise Invalid(f"nodes={wrong[0]}: needs 4, 8, 16, 32 or 64, so that in every round each has as much to do")
+    began = time.perf_counter()
+    cases = []
+    with tempfile.TemporaryDirectory() as folder:
+        for topology in settings.topologies:
+            for nodes in settings.nodes:
+                cases.append(_case(settings, topology, nodes, Path(folder)))
+                progress(_line(cases[-1]))
+    return Results(_machine(), settings, time.perf_counter() - began, cases)
+
+
+def _case(settings: Settings, topology: str, nodes: int, folder: Path) -> Case:
+    named = {"topology": topology}
+    if topology == APART:
+        edges = folder / f"{nodes}.txt"
+        edges.write_text(_two_rings(nodes))
+        named = {"topology": "file", "edges": str(edges)}
+    strategy = {"name": "gossip", **named, "start": "own", "allow_disconnected": topology == APART}
+    graph = Graph.of(msgspec.convert(strategy, Gossip), nodes, settings.seed)
+    needed = graph.rounds(FALLEN[1])
+    rounds = settings.apart_rounds if needed is None else math.ceil(needed) + MORE
+    job = Job.of(
+        {
+            "data": {"source": "rcv1-like", "rows": BATCH * SLOTS, "features": settings.features, "batch": BATCH},
+            "strategy": strategy,
+            "update": {"rule": "sgd", "step": 0.0},
+            "evaluate": {"every": nodes / SLOTS},
+            "stop": {"steps": nodes * rounds},
+            "launch": {"how": settings.how},
+            "workers": nodes,
+            "seed": settings.seed,
+            "trace": {"spans": 0},
+        }
+    )
+    began = time.perf_counter()
+    points = _points([event for event in execute(job).events if isinstance(event, Evaluated)], rounds)
+    left = decay(points)
+    return Case(
+        topology=topology,
+        nodes=nodes,
+        links=len(graph.links),
+        pieces=len(graph.parts()),
+        predicted=graph.gap(),
+        measured=None if left is None else 1 - left,
+        distances=[distance for _, distance in points],
+        seconds=round(time.perf_counter() - began, 2),
+    )
+
+
+def _points(judged: list[Evaluated], rounds: int) -> list[tuple[float, float]]:
+    """The distance after every round; refused if one of them is missing, since the line would be another."""
+    found = {event.spread["rounds"]: event.spread["distance"] for event in judged}
+    if sorted(found) != [float(one) for one in range(rounds + 1)]:
+        raise Invalid(f"{len(found):,} of {rounds + 1:,} rounds were judged: report this with the settings")
+    if not found[0.0]:
+        raise Invalid("all models were the same from the start: report this with the settings")
+    return sorted(found.items())
+
+
+def _two_rings(nodes: int) -> str:
+    half = nodes // 2
+    rings = [range(half), range(half, nodes)]
+    return "".join(f"{ring[i]} {ring[(i + 1) % len(ring)]}\n" for ring in rings for i in range(len(ring)))
+
+
+def table(results: Results) -> Table:
+    """Measured beside predicted."""
+    from rich import box
+    from rich.table import Table
+
+    machine, settings = results.machine, results.settings
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"how soon {settings.how} that gossip agree, {machine.cores} cores of {machine.cpu}",
+        caption=f"left: the share of the first distance, after one round and after all. kept: the measured gap is within {WITHIN:.0%} of "
+        f"the predicted one; complete: below {SAME:g} after one round; in pieces: the distance stays",
+    )
+    shown.add_column("graph", no_wrap=True)
+    for name in ("workers", "links", "predicted gap", "measured", "ratio", "rounds", "left, 1 round", "left", "kept"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for case in results.cases:
+        shown.add_row(
+            case.topology,
+            f"{case.nodes:,}",
+            f"{case.links:,}",
+            f"{case.predicted:.4f}",
+            _number(case.measured, "{:.4f}"),
+            _number(case.ratio, "{:.3f}"),
+            f"{len(case.distances) - 1:,}",
+            f"{case.left[1]:.2e}",
+            f"{case.left[-1]:.2e}",
+            "yes" if case.kept else "no",
+        )
+    return shown
+
+
+def draw(results: Results, path: Path) -> Figure:
+    """A panel for each kind of graph: measured as points, predicted as lines from the same start."""
+    from shoal.views.drawing import SERIES, canvas, save, tidy, titled
+
+    kinds = list(dict.fromkeys(case.topology for case in results.cases))
+    rows = -(-len(kinds) // 3)
+    figure = canvas(2.9 * rows, 9.6)
+    panels = figure.subplots(rows, 3, squeeze=False, sharey=True).flatten()
+    for panel, kind in zip(panels, kinds, strict=False):
+        for case, color in zip([case for case in results.cases if case.topology == kind], SERIES, strict=False):
+            x, y = list(range(len(case.left))), [max(left, FLOOR) for left in case.left]
+            panel.plot(x, y, ".", color=color, markersize=4, label=f"{case.nodes} workers, gap {case.predicted:.3f}")
+            if 0 < case.predicted < 1:
+                panel.plot(x, [(1 - case.predicted) ** at for at in x], "-", color=color, linewidth=0.9)
+        titled(panel, kind)
+        panel.set(yscale="log", ylim=(FLOOR / 2, 3), xlabel="rounds")
+        panel.legend(frameon=False, fontsize=7.5, loc="lower left" if kind == APART else "upper right")
+        tidy(panel)
+    for panel in panels[len(kinds) :]:
+        panel.set_visible(False)
+    panels[0].set_ylabel("share of the first distance")
+    said = f"Points: measured, those of {FLOOR:g} are at or below it. Lines: predicted by the second eigenvalue, from the start."
+    figure.supxlabel(said, x=0.01, ha="left", fontsize=8)
+    save(figure, path)
+    return figure
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _line(case: Case) -> str:
+    return (
+        f"{case.topology} of {case.nodes}: gap {_number(case.measured, '{:.4f}')}, predicted {case.predicted:.4f}; "
+        f"{case.left[-1]:.2e} of the distance is left after {len(case.distances) - 1} rounds ({case.seconds:.1f} s)"
+    )
+
+
+BENCH = Bench(
+    help="Workers that gossip on ring, torus, star and others: how soon all models agree, against what the graph predicts.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="In threads, up to 8 workers.",
+    measure=measure,
+    table=table,
+    options=(Option("how", "[default: processes]", click.Choice(["threads", "processes"])),),
+    draw=draw,
+)

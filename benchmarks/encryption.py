@@ -1,0 +1,289 @@
+"""What keys and checksums cost: the same over tcp in the clear, without checksums and with them, and encrypted (CURVE), in one run.
+
+    push, pull     a dense table whole, several under way: MB a second of values
+    round trip     256 floats (1 KB) pulled, one after the other
+    training       the rows a second of a run on made-up clicks, its servers and workers over tcp
+    refusals       the time until a caller that may not come in is told so: a key that is not on the list, another key than the
+                   address says, no key at all; the issue asks for 5 seconds
+
+All clusters are up together and take turns: A B C, C B A, ...; a figure is the median over the turns, a ratio that of its median to that of the
+bare one (in the clear, no checksums), above 1 where it is faster. Beside it stand the lowest and the highest ratio of turns of the same
+round: how much of it is chance. All is on one machine, so both ends of every wire share its cores: over a network the
+wire takes longer, and the same encryption weighs less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+import numpy as np
+
+from benchmarks.harness import Bench, Option
+from benchmarks.store import Machine, _machine
+from shoal.errors import Invalid, Refused
+from shoal.launch.local import connect, local
+from shoal.nodes.blocking import KV
+from shoal.tables import Dense
+from shoal.wire import keyring
+from shoal.wire.address import parsed, with_key
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WAYS = ("bare", "clear", "keys")  # in the clear: arrays without checksums, and with them, as a rule; encrypted
+WITHIN = 5.0  # seconds: a refusal is told by then
+_ANSWER = 60.0  # seconds for one push
+_WORD = 256  # floats: 1 KB
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is measured, and how often."""
+
+    floats: int = 1_000_000  # of the dense table
+    pushes: int = 40  # and pulls, in one turn
+    flying: int = 4
+    trips: int = 500
+    rows: int = 200_000  # of clicks; 0: no training
+    workers: int = 2
+    repeat: int = 7
+    runs: int = 3  # of training, each way
+    refusals: int = 5
+
+
+FULL = Settings()
+QUICK = Settings(floats=250_000, pushes=16, trips=100, rows=20_000, repeat=3, runs=1, refusals=2)
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing, all ways."""
+
+    what: str
+    unit: str
+    found: dict[str, list[float]]  # by way, turn by turn
+
+    def median(self, way: str) -> float:
+        return statistics.median(self.found[way])
+
+    def ratio(self, way: str) -> float:
+        """To the bare one, as speeds."""
+        return self._ratio(self.median("bare"), self.median(way))
+
+    def spread(self, way: str) -> tuple[float, float]:
+        """The lowest and the highest of turns of the same round."""
+        each = [self._ratio(bare, other) for bare, other in zip(self.found["bare"], self.found[way], strict=True)]
+        return min(each), max(each)
+
+    def _ratio(self, bare: float, other: float) -> float:
+        return bare / other if self.unit == "us" else other / bare
+
+    def compared(self, way: str) -> str:
+        low, high = self.spread(way)
+        told = f"{self.ratio(way):.2f}"
+        return f"{told} ({low:.2f}-{high:.2f})" if len(self.found[way]) > 1 else told
+
+
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How soon a caller hears that it may not come in."""
+
+    why: str
+    seconds: list[float]
+    told: str
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of one run."""
+
+    machine: Machine
+    settings: Settings
+    seconds: float
+    cases: list[Case]
+    refusals: list[Refusal]
+
+
+def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
+    """Run it all. ``progress`` is told what is going on, one line at a time."""
+    if settings.repeat < 1 or settings.refusals < 1 or (settings.rows and settings.runs < 1):
+        raise Invalid("a benchmark needs at least one repeat of everything")
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="shoal-curve-") as place:
+        keys = Path(place) / "keys"
+        keyring.make(keys, "coordinator", "coordinator")
+        with contextlib.ExitStack() as stack:
+            clusters = {
+                way: stack.enter_context(
+                    local(
+                        1,
+                        processes=True,
+                        transport="tcp",
+                        keys=keys if way == "keys" else None,
+                        checksums=way != "bare",
+                    )
+                )
+                for way in WAYS
+            }
+            kvs = {way: stack.enter_context(cluster.client()) for way, cluster in clusters.items()}
+            cases = _race(settings, kvs, progress)
+            refusals = _refused(settings, clusters["keys"].address, Path(place), progress)
+        if settings.rows:
+            cases.append(_training(settings, keys, Path(place), progress))
+    return Results(_machine(), settings, time.perf_counter() - began, cases, refusals)
+
+
+# ---------------------------------------------------------------- the store
+
+
+def _race(settings: Settings, kvs: dict[str, KV], progress: Callable[[str], None]) -> list[Case]:
+    values = np.random.default_rng(0).standard_normal(settings.floats, np.float32)
+    whole, word = slice(0, settings.floats), slice(0, _WORD)
+    megabytes = settings.pushes * values.nbytes / 1e6
+    for kv in kvs.values():
+        kv.create("w", Dense(rows=settings.floats))
+
+    def push(kv: KV) -> float:
+        return megabytes / _many(settings, lambda: kv.push("w", whole, values))
+
+    def pull(kv: KV) -> float:
+        return megabytes / _many(settings, lambda: kv.pull("w", whole))
+
+    def trip(kv: KV) -> float:
+        began = time.perf_counter()
+        for _ in range(settings.trips):
+            kv.pull("w", word).result(_ANSWER)
+        return 1e6 * (time.perf_counter() - began) / settings.trips
+
+    cases = [
+        _turns("push", "MB/s", settings.repeat, kvs, push, progress),
+        _turns("pull", "MB/s", settings.repeat, kvs, pull, progress),
+        _turns("round trip of 1 KB", "us", settings.repeat, kvs, trip, progress),
+    ]
+    for kv in kvs.values():
+        kv.drop("w")
+    return cases
+
+
+def _many(settings: Settings, ask: Callable[[], Any]) -> float:
+    """Seconds for so many, several under way."""
+    flying: deque[Any] = deque()
+    began = time.perf_counter()
+    for _ in range(settings.pushes):
+        flying.append(ask())
+        if len(flying) >= settings.flying:
+            flying.popleft().result(_ANSWER)
+    while flying:
+        flying.popleft().result(_ANSWER)
+    return time.perf_counter() - began
+
+
+def _turns(
+    what: str, unit: str, repeat: int, by: dict[str, Any], once: Callable[[Any], float], progress: Callable[[str], None]
+) -> Case:
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for one in by.values():
+        once(one)  # the first is thrown away
+    for turn in range(repeat):
+        for way in WAYS if turn % 2 == 0 else WAYS[::-1]:
+            found[way].append(once(by[way]))
+    return _case(what, unit, found, progress)
+
+
+def _case(what: str, unit: str, found: dict[str, list[float]], progress: Callable[[str], None]) -> Case:
+    case = Case(what, unit, {way: [round(one, 3) for one in found[way]] for way in WAYS})
+    progress(
+        f"{what}: {case.median('bare'):,.0f} {unit} without checksums, {case.median('clear'):,.0f} with them "
+        f"(x {case.compared('clear')}), {case.median('keys'):,.0f} with keys (x {case.compared('keys')})"
+    )
+    return case
+
+
+# ---------------------------------------------------------------- a run
+
+
+def _training(settings: Settings, keys: Path, place: Path, progress: Callable[[str], None]) -> Case:
+    from shoal.run import train
+
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for turn in range(settings.runs):
+        for way in WAYS if turn % 2 == 0 else WAYS[::-1]:
+            launch: dict[str, Any] = {"launch.transport": "tcp", "launch.keys": str(keys) if way == "keys" else ""}
+            launch |= {"launch.checksums": way != "bare", "data.rows": settings.rows, "verbosity": 0}
+            run = train(
+                "clicks", workers=settings.workers, servers=1, epochs=2, settings=launch, out=place / f"{way}-{turn}"
+            )
+            found[way].append(run.summary["examples_per_second"])
+    return _case(f"training, {settings.workers} workers", "rows/s", found, progress)
+
+
+# ---------------------------------------------------------------- who may not come in
+
+
+def _refused(settings: Settings, address: str, place: Path, progress: Callable[[str], None]) -> list[Refusal]:
+    stranger = keyring.make(place / "stranger", "stranger", "client")
+    plain = parsed(address).plain
+    ways: dict[str, Callable[[], KV]] = {
+        "a key that is not on the list": lambda: connect(address, keys=place / "stranger"),
+        "another key than the address says": lambda: connect(with_key(plain, stranger.public), keys=place / "stranger"),
+        "no key": lambda: connect(plain),
+    }
+    found = []
+    progress("callers who may not come in: what the coordinator says of them below is meant")
+    for why, call in ways.items():
+        seconds, told = [], ""
+        for _ in range(settings.refusals):
+            began = time.perf_counter()
+            try:
+                call().close()
+            except Refused as error:
+                seconds.append(round(time.perf_counter() - began, 4))
+                told = str(error)
+        found.append(Refusal(why, seconds, told))
+        progress(f"{why}: told after {max(seconds, default=0.0):.3f} s at most")
+    return found
+
+
+def table(results: Results) -> Table:
+    """All ways, and their ratios; below, how soon a caller that may not come in hears it."""
+    from rich import box
+    from rich.table import Table
+
+    machine = results.machine
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"tcp in the clear, without and with checksums, and with keys (CURVE), {machine.cores} cores of {machine.cpu}",
+        caption=f"x bare: as fast as in the clear without checksums, above 1 faster: of the medians (and the lowest and highest of one round, of "
+        f"{results.settings.repeat}); refusals: seconds until the caller is told, median and worst. {machine.busy()}".rstrip(),
+    )
+    for name in ("what", "bare", "checksums", "x bare", "keys", "x bare"):
+        shown.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
+    for case in results.cases:
+        bare, clear, keyed = (f"{case.median(way):,.0f} {case.unit}" for way in WAYS)
+        shown.add_row(case.what, bare, clear, case.compared("clear"), keyed, case.compared("keys"))
+    shown.add_section()
+    for refusal in results.refusals:
+        worst = max(refusal.seconds, default=float("inf"))
+        shown.add_row(
+            f"refused: {refusal.why}",
+            *("", "", ""),
+            f"{statistics.median(refusal.seconds or [worst]):.3f} s, {worst:.3f} s",
+            "held" if worst < WITHIN else "PASSED",
+        )
+    return shown
+
+
+BENCH = Bench(
+    help="What checksums and keys cost: pushes, pulls, round trips and a run over tcp, bare, with checksums, encrypted; and how soon a stranger is told.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="Smaller, and fewer repeats: no figures to quote.",
+    measure=measure,
+    table=table,
+    options=(Option("rows", "Of the run that is trained all ways; 0: none.  [default: 200,000]", click.IntRange(0)),),
+)

@@ -1,0 +1,271 @@
+"""Filters on the pushes of real slots, each alone and some together, against numpy and packages used plainly.
+
+    slots     of RCV1, 256 rows each; their keys, and their gradients after one pass of SGD. Without $SHOAL_DATA: made-up rows, which is said
+    plain     8-byte keys and 4-byte values: 12 bytes a key
+    ratio     plain bytes over those that a filter leaves; of a choosing one, those of the rows that go
+    MB/s      plain bytes over the time of one core, to encode and to decode
+    rival     the same with what a user has at hand: numpy (``astype``, ``argpartition``, ``diff``, ``packbits``), lz4 or zstandard on the same bytes
+
+Ours and the rival run by turns; a time is the best of the turns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+import numpy as np
+
+from benchmarks.harness import Bench, Option
+from benchmarks.store import Machine, _machine
+from shoal.data.arrays import sparse
+from shoal.data.datasets import VARIABLE, Source, load
+from shoal.data.localise import Localiser
+from shoal.data.slots import Slots
+from shoal.errors import Invalid
+from shoal.filters import described, taken
+from shoal.filters.chain import Chain
+from shoal.keys import Keys, Values
+from shoal.models.learning import learner_of
+from shoal.models.linear import Linear
+from shoal.wire.base import Array
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Pushed = tuple[Keys, Values]
+NAMED: dict[str, list[Any]] = {
+    "significant": [{"name": "significant", "threshold": 1e-3}],
+    "skip": ["skip"],
+    "top": ["top"],
+    "float16": ["float16"],
+    "bfloat16": ["bfloat16"],
+    "int8": ["int8"],
+    "one_bit": ["one_bit"],
+    "delta": ["delta"],
+    "lz4": ["lz4"],
+    "zstd": ["zstd"],
+    "delta, zstd": ["delta", "zstd"],
+    "int8, delta, zstd": ["int8", "delta", "zstd"],
+    "one_bit, delta, zstd": ["one_bit", "delta", "zstd"],
+    "top, int8, delta, zstd": ["top", "int8", "delta", "zstd"],
+}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is measured, and how often."""
+
+    slots: int = 40
+    repeat: int = 9  # turns
+    rows: int = 20_000  # of the made-up set, where there is no RCV1
+
+
+FULL = Settings()
+QUICK = Settings(slots=8, repeat=3)
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Filters, by name: bytes that are left, seconds to encode and to decode all slots; and those of the rival, if there is one."""
+
+    name: str
+    left: int
+    encode: float
+    decode: float
+    rival: str = ""
+    rival_left: int = 0
+    rival_encode: float = 0.0
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of one run."""
+
+    machine: Machine
+    settings: Settings
+    seconds: float
+    data: str
+    keys: int  # in all slots
+    plain: int  # bytes
+    cases: list[Case]
+
+
+def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
+    """Run it all. ``progress`` is told what is going on, one line at a time."""
+    if settings.slots < 1 or settings.repeat < 1 or settings.rows < 1:
+        raise Invalid("a benchmark needs slots, rows and at least one repeat")
+    began = time.perf_counter()
+    data, pushes = _pushes(settings)
+    keys = sum(len(one) for one, _ in pushes)
+    progress(f"{data}: {len(pushes)} slots with {keys:,} keys")
+    cases = []
+    for name, named in NAMED.items():
+        progress(name)
+        cases.append(_case(settings, name, Chain(described(named), warm=True), pushes))
+    return Results(_machine(), settings, time.perf_counter() - began, data, keys, 12 * keys, cases)
+
+
+def _pushes(settings: Settings) -> tuple[str, list[Pushed]]:
+    """The gradients of the last slots of a pass."""
+    real = bool(os.environ.get(VARIABLE))
+    source = Source("rcv1") if real else Source("rcv1-like", rows=settings.rows)
+    dataset = load(source, 0)
+    slots = Slots(dataset.train.rows, 256, 0)
+    learner, train = learner_of(Linear(), dataset.train, 0), sparse(dataset.train)
+    localiser, weights = Localiser(train.features), np.zeros(learner.keys, np.float32)
+    found: list[Pushed] = []
+    for content in range(slots.per_pass):
+        local = localiser.local(train.slice(*slots.span(content)), True)
+        keys = local.listed.keys
+        _, gradient = learner.gradient(local, weights[keys], True)
+        weights[keys] -= 0.5 * gradient.reshape(-1)
+        found.append((keys, gradient.reshape(-1, 1)))
+    return "RCV1" if real else "made-up rows like RCV1", found[-settings.slots :]
+
+
+def _case(settings: Settings, name: str, chain: Chain, pushes: list[Pushed]) -> Case:
+    sent: list[tuple[int, list[Any]]] = []
+
+    def encode() -> None:
+        sent.clear()
+        for number, (keys, values) in enumerate(pushes):
+            mask = chain.chosen(values, number, listed=True)
+            if mask is not None:
+                keys, values = keys[mask], taken(values, mask)
+            codes, head = chain.shortened(values, number)
+            sent.append((len(keys), chain.pushed([keys, codes], head, 1)))
+
+    def decode() -> None:
+        for rows, arrays in sent:
+            chain.opened_push(arrays, rows, -1, 1, "float32")
+
+    rival = RIVALS.get(name)
+    sizes: list[int] = []
+
+    def race() -> None:
+        assert rival is not None
+        sizes[:] = [rival[1](keys, values) for keys, values in pushes]
+
+    times: dict[str, list[float]] = {"encode": [], "decode": [], "rival": []}
+    for _ in range(settings.repeat + 1):  # the first loads what is loaded late
+        times["encode"].append(_timed(encode))
+        times["decode"].append(_timed(decode))
+        if rival is not None:
+            times["rival"].append(_timed(race))
+    left = sum(array.nbytes for _, arrays in sent for array in arrays)
+    found = Case(name, left, min(times["encode"]), min(times["decode"]))
+    if rival is None:
+        return found
+    return msgspec.structs.replace(found, rival=rival[0], rival_left=sum(sizes), rival_encode=min(times["rival"]))
+
+
+def _timed(call: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+# ---------------------------------------------------------------- what a user has at hand
+
+
+def _above(keys: Keys, values: Values) -> int:
+    return 12 * len(keys[np.abs(values[:, 0]) > 1e-3])
+
+
+def _drawn(keys: Keys, values: Values) -> int:
+    return 12 * len(keys[np.random.default_rng(0).random(len(keys)) >= 0.5])
+
+
+def _largest(keys: Keys, values: Values) -> int:
+    most = -(-len(keys) // 10)
+    where = np.argpartition(np.abs(values[:, 0]), -most)[-most:]
+    return 12 * len(keys[np.sort(where)])
+
+
+def _half(keys: Keys, values: Values) -> int:
+    return keys.nbytes + values.astype(np.float16).nbytes
+
+
+def _upper(keys: Keys, values: Values) -> int:
+    return keys.nbytes + int((values.view(np.uint32) >> 16).astype(np.uint16).nbytes)
+
+
+def _bytes(keys: Keys, values: Values) -> int:
+    codes: Array = np.rint(values * (127 / np.abs(values).max())).astype(np.int8)
+    return keys.nbytes + codes.nbytes + 4
+
+
+def _signs(keys: Keys, values: Values) -> int:
+    return keys.nbytes + np.packbits(values[:, 0] > 0).nbytes + 8
+
+
+def _steps(keys: Keys, values: Values) -> int:
+    steps = np.diff(keys, prepend=np.uint64(0))
+    return int(steps.astype(np.min_scalar_type(steps.max())).nbytes) + values.nbytes
+
+
+def _lz4(keys: Keys, values: Values) -> int:
+    press = importlib.import_module("lz4.block").compress
+    return sum(len(press(one.tobytes())) for one in (keys, values))
+
+
+def _zstd(keys: Keys, values: Values) -> int:
+    press = importlib.import_module("zstandard").ZstdCompressor(level=1).compress
+    return sum(len(press(one.tobytes())) for one in (keys, values))
+
+
+RIVALS: dict[str, tuple[str, Callable[[Keys, Values], int]]] = {
+    "significant": ("numpy", _above),
+    "skip": ("numpy", _drawn),
+    "top": ("numpy", _largest),
+    "float16": ("numpy", _half),
+    "bfloat16": ("numpy, cut off", _upper),
+    "int8": ("numpy, no chance", _bytes),
+    "one_bit": ("numpy, signs", _signs),
+    "delta": ("numpy", _steps),
+    "lz4": ("lz4", _lz4),
+    "zstd": ("zstandard", _zstd),
+}
+
+
+def table(results: Results) -> Table:
+    """The figures to look at."""
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{results.data}: pushes of {results.settings.slots} slots, {results.keys:,} keys, {results.plain / 1e6:.1f} MB plain",
+        caption=f"one of {results.machine.cores} cores of {results.machine.cpu}; MB/s are of plain bytes",
+    )
+    for name in ("filters", "MB", "ratio", "encode MB/s", "decode MB/s", "rival", "ratio", "encode MB/s"):
+        shown.add_column(name, justify="left" if name in ("filters", "rival") else "right", no_wrap=True)
+    for case in results.cases:
+        rival = ["", "", ""]
+        if case.rival:
+            rival = [case.rival, _times(results.plain, case.rival_left), _speed(results.plain, case.rival_encode)]
+        speeds = [_speed(results.plain, seconds) for seconds in (case.encode, case.decode)]
+        shown.add_row(case.name, f"{case.left / 1e6:.2f}", _times(results.plain, case.left), *speeds, *rival)
+    return shown
+
+
+def _times(plain: int, left: int) -> str:
+    return f"{plain / left:.1f}" if left else "-"
+
+
+def _speed(plain: int, seconds: float) -> str:
+    return f"{plain / seconds / 1e6:,.0f}" if seconds else "-"
+
+
+BENCH = Bench(
+    help="Filters on the pushes of RCV1 (from SHOAL_DATA), against numpy, lz4 and zstandard used plainly: bytes and speed.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="Fewer slots and repeats.",
+    measure=measure,
+    table=table,
+    options=(Option("slots", "How many.  [default: 40]", click.IntRange(1)),),
+)

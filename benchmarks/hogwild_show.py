@@ -1,0 +1,185 @@
+"""What ``bench hogwild`` found, as a table, as sentences and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from benchmarks.harness import Bench, Option, load, numbers
+from benchmarks.hogwild import FULL, QUICK, Case, Goal, Results, measure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+
+def verdicts(results: Results) -> list[str]:
+    """For each shape, who was best on one thread and who with all."""
+    found = []
+    for goal in results.goals:
+        shape = goal.shape.name
+        threads = max(case.threads for case in results.cases)
+        said = f"{shape}: one thread is at {goal.loss:.4f} after {goal.seconds:.3f} s ({goal.serial})"
+        best = results.best(shape, threads)
+        if threads > 1 and best is not None:
+            faster = results.speedup(best)
+            said += f"; {threads} threads {faster:.1f} times as soon ({best.name}, {best.variant.rule})"
+        elif threads > 1:
+            said += f"; with {threads} threads nobody"
+        found.append(said)
+    return found
+
+
+def table(results: Results) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"Hogwild by threads, {results.cores} cores of {results.machine}",
+        caption="\n".join(
+            [
+                *verdicts(results),
+                "x: against the best of one thread on that shape. lost: of the canary's updates. -: never at the loss",
+            ]
+        ),
+    )
+    for name in ("way", "rule", "threads", "step", "M rows/s", "x rows/s", "s to loss", "x", "M rows to it", "lost"):
+        shown.add_column(name, justify="left" if name in ("way", "rule") else "right", no_wrap=True)
+    for goal in results.goals:
+        shape = goal.shape
+        told = f"{shape.rows:,} rows, {shape.features:,} features"
+        shown.add_row(f"[bold]{shape.name}[/]", told, *[""] * 8)
+        cases = [case for case in results.cases if case.shape == shape.name]
+        for case in cases:
+            alone = next(one for one in cases if (one.variant, one.threads) == (case.variant, 1))
+            shown.add_row(*_row(results, case, alone))
+        shown.add_section()
+    return shown
+
+
+def _row(results: Results, case: Case, alone: Case) -> list[str]:
+    faster = results.speedup(case)
+    return [
+        case.name if case.threads == 1 else "",
+        case.variant.rule if case.threads == 1 else "",
+        f"{case.threads}",
+        f"{case.step:g}",
+        f"{case.rows_per_second / 1e6:.2f}",
+        f"{case.rows_per_second / alone.rows_per_second:.2f}" if case.threads > 1 else "",
+        "-" if case.seconds is None else f"{case.seconds:.3f}",
+        "-" if faster is None else f"{faster:.2f}",
+        "-" if case.rows is None else f"{case.rows / 1e6:.2f}",
+        f"{case.lost:.1%}" if case.threads > 1 and case.lost else "",
+    ]
+
+
+def picture(results: Results) -> Figure:
+    """The speed-up by threads, both shapes side by side."""
+    from shoal.views.drawing import canvas
+
+    figure = canvas(3.9, 8.4)
+    panels = figure.subplots(1, len(results.goals), sharey=True, squeeze=False)[0]
+    for axes, goal in zip(panels, results.goals, strict=True):
+        _panel(axes, results, goal)
+    panels[0].set_ylabel("times as soon at the loss as\nthe best of one thread")
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+        title="what has no line never got to the loss",
+        title_fontsize=8,
+    )
+    return figure
+
+
+def _panel(axes: Axes, results: Results, goal: Goal) -> None:
+    from shoal.views.drawing import DASHES, INK, PALE, SERIES, tidy, titled
+
+    cases = [case for case in results.cases if case.shape == goal.shape.name]
+    counts = sorted({case.threads for case in cases})
+    names = list(dict.fromkeys(case.name for case in results.cases if case.variant.way not in ("serial", "sklearn")))
+    axes.plot(counts, counts, color=PALE, linewidth=1.0, label="ideal")
+    for case in cases:
+        if case.threads > 1 or case.name not in names:
+            continue
+        line = [one for one in cases if one.variant == case.variant and one.seconds is not None]
+        if not line:
+            continue
+        colour, dash = SERIES[names.index(case.name) % len(SERIES)], DASHES[case.variant.rule == "adagrad"]
+        axes.plot(
+            [one.threads for one in line],
+            [results.speedup(one) or 0.0 for one in line],
+            dash,
+            marker="o",
+            markersize=3.5,
+            linewidth=1.4,
+            color=colour,
+            label=f"{case.name}, {case.variant.rule}",
+        )
+    for case in cases:
+        if case.variant == _rival(cases) and (level := results.speedup(case)):
+            axes.axhline(level, color=INK, linestyle=":", linewidth=0.9, label="scikit-learn, one thread")
+    if results.cores in range(counts[0], counts[-1] + 1):
+        axes.axvline(results.cores, color=INK, linewidth=0.7, linestyle="--")
+        axes.annotate(
+            f"{results.cores} cores",
+            (results.cores, 0.98),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, 0),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=8,
+            color=INK,
+        )
+    if counts[-1] > 2:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts], minor=False)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("threads")
+    titled(axes, f"{goal.shape.name}, loss {goal.loss:.3f}")
+    tidy(axes)
+
+
+def _rival(cases: list[Case]) -> object:
+    """scikit-learn's better one."""
+    theirs = [case for case in cases if case.variant.way == "sklearn" and case.seconds is not None]
+    return min(theirs, key=lambda case: case.seconds or 0.0).variant if theirs else None
+
+
+def draw(results: Results, path: Path) -> None:
+    from shoal.views.drawing import save
+
+    save(picture(results), path)
+
+
+BENCH = Bench(
+    help="Does Hogwild still scale? Threads on one model by rows a second and by time to a loss, for every way and rule.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="Few rows and steps: seconds, and no figures to quote.",
+    measure=measure,
+    table=table,
+    options=(
+        Option("rows", "Of the smaller set.  [default: 150,000 a core]", click.IntRange(2_000)),
+        Option(
+            "threads",
+            "Counts, with commas.  [default: 1,2,4,... up to the cores]",
+            parse=lambda text: tuple(sorted(set(numbers(text)))),
+        ),
+        Option("repeat", "Runs of each case.  [default: 3]", click.IntRange(1)),
+    ),
+    draw=draw,
+    load=lambda paths: load(paths[-1], Results),
+)

@@ -1,0 +1,245 @@
+"""A table of very many keys: what one takes, how fast they are pushed and pulled; and what a click log loses without its tail.
+
+store      one server (a thread), AdaGrad, unique random 63-bit ids, 1M in a push: first all of them are born, then some pushed again and
+           pulled; bytes are those of rows and index, and what the process grew by
+rare       the same keys, each pushed once, to a table that lets a key in at its second push: all should stay out
+rivals     see ``key_rivals``: fewer keys, in this process, no messages; the same pushes for all
+clicks     a linear model on made-up clicks, with features let in at their n-th push: how many there are, and the AUC
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+import numpy as np
+
+from benchmarks.harness import Bench, Option
+from benchmarks.key_rivals import RIVALS
+from benchmarks.store import Machine, _machine
+from shoal.errors import Invalid
+from shoal.keys import KeyList, Keys, distinct
+from shoal.launch.local import local
+from shoal.limits import KEY_LIMIT
+from shoal.store.update import AdaGrad
+from shoal.tables import Sparse
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+LOW_BITS = 12  # of a key say which push it is of: so no key is in two
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is measured."""
+
+    keys: int = 50_000_000
+    push: int = 1_000_000  # keys in one
+    again: int = 10  # pushes and pulls of keys that are there
+    rival_keys: int = 4_000_000
+    rows: int = 2_000_000  # of clicks; 0: none
+    admit: tuple[int, ...] = (0, 2, 3, 5, 10)
+
+
+FULL = Settings()
+QUICK = Settings(keys=5_000_000, rival_keys=1_000_000, rows=200_000, admit=(0, 3))
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One contestant, with so many keys: keys a second when all are new, when none is, when they are read; bytes a key."""
+
+    who: str
+    keys: int
+    born: float
+    pushed: float
+    pulled: float
+    bytes_per_key: float  # as it says itself; 0: it does not
+    grown_per_key: float  # what the process has more of, memory that was taken ahead included
+
+
+class Rare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keys that came once, to a table that wants them twice."""
+
+    keys: int
+    rows: int  # keys that got in all the same
+    pushed: float  # keys a second
+    grown_per_key: float
+
+
+class Clicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run whose features are let in at their n-th push."""
+
+    admit: int
+    weights: int  # that are not 0
+    auc: float
+    loss: float
+    seconds: float
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of one run."""
+
+    machine: Machine
+    settings: Settings
+    seconds: float
+    store: Figures
+    rare: Rare
+    rivals: list[Figures]
+    clicks: list[Clicks]
+
+
+def measure(settings: Settings, progress: Callable[[str], None]) -> Results:
+    """Run it all. ``progress`` is told what is going on, one line at a time."""
+    if not 0 < settings.push <= settings.keys <= settings.push << LOW_BITS or settings.again < 1:
+        raise Invalid(f"a benchmark of keys needs some: 1 to {1 << LOW_BITS} pushes, and some that are made again")
+    began = time.perf_counter()
+    progress(f"{settings.keys:,} keys, {settings.push:,} in a push")
+    store = _store(settings)
+    progress(f"{settings.keys:,} keys that come once, where twice is wanted")
+    rare = _rare(settings)
+    rivals = []
+    for who, rival in RIVALS.items():
+        progress(f"{who}: {settings.rival_keys:,} keys")
+        rivals.append(_rival(settings, who, rival()))
+    clicks = []
+    for admit in settings.admit if settings.rows else ():
+        progress(f"{settings.rows:,} rows of clicks, features let in at push {max(1, admit)}")
+        clicks.append(_clicks(settings, admit))
+    return Results(_machine(), settings, time.perf_counter() - began, store, rare, rivals, clicks)
+
+
+def _keys(settings: Settings, number: int, most: int) -> Keys:
+    """The sorted keys of the n-th push of so many in all."""
+    count = min(settings.push, most - number * settings.push)
+    draw = np.random.default_rng([number, settings.keys])
+    found = distinct(draw.integers(0, KEY_LIMIT >> LOW_BITS, size=count + count // 1_000 + 8, dtype=np.uint64))
+    return (found[:count] << np.uint64(LOW_BITS)) | np.uint64(number)
+
+
+def _some(settings: Settings, number: int, most: int) -> Keys:
+    """As many that were pushed before, of all pushes alike."""
+    pushes = -(-most // settings.push)
+    draw = np.random.default_rng([number, 1])
+    parts = [_keys(settings, at, most) for at in draw.integers(0, pushes, size=4)]
+    return distinct(np.concatenate([one[draw.random(len(one)) < 0.25] for one in parts]))
+
+
+def _store(settings: Settings) -> Figures:
+    before = _memory()
+    with local(servers=1) as cluster, cluster.client() as kv:
+        kv.create("keys", Sparse(keys=KEY_LIMIT, update=AdaGrad(step=0.1)))
+        push = lambda keys: kv.push("keys", KeyList(keys), np.ones(len(keys), np.float32)).result()  # noqa: E731
+        pull = lambda keys: kv.pull("keys", KeyList(keys)).result()  # noqa: E731
+        born, pushed, pulled = _timed(settings, settings.keys, push, pull)
+        told = kv.stats("keys")
+        grown = _memory() - before
+    assert told["rows"] == settings.keys
+    return Figures("shoal", settings.keys, born, pushed, pulled, told["bytes"] / told["rows"], grown / settings.keys)
+
+
+def _rare(settings: Settings) -> Rare:
+    before = _memory()
+    with local(servers=1) as cluster, cluster.client() as kv:
+        kv.create("rare", Sparse(keys=KEY_LIMIT, update=AdaGrad(step=0.1), admit=2))
+        taken = 0.0
+        for number in range(-(-settings.keys // settings.push)):
+            keys = _keys(settings, number, settings.keys)
+            values, began = np.ones(len(keys), np.float32), time.perf_counter()
+            kv.push("rare", KeyList(keys), values).result()
+            taken += time.perf_counter() - began
+        rows, grown = kv.stats("rare")["rows"], _memory() - before
+    return Rare(settings.keys, rows, settings.keys / taken, grown / settings.keys)
+
+
+def _rival(settings: Settings, who: str, rival: Any) -> Figures:
+    before, most = _memory(), settings.rival_keys
+    push = lambda keys: rival.push(keys, np.ones(len(keys), np.float32))  # noqa: E731
+    born, pushed, pulled = _timed(settings, most, push, rival.pull)
+    return Figures(who, most, born, pushed, pulled, 0.0, (_memory() - before) / most)
+
+
+def _timed(
+    settings: Settings, most: int, push: Callable[[Keys], Any], pull: Callable[[Keys], Any]
+) -> tuple[float, ...]:
+    """Keys a second: born, pushed again, pulled."""
+    pushes = range(-(-most // settings.push))
+    speeds = [_speed(push, (_keys(settings, number, most) for number in pushes))]
+    for what in (push, pull):
+        speeds.append(_speed(what, (_some(settings, number, most) for number in range(settings.again))))
+    return tuple(speeds)
+
+
+def _speed(call: Callable[[Keys], Any], lists: Any) -> float:
+    count, taken = 0, 0.0
+    for keys in lists:
+        began = time.perf_counter()
+        call(keys)
+        taken += time.perf_counter() - began
+        count += len(keys)
+    return float(count / taken)
+
+
+def _clicks(settings: Settings, admit: int) -> Clicks:
+    from shoal.models.trained import Trained
+    from shoal.run import train
+
+    more = {"launch.how": "threads", "data.rows": settings.rows, "strategy.admit": admit}
+    run = train("clicks", strategy="sync", workers=1, epochs=1, settings=more)
+    assert isinstance(run.model, Trained)
+    figures = run.summary
+    auc, loss, seconds = figures["metrics"]["auc"], figures["test_loss"], figures["seconds"]
+    return Clicks(admit, int(np.count_nonzero(run.model.weights)), auc, loss, seconds)
+
+
+def _memory() -> int:
+    import psutil
+
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def table(results: Results) -> Group:
+    """The figures to look at."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+
+    rare, machine = results.rare, results.machine
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"many keys, {machine.cores} cores of {machine.cpu}",
+        caption=f"M/s: million keys a second. bytes: of rows and index; grown: what the process has more of. {rare.keys:,} keys that came once, "
+        f"where twice is wanted: {rare.rows:,} got in, {rare.pushed / 1e6:.1f} M/s, grown {rare.grown_per_key:.1f} bytes a key.",
+    )
+    for name in ("", "keys", "born M/s", "pushed M/s", "pulled M/s", "bytes a key", "grown a key"):
+        shown.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for one in (results.store, *results.rivals):
+        speeds = [f"{speed / 1e6:.2f}" for speed in (one.born, one.pushed, one.pulled)]
+        size = f"{one.bytes_per_key:.1f}" if one.bytes_per_key else ""
+        shown.add_row(one.who, f"{one.keys:,}", *speeds, size, f"{one.grown_per_key:.1f}")
+    clicks = Table(box=box.SIMPLE_HEAD, title=f"{results.settings.rows:,} rows of clicks, one pass, sync")
+    for name in ("let in at push", "weights", "AUC", "loss", "seconds"):
+        clicks.add_column(name, justify="right", no_wrap=True)
+    for run in results.clicks:
+        clicks.add_row(
+            str(max(1, run.admit)), f"{run.weights:,}", f"{run.auc:.4f}", f"{run.loss:.5f}", f"{run.seconds:.1f}"
+        )
+    return Group(shown, clicks) if results.clicks else Group(shown)
+
+
+BENCH = Bench(
+    help="Very many keys in one table against dictionaries and sorted arrays; and a click log without its rare features.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="A tenth of everything.",
+    measure=measure,
+    table=table,
+    options=(
+        Option("keys", "How many in one table.  [default: 50,000,000]", click.IntRange(1_000)),
+        Option("rows", "Of clicks; 0 leaves them out.  [default: 2,000,000]", click.IntRange(0)),
+    ),
+)

@@ -1,0 +1,384 @@
+"""Who holds what after many servers came, left and died: how even it is, and how much had to be copied for it (must be shown d).
+
+    shoal        consistent hashing with bounded loads at first; then the moves of ``cluster.rebalance``, and new copies of what a dead
+                 server had (``Roster.refill``), until nothing more is wanted
+    ring         consistent hashing with virtual nodes: the next distinct servers clockwise (Karger et al., STOC 1997)
+    rendezvous   the servers that rank highest for a segment (Thaler and Ravishankar, 1998)
+    modulo       the hash of a segment modulo the number of servers, and the next ones
+
+All rules see the same changes, drawn from a seed. Copied are segments on servers that had them not; who becomes primary of what it has is
+free. That is shown over the least that leads from what each had to what each has (``least``: nobody can get more segments without copying them), which is
+a bound for every rule, with its own counts; and over the mean shares of those who came and went (``shares``): what a newcomer has of all copies if it has as many as the others,
+or one that goes, which is the same for all rules. That one is no bound: who gives a newcomer less copies less, so it is to be read beside how even it was. A server that dies
+takes its copies with it; if they were the only ones they come from a checkpoint, and count alike. Even is the most that one server has over the mean:
+of primaries, which do the work, and of all copies, which take the memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from benchmarks import skew as skewed
+from benchmarks.harness import Bench, Option
+from benchmarks.store import Machine, _machine
+from shoal.cluster.membership import Roster
+from shoal.cluster.placement import POINTS_PER_SERVER, Holders, Ring, point
+from shoal.cluster.rebalance import plan
+from shoal.errors import Invalid
+from shoal.limits import SEGMENTS_PER_SERVER
+from shoal.tables import Dense
+from shoal.wire.messages import Full, Place, Placed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+Change = tuple[str, str]  # join, leave or crash; who
+Sets = list[Holders]
+Rule = Callable[[Sequence[Change]], Iterator[Sets]]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which clusters, and how many changes."""
+
+    servers: tuple[int, ...] = (3, 8, 32)  # at first; later half to twice as many
+    per_server: tuple[int, ...] = (SEGMENTS_PER_SERVER, 4 * SEGMENTS_PER_SERVER)  # segments, at first
+    copies: tuple[int, ...] = (1, 2, 3)
+    changes: int = 100
+    seed: int = 0
+
+
+FULL = Settings()
+QUICK = Settings(servers=(3, 8), per_server=(SEGMENTS_PER_SERVER,), copies=(1, 2))
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one rule did, over all changes."""
+
+    copied: int  # segments
+    least: int  # segments that had to be, to have as many as each then had
+    primaries: float  # the most of one server over the mean: on the mean of all changes,
+    primaries_worst: float  # and after the worst of them
+    held: float  # of all copies, likewise
+    held_worst: float
+
+    def ratio(self, shares: float) -> float:
+        return self.copied / shares
+
+    @property
+    def over_least(self) -> float:
+        return self.copied / self.least if self.least else 1.0
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One cluster, all rules."""
+
+    servers: int
+    segments: int
+    copies: int
+    shares: float  # segments: the mean shares of those who came and went, all together
+    kinds: dict[str, int]  # changes of each
+    rules: dict[str, Figures]
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of one run."""
+
+    machine: Machine
+    settings: Settings
+    seconds: float
+    cases: list[Case]
+
+
+def measure(settings: Settings = FULL, progress: Callable[[str], None] = lambda line: None) -> Results:
+    """Run it all. ``progress`` is told what is going on, one line at a time."""
+    if not (settings.servers and settings.per_server and settings.copies) or settings.changes < 1:
+        raise Invalid("a benchmark needs a cluster and at least one change")
+    if min(settings.copies) < 1 or max(settings.copies) >= min(settings.servers) + 1 or min(settings.servers) < 2:
+        raise Invalid("at least two servers, and as many as there are copies")
+    began = time.perf_counter()
+    cases = []
+    for servers in settings.servers:
+        for per_server in settings.per_server:
+            for copies in settings.copies:
+                cases.append(case_of(servers, servers * per_server, copies, settings))
+                progress(_line(cases[-1]))
+    return Results(_machine(), settings, time.perf_counter() - began, cases)
+
+
+def case_of(servers: int, segments: int, copies: int, settings: Settings) -> Case:
+    changes = _changes(servers, copies, settings)
+    rules: dict[str, Rule] = {
+        "shoal": lambda changes: _ours(servers, segments, copies, changes),
+        "ring": lambda changes: _hashed(_on_ring, segments, copies, changes),
+        "rendezvous": lambda changes: _hashed(_by_rank, segments, copies, changes),
+        "modulo": lambda changes: _hashed(_by_remainder, segments, copies, changes),
+    }
+    kinds = {kind: sum(one == kind for one, _ in changes[servers:]) for kind in ("join", "leave", "crash")}
+    shares = sum(_shares(changes, servers, segments, copies))
+    return Case(
+        servers,
+        segments,
+        copies,
+        shares,
+        kinds,
+        {name: _judged(rule, changes, servers) for name, rule in rules.items()},
+    )
+
+
+def _changes(servers: int, copies: int, settings: Settings) -> list[Change]:
+    """First as many joins as there are servers, then the changes that count."""
+    draw = Random(f"{settings.seed} {servers} {copies}")
+    alive = [f"server-{i}" for i in range(servers)]
+    changes = [("join", name) for name in alive]
+    fewest, most = max(copies + 1, -(-servers // 2)), 2 * servers
+    for i in range(settings.changes):
+        may = [
+            kind
+            for kind in ("join", "leave", "crash")
+            if (len(alive) < most if kind == "join" else len(alive) > fewest)
+        ]
+        kind = draw.choice(may or ["join"])
+        name = f"server-{servers + i}" if kind == "join" else draw.choice(alive)
+        alive = [*alive, name] if kind == "join" else [one for one in alive if one != name]
+        changes.append((kind, name))
+    return changes
+
+
+def _shares(changes: Sequence[Change], servers: int, segments: int, copies: int) -> Iterator[float]:
+    """The share of one that comes, by how many there are then; of one that goes, by how many there were."""
+    there = servers
+    for kind, _ in changes[servers:]:
+        yield segments * copies / (there + 1 if kind == "join" else there)
+        there += 1 if kind == "join" else -1
+
+
+def _judged(rule: Rule, changes: Sequence[Change], servers: int) -> Figures:
+    alive: dict[str, None] = {}
+    before: Sets = []
+    copied, least, primaries, held = 0, 0, list[float](), list[float]()
+    for at, ((kind, name), sets) in enumerate(zip(changes, rule(changes), strict=True)):
+        if kind == "join":
+            alive[name] = None
+        else:
+            del alive[name]
+        if any(one not in alive for holders in sets for one in holders):
+            raise Invalid(f"after {kind} of {name} somebody who is not there holds a segment: report this")
+        if at >= servers:
+            had, has = _counts(before, alive), _counts(sets, alive)
+            primaries.append(_most(_counts([holders[:1] for holders in sets], alive)))
+            held.append(_most(has))
+            least += sum(max(0, number - had[one]) for one, number in has.items())
+            copied += sum(one not in old for old, new in zip(before, sets, strict=True) for one in new)
+        before = sets
+    return Figures(copied, least, fmean(primaries), max(primaries), fmean(held), max(held))
+
+
+def _counts(sets: Sequence[Holders], alive: Iterable[str]) -> dict[str, int]:
+    """Of those who are there."""
+    counts = dict.fromkeys(alive, 0)
+    for holders in sets:
+        for name in holders:
+            if name in counts:
+                counts[name] += 1
+    return counts
+
+
+def _most(counts: dict[str, int]) -> float:
+    return max(counts.values()) / fmean(counts.values())
+
+
+# ---------------------------------------------------------------- rivals
+
+
+def _hashed(
+    choose: Callable[[int, Sequence[str], int], Holders], segments: int, copies: int, changes: Sequence[Change]
+) -> Iterator[Sets]:
+    alive: list[str] = []
+    for kind, name in changes:
+        alive = sorted([*alive, name] if kind == "join" else [one for one in alive if one != name])
+        yield [choose(segment, alive, min(copies, len(alive))) for segment in range(segments)]
+
+
+_RINGS: dict[tuple[str, ...], Ring] = {}
+
+
+def _on_ring(segment: int, alive: Sequence[str], copies: int) -> Holders:
+    names = tuple(alive)
+    if names not in _RINGS:
+        _RINGS.clear()
+        _RINGS[names] = Ring(names)
+    met: dict[str, None] = {}
+    for name in _RINGS[names].walk(1, segment):
+        met[name] = None
+        if len(met) == copies:
+            break
+    return tuple(met)
+
+
+def _by_rank(segment: int, alive: Sequence[str], copies: int) -> Holders:
+    return tuple(sorted(alive, key=lambda name: point(f"{name} {segment}"), reverse=True)[:copies])
+
+
+def _by_remainder(segment: int, alive: Sequence[str], copies: int) -> Holders:
+    first = point(f"segment {segment}")
+    return tuple(alive[(first + i) % len(alive)] for i in range(copies))
+
+
+# ---------------------------------------------------------------- ours
+
+
+def _ours(servers: int, segments: int, copies: int, changes: Sequence[Change]) -> Iterator[Sets]:
+    """The roster's own bookkeeping; all that is wanted arrives at once."""
+    roster = Roster(copies=copies)
+    for at, (kind, name) in enumerate(changes):
+        if kind == "join":
+            roster.join(0, name, "server", name, "", at + 1)
+        elif kind == "crash" and copies > 1:
+            roster.remove(name, "crash")
+        else:
+            _rearranged(roster, leaving=[name])
+            roster.remove(name, "leave")
+        if at + 1 < servers:
+            yield []
+            continue
+        if at + 1 == servers:
+            roster.create("w", Dense(rows=segments), starts=list(range(segments)))
+        _refilled(roster)
+        _rearranged(roster, leaving=[])
+        yield [tuple(place.servers) for place in roster.tables["w"].places]
+
+
+def _rearranged(roster: Roster, leaving: list[str]) -> None:
+    while moves := plan(list(roster.tables.values()), roster.servers(), leaving=leaving, balance="count", most=1 << 60):
+        for one in moves:
+            table = roster.tables[one.table]
+            turn = {one.source: one.target, one.target: one.source}
+            servers = [turn.get(name, name) for name in table.places[one.segment].servers]
+            _put(roster, table, one.segment, replace(table.places[one.segment], servers=[n for n in servers if n]))
+        roster.changed()
+
+
+def _put(roster: Roster, table: Placed, segment: int, place: Place) -> None:
+    places = list(table.places)
+    places[segment] = place
+    roster.tables[table.name] = replace(table, places=places)
+
+
+def _refilled(roster: Roster) -> None:
+    """Every set that lost a member gets another."""
+    for person in roster.people.values():
+        person.view = roster.number
+    while roster.refill():
+        for number, place in enumerate(roster.tables["w"].places):
+            if place.filling:
+                theirs = roster.people[place.filling].member.incarnation
+                full = Full(0, roster.tables["w"].number, [number], [place.epoch], place.filling, theirs)
+                roster.full(place.servers[0], full)
+        for person in roster.people.values():
+            person.view = roster.number
+
+
+# ---------------------------------------------------------------- showing it
+
+
+def table(results: Results) -> Table:
+    """Copied over the least and over the mean shares, and how even it was, on the mean and at worst."""
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"placement after {results.settings.changes:,} servers came, left or died",
+        caption=f"over the least: copied, over what that rule had to copy for the counts it came to. of shares: over the mean shares of those who came and went; a rule that leaves copies uneven can copy less. even: the most of one server over the mean, on the mean and at "
+        f"worst. The ring has {POINTS_PER_SERVER} points a server",
+    )
+    for name in (
+        "servers",
+        "segments",
+        "copies",
+        "rule",
+        "over the least",
+        "of shares",
+        "primaries even",
+        "worst",
+        "all copies even",
+        "worst",
+    ):
+        shown.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    for case in results.cases:
+        for at, (name, one) in enumerate(case.rules.items()):
+            head = (f"{case.servers:,}", f"{case.segments:,}", f"{case.copies}") if at == 0 else ("", "", "")
+            shown.add_row(
+                *head,
+                name,
+                f"{one.over_least:.2f}",
+                f"{one.ratio(case.shares):.2f}",
+                f"{one.primaries:.2f}",
+                f"{one.primaries_worst:.2f}",
+                f"{one.held:.2f}",
+                f"{one.held_worst:.2f}",
+                end_section=at + 1 == len(case.rules),
+            )
+    return shown
+
+
+def draw(results: Results, path: Path) -> Figure:
+    """A panel for each number of copies: what was copied against how even it was, a point for each cluster and rule."""
+    from shoal.views.drawing import INK, SERIES, canvas, save, tidy, titled
+
+    kinds = list(dict.fromkeys(case.copies for case in results.cases))
+    figure = canvas(3.2, 9.6)
+    panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
+    for panel, copies in zip(panels, kinds, strict=True):
+        cases = [case for case in results.cases if case.copies == copies]
+        for name, color, mark in zip(cases[0].rules, SERIES, "os^D", strict=False):
+            x = [case.rules[name].over_least for case in cases]
+            y = [case.rules[name].primaries for case in cases]
+            panel.plot(x, y, mark, color=color, markersize=5, label=name, alpha=0.85)
+        panel.axvline(1, color=INK, linewidth=0.6)
+        panel.axhline(1, color=INK, linewidth=0.6)
+        titled(panel, "one copy" if copies == 1 else f"{copies} copies")
+        panel.set(xscale="log", xlabel="copied, over the least")
+        panel.set_xticks([1, 2, 5, 10, 20], labels=["1", "2", "5", "10", "20"])
+        panel.minorticks_off()
+        tidy(panel)
+    panels[0].set_ylabel("primaries: most over mean")
+    panels[0].legend(frameon=False, fontsize=8)
+    save(figure, path)
+    return figure
+
+
+def _line(case: Case) -> str:
+    rules = "  ".join(f"{name} {one.over_least:.2f} ({one.primaries:.2f})" for name, one in case.rules.items())
+    return (
+        f"{case.servers} servers, {case.segments} segments, {case.copies} copies: copied over the least (even) {rules}"
+    )
+
+
+def choose(settings: Settings, skew: bool = False) -> Settings | skewed.Settings:
+    return settings if not skew else skewed.QUICK if settings is QUICK else skewed.FULL
+
+
+BENCH = Bench(
+    help="Servers come, leave and die: how even segments lie, and what had to be copied, against other rules.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="Smaller clusters.",
+    measure=lambda settings, say: (skewed.measure if isinstance(settings, skewed.Settings) else measure)(settings, say),
+    table=lambda results: (skewed.table if isinstance(results, skewed.Results) else table)(results),
+    options=(
+        Option("skew", "Real servers, a few keys of which are asked for most: by count, and by load.", is_flag=True),
+    ),
+    draw=lambda results, path: (skewed.draw if isinstance(results, skewed.Results) else draw)(results, path),
+    choose=choose,
+)

@@ -1,0 +1,178 @@
+"""Training on one worker and one server against the bare serial kernel on the same rows: what the store costs.
+
+Both take the same steps on the same slots in the same order (see ``serial``), and both have their rows in memory before
+the clock starts. The serial kernel runs in two ways: bare, on rows it has never seen, which is what the first pass is held
+against; and with the key list of every slot made beforehand, untimed, which is what the later passes are held against (or
+the bare one, if that is faster). The worker makes its key lists in its first pass, timed. The first pass is a run of one
+pass, a later one a share of what a longer run takes more. Rounds alternate, and the best of each contestant counts.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+import numpy as np
+
+from benchmarks.harness import Bench, Option
+from shoal.data.arrays import sparse
+from shoal.data.batch import Batch
+from shoal.data.datasets import Dataset, load
+from shoal.data.slots import Slots
+from shoal.job import Job
+from shoal.run import execute
+from shoal.strategies.serial import serial_fit
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TARGETS = {256: 0.3, 4_096: 0.6}
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What is measured."""
+
+    rows: int = 1_000_000
+    data: tuple[str, ...] = ("rcv1-like", "clicks")
+    batches: tuple[int, ...] = (256, 4_096)
+    strategy: str = "async"
+    how: str = "threads"
+    passes: int = 4
+    repeat: int = 3
+    seed: int = 0
+
+
+FULL = Settings()
+QUICK = Settings(rows=100_000, repeat=2)
+
+
+class Case(msgspec.Struct, frozen=True):
+    """Rows a second."""
+
+    data: str
+    batch: int
+    rows: int
+    bare: float  # the serial kernel on rows that it has not seen
+    serial: float  # the faster of that and the one with key lists
+    first: float
+    later: float
+
+    @property
+    def first_ratio(self) -> float:
+        return self.first / self.bare
+
+    @property
+    def later_ratio(self) -> float:
+        return self.later / self.serial
+
+
+class Results(msgspec.Struct, frozen=True):
+    settings: Settings
+    machine: str
+    cores: int
+    cases: list[Case]
+
+
+def measure(settings: Settings, say: Callable[[str], None]) -> Results:
+    cases = []
+    for name in settings.data:
+        for batch in settings.batches:
+            say(f"{name}, {settings.rows:,} rows, batches of {batch:,}")
+            cases.append(_case(settings, name, batch, say))
+    return Results(settings, platform.processor() or platform.machine(), len(os.sched_getaffinity(0)), cases)
+
+
+def _case(settings: Settings, name: str, batch: int, say: Callable[[str], None]) -> Case:
+    job = Job.of(
+        {
+            "data": {"source": name, "rows": settings.rows, "batch": batch},
+            "strategy": settings.strategy,
+            "workers": 1,
+            "servers": 1,
+            "seed": settings.seed,
+            "stop": {"epochs": float(settings.passes)},
+            "evaluate": {"every": float("inf")},
+            "launch": {"how": settings.how, "cache_mb": 8_192},
+        }
+    )
+    dataset = load(job.data, job.seed)
+    slots = Slots(dataset.train.rows, batch, job.seed)
+    rows = in_slot_order(dataset, slots)
+    order = np.stack([slots.contents(number) for number in range(settings.passes)])
+    bare: list[float] = []
+    serial: list[float] = []
+    first: list[float] = []
+    later: list[float] = []
+    for round_ in range(settings.repeat):
+        update = job.update.update()
+        _, seconds = serial_fit(job.linear, update, rows, batch, dataset.features, settings.passes, order, bare=True)
+        bare.append(min(seconds))
+        _, seconds = serial_fit(job.linear, update, rows, batch, dataset.features, settings.passes, order)
+        serial.append(min(seconds + bare[-1:]))
+        begin = _seconds(job, 1)
+        rest = (_seconds(job, settings.passes) - begin) / (settings.passes - 1)
+        first.append(begin)
+        later.append(rest)
+        say(
+            f"  round {round_ + 1}: bare {len(rows) / bare[-1]:,.0f} rows/s, serial {len(rows) / serial[-1]:,.0f}, "
+            f"first pass {len(rows) / begin:,.0f}, later {len(rows) / rest:,.0f}"
+        )
+    count = len(rows)
+    return Case(name, batch, count, count / min(bare), count / min(serial), count / min(first), count / min(later))
+
+
+def in_slot_order(dataset: Dataset, slots: Slots) -> Batch:
+    """All rows, in memory, those of a slot side by side."""
+    return sparse(dataset.train).take(np.concatenate([slots.rows(content) for content in range(slots.per_pass)]))
+
+
+def _seconds(job: Job, passes: int) -> float:
+    """From the first slot to the last of a run of so many passes."""
+    stop = msgspec.structs.replace(job.stop, epochs=float(passes))
+    run = execute(msgspec.structs.replace(job, stop=stop))
+    return float(run.summary["computing_seconds"])
+
+
+def table(results: Results) -> Table:
+    from rich.table import Table
+
+    settings = results.settings
+    shown = Table(
+        title=f"{settings.strategy}, one worker and one server as {settings.how}, {results.cores} cores; rows a second"
+    )
+    for heading in ("data", "batch", "bare", "first pass", "ratio", "serial", "later passes", "ratio", "target"):
+        shown.add_column(heading, justify="left" if heading == "data" else "right")
+    for case in results.cases:
+        target = TARGETS.get(case.batch)
+        shown.add_row(
+            case.data,
+            f"{case.batch:,}",
+            f"{case.bare:,.0f}",
+            f"{case.first:,.0f}",
+            f"{case.first_ratio:.2f}",
+            f"{case.serial:,.0f}",
+            f"{case.later:,.0f}",
+            f"{case.later_ratio:.2f}",
+            "" if target is None else f"{target}",
+        )
+    return shown
+
+
+BENCH = Bench(
+    help="One worker and one server against the serial kernel on the same rows.",
+    full=FULL,
+    quick=QUICK,
+    quick_help="A tenth of the rows.",
+    measure=measure,
+    table=table,
+    options=(
+        Option("rows", "How many.  [default: 1,000,000]", click.IntRange(10_000)),
+        Option("strategy", "[default: async]", click.Choice(["sync", "bounded", "async"])),
+        Option("how", "[default: threads]", click.Choice(["threads", "processes"])),
+        Option("repeat", "Rounds of each case.", click.IntRange(1)),
+    ),
+)

@@ -1,0 +1,48 @@
+"""``shoal bench``: runs a benchmark of those that lie beside the package."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+import shoal.cli as here
+from shoal.cli.common import Near, Wrong
+
+_ROOT = Path(here.__path__[0]).parents[1]
+
+
+class Benches(Near):
+    """A benchmark is imported when it is asked for: some need much."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_benches())
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _benches():
+            return None
+        from benchmarks.harness import command
+
+        module = importlib.import_module(f"benchmarks.{_benches()[name][0]}")
+        return command(name, module.BENCH)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in sorted(_benches().items())])
+
+
+@click.group(cls=Benches)
+def bench() -> None:
+    """Measure, with the rivals in the same run."""
+
+
+def _benches() -> dict[str, tuple[str, str]]:
+    """Those that are beside the package: in a clone of the project, and not where only the package is installed."""
+    if not (_ROOT / "benchmarks" / "harness.py").is_file():
+        raise Wrong("the benchmarks are not installed here: they lie beside the package in a clone of the project")
+    if str(_ROOT) not in sys.path:
+        sys.path.insert(0, str(_ROOT))
+    found: dict[str, tuple[str, str]] = importlib.import_module("benchmarks").BENCHES
+    return found

@@ -1,0 +1,169 @@
+"""``shoal data``: thin doors to the sets that have a name. Nothing heavy is imported before one is used."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shoal.cli.common import Wrong
+
+if TYPE_CHECKING:
+    from shoal.data.split import Split
+
+COLUMNS = 12  # labels that a table has room for
+LINES = 30  # clients
+
+
+@click.group()
+def data() -> None:
+    """The data sets that have a name; making, fetching and splitting them."""
+
+
+@data.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def list_data(as_json: bool) -> None:
+    """Name the sets, and say which can be had here. Anything else that `shoal train` is given is a file."""
+    import json
+
+    from shoal.data.datasets import names
+
+    found = names()
+    if as_json:
+        facts = ({name: getattr(one, name) for name in ("name", "what", "available", "where")} for one in found)
+        click.echo(json.dumps(list(facts), indent=2))
+        return
+    for one in found:
+        click.echo(f"  {one.name:14} {one.what}")
+        how = one.how or f"put it at {one.where}"
+        click.echo(f"  {'':14} {one.where if one.available else f'not here: {how}'}")
+
+
+@data.command("make")
+@click.argument("name")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--rows", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--features", type=click.IntRange(1), help="How many there are.  [default: the set's own]")
+@click.option("--test", is_flag=True, help="Other rows of the same truth, to test on.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool, force: bool) -> None:
+    """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2 and .xz are compressed."""
+    from shoal.data.make import make
+    from shoal.errors import Invalid
+
+    if path.is_file() and not force:
+        raise Wrong(f"{click.format_filename(path)} is there already: take another name, or --force to replace it")
+    try:
+        size = make(name, rows, seed, path, features, test)
+    except Invalid as error:
+        raise click.UsageError(str(error)) from None
+    shown = click.format_filename(path)
+    click.echo(f"{rows:,} rows, {size:,} bytes: {shown}; train on it: shoal train {shown}")
+
+
+@data.command("fetch")
+@click.argument("name")
+def fetch_data(name: str) -> None:
+    """Get a set into the cache, so that runs find it there: shoal data fetch mnist."""
+    from shoal.data.datasets import NAMED, Source, load
+    from shoal.errors import Invalid
+
+    if name not in NAMED:
+        raise Wrong(f"no set {name!r}: names are {', '.join(NAMED)}; a file needs no fetching")
+    try:
+        dataset = load(Source(name), 0, progress=_told)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    rows = f"{dataset.train.rows:,} rows to train on, {dataset.test.rows:,} to test on"
+    model = " --model cnn" if dataset.dense else ""
+    click.echo(f"{name}: {rows}, in {click.format_filename(dataset.folder)}; train on it: shoal train {name}{model}")
+
+
+@data.command("split")
+@click.argument("source", metavar="SET")
+@click.option("--clients", type=click.IntRange(1), default=5, show_default=True, help="How many parts.")
+@click.option(
+    "--by",
+    type=click.Choice(["even", "shuffled", "label", "dirichlet"]),
+    default="even",
+    show_default=True,
+    help="Equal parts, of a shuffle, of the rows sorted by label; or shares of each label by chance.",
+)
+@click.option("--alpha", type=float, help="Of dirichlet: small, and each client has few labels.  [default: 0.5]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of shuffled and dirichlet.")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder.  [default: SET-CLIENTS-BY]")
+@click.option("--json", "as_json", is_flag=True, help="Print split.json instead of a table.")
+def split_data(
+    source: str, clients: int, by: Any, alpha: float | None, seed: int, out: Path | None, as_json: bool
+) -> None:
+    """Deal the rows of SET (a name, or a file) out to clients: a file for each, and one to test on.
+
+    Every row goes to exactly one client, and the same command gives the same files.
+
+    \b
+    shoal data split mnist --clients 5
+    shoal data split mnist --clients 10 --by dirichlet --alpha 0.1 --out parts
+    """
+    from shoal.data.datasets import Source, load
+    from shoal.data.split import check_split, split
+    from shoal.errors import Invalid
+
+    try:
+        check_split(clients, by, alpha)
+        dataset = load(Source(source), seed, progress=_told)
+        stem = re.sub(r"[^\w.-]", "_", dataset.name.split(".")[0])[:64] or "set"
+        folder = out if out is not None else Path(f"{stem}-{clients}-{by}")
+        said = split(dataset, clients, folder, by, alpha, seed)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    if as_json:
+        click.echo((folder / "split.json").read_text(), nl=False)
+        return
+    for line in table(said):
+        click.echo(line)
+    for note in (*dataset.notes, *said.notes):
+        click.echo(f"  note: {note}")
+    _show_next(said, folder, dataset.dense)
+
+
+def table(said: Split) -> list[str]:
+    """Clients by labels, as far as a terminal has room."""
+    labels = said.labels if len(said.labels) <= COLUMNS else []
+    heads = ["", *(f"{label:g}" for label in labels), "rows"]
+    lines = [heads]
+    for client, name in enumerate(said.files[:LINES]):
+        counts = said.counts[client] if labels else []
+        lines.append([name, *(f"{count:,}" if count else "·" for count in counts), f"{said.sizes[client]:,}"])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [
+        "  " + "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(row))
+        for row in (list(zip(line, widths, strict=True)) for line in lines)
+    ]
+    if len(said.files) > LINES:
+        shown.append(f"  ... and {len(said.files) - LINES:,} more clients: see split.json")
+    if len(said.labels) > COLUMNS or not said.labels:
+        many = f"{len(said.labels):,}" if said.labels else "too many"
+        shown.append(f"  {many} different labels: {'see split.json' if said.labels else 'not counted'}")
+    return shown
+
+
+def _show_next(said: Split, folder: Path, dense: bool) -> None:
+    shown = click.format_filename(folder)
+    drawn = folder / "split.png"
+    look = f"; look at it: {click.format_filename(drawn)}" if drawn.exists() else ""
+    click.echo(f"{said.rows:,} rows for {len(said.files):,} clients, {said.test_rows:,} to test on: {shown}{look}")
+    more = (
+        f" --model {'cnn' if said.shape == [28, 28] else 'linear'}"
+        if dense
+        else f" --set data.features={said.shape[0]}"
+    )
+    first, test = (shlex.quote(click.format_filename(folder / name)) for name in (said.files[0], said.test))
+    click.echo(f"train on one: shoal train {first} --test {test}{more}")
+
+
+def _told(what: str) -> None:
+    click.echo(what, err=True)

@@ -1,0 +1,210 @@
+"""``shoal groups``: which groups of workers share a cluster's servers, what each has and may have. ``shoal evaluate``: judge its model."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shoal import limits
+from shoal.cli.common import Seconds, Wrong, asks_for_keys
+from shoal.signals import end_when_told
+
+_ENDS = 10.0  # seconds from the end of a run's servers until it has left what it leaves
+_LOOK = 0.1  # seconds between two looks at that
+
+
+@click.command()
+@click.argument("where", metavar="RUN|ADDRESS")
+@click.option("--allow", metavar="GROUP", help="Say what this group may have from now on, by the options below.")
+@click.option(
+    "--mb", type=click.IntRange(0), help="Megabytes of weights; 0: no bound.  [default: as before; at first no bound]"
+)
+@click.option("--tables", type=click.IntRange(0), help=f"[default: as before; at first {limits.GROUP_TABLES}]")
+@click.option("--members", type=click.IntRange(0), help=f"[default: as before; at first {limits.GROUP_MEMBERS}]")
+@click.option(
+    "--reads",
+    multiple=True,
+    metavar="GROUP",
+    help="It may pull from that group's tables; cluster: those of none; may be repeated.  [default: as before]",
+)
+@click.option("--dissolve", metavar="GROUP", help="Forget all tables of a group that is not at work any more.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@asks_for_keys
+def groups(
+    where: str,
+    allow: str | None,
+    mb: int | None,
+    tables: int | None,
+    members: int | None,
+    reads: tuple[str, ...],
+    dissolve: str | None,
+    as_json: bool,
+    keys: str | None,
+    insecure: bool,
+) -> None:
+    """Groups of workers on one group of servers: what each has, and what it may have.
+
+    \b
+    shoal groups runs/first
+    shoal groups runs/first --allow b --mb 200 --tables 4 --reads cluster
+    shoal groups runs/first --dissolve b
+
+    With keys: what groups may have is said with the coordinator's key, on its machine.
+    """
+    from shoal.errors import Invalid, ShoalError
+    from shoal.launch.clients import connect_by
+    from shoal.launch.looking import address_of, safety_for
+    from shoal.wire.groups import Group
+
+    try:
+        with connect_by(safety_for(where, keys, insecure), address_of(where)) as kv:
+            if allow is not None:
+                before = next((one for one in kv.groups() if one.name == allow), Group(allow))
+                kv.allow(
+                    allow,
+                    mb=before.mb if mb is None else mb,
+                    tables=before.tables if tables is None else tables,
+                    members=before.members if members is None else members,
+                    reads=reads or before.reads,
+                )
+            if dissolve is not None:
+                kv.dissolve(dissolve)
+            found = _rows(kv)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        return
+    for one in found:
+        click.echo(_line(one))
+    if not found:
+        click.echo("no groups: all that is here is the cluster's own")
+
+
+def _rows(kv: Any) -> list[dict[str, Any]]:
+    from shoal.cluster.groups import allowed, weights_of
+    from shoal.wire.groups import dealer, namespace
+
+    tables, named = kv.tables(), {group.name: group for group in kv.groups()}
+    people = kv.members
+    names = sorted({*named, *(namespace(one) for one in (*tables, *people)), ""} - {""})
+    found = []
+    for name in names:
+        own, quota = {table: spec for table, spec in tables.items() if namespace(table) == name}, allowed(named, name)
+        size = weights_of(own.values())
+        found.append(
+            {
+                "group": name,
+                "at_work": dealer(name) in people,
+                "members": sum(namespace(one) == name for one in people),
+                "members_most": quota.members,
+                "tables": sorted(own),
+                "tables_most": quota.tables,
+                "mb": None if size is None else round(size / limits.MB, 3),
+                "mb_most": quota.mb or None,
+                "reads": quota.reads,
+            }
+        )
+    return found
+
+
+def _line(one: dict[str, Any]) -> str:
+    size = "no end to its keys" if one["mb"] is None else f"{one['mb']:,.1f} MB"
+    most = f" of {one['mb_most']:,}" if one["mb_most"] else ", no bound"
+    over = one["mb_most"] and one["mb"] is not None and one["mb"] > one["mb_most"]
+    over = over or one["members"] > one["members_most"] or len(one["tables"]) > one["tables_most"]
+    reads = f", reads {', '.join(one['reads'])}" if one["reads"] else ""
+    return (
+        f"{one['group']}: {'at work' if one['at_work'] else 'not at work'}, {one['members']} of {one['members_most']} members, "
+        f"{len(one['tables'])} of {one['tables_most']} tables ({', '.join(one['tables']) or 'none'}), {size}{most}{reads}"
+        + ("; more than it may have: what is there stays, and nothing is added" if over else "")
+    )
+
+
+@click.command()
+@click.argument("where", metavar="RUN|ADDRESS")
+@click.argument("data", metavar="DATA")
+@click.option(
+    "--job", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of that run, for an ADDRESS."
+)
+@click.option("--table", default="weights", show_default=True, help="Another group's is named as group/weights.")
+@click.option("--group", default="", help="Judge as a member of this group, which may read that table.")
+@click.option("--every", type=Seconds(0.05), help="Judge again and again, so many seconds apart, while it goes on.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each.")
+@asks_for_keys
+def evaluate(
+    where: str,
+    data: str,
+    job: Path | None,
+    table: str,
+    group: str,
+    every: float | None,
+    as_json: bool,
+    keys: str | None,
+    insecure: bool,
+) -> None:
+    """Judge the model of a run on DATA, while others train it or afterwards.
+
+    DATA is a name of `shoal data list`, judged on its test rows, or a file, judged on all of them.
+
+    \b
+    shoal evaluate runs/first a9a
+    shoal evaluate runs/first more-rows.svm --every 5
+    shoal evaluate ipc:///tmp/... rows.svm --job a.toml --group b --table /weights
+    """
+    from shoal.errors import Invalid, ShoalError
+    from shoal.job import Job
+    from shoal.launch.judging import Judging
+
+    end_when_told()
+    try:
+        known = None if job is None else Job.load(job)
+        with Judging(where, data, known, table, group, keys=keys, insecure=insecure) as judging:
+            if judging.note:
+                click.echo(f"note: {judging.note}", err=True)
+            found = judging.look()
+            _show(found, as_json)
+            while every is not None and found.live:
+                time.sleep(every)  # as asked
+                try:
+                    found = judging.look()
+                except ShoalError:
+                    if not _is_over(where):
+                        raise
+                    click.echo("the run is over", err=True)
+                    return
+                _show(found, as_json)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _is_over(where: str) -> bool:
+    """Whether its servers are gone because it has ended: what it leaves is written a moment later."""
+    from shoal.launch.querying import is_over
+
+    deadline = time.monotonic() + _ENDS
+    while not (over := is_over(where)) and "://" not in where and time.monotonic() < deadline:
+        time.sleep(_LOOK)  # nobody tells us: its folder does
+    return over
+
+
+def _show(found: Any, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        metrics = "".join(f", {name} {value:.4f}" for name, value in found.metrics.items() if value is not None)
+        when = f" after {found.steps:,} steps" if found.steps is not None else ""
+        click.echo(f"loss {found.loss:.4f}{metrics} on {found.rows:,} rows{when}")
+    sys.stdout.flush()

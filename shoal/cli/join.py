@@ -1,0 +1,242 @@
+"""``shoal join`` and ``shoal leave``: one node more, one less, while a run goes on: a server, a worker, or a peer."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shoal.cli.common import Wrong, asks_for_keys
+from shoal.cli.launch import (
+    of_a_server,
+    of_a_worker,
+    take_part,
+    taking_part,
+)
+from shoal.signals import handled
+
+if TYPE_CHECKING:
+    from shoal.launch.joining import Joined
+
+_WITHIN = 30.0  # seconds: it is under way, or just being started again
+
+
+@click.command()
+@click.argument("where", metavar="RUN|ADDRESS")
+@click.option("--as", "role", type=click.Choice(["server", "worker"]), help="What it is to be; a peer is a peer.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Of a peer: keep the model, the figures and what was heard of the run there, as a run's folder.",
+)
+@of_a_server
+@of_a_worker
+@taking_part
+def join(where: str, role: str | None, out: Path | None, **options: Any) -> None:
+    """Take part in a run that is under way: its folder, or the address of its coordinator; of a run of peers, that of any.
+
+    \b
+    shoal train clicks --servers 2 --out runs/one
+    shoal join runs/one --as server                       in another terminal: it gets its share of the model
+    shoal join tcp://10.0.0.1:7000 --as worker --count 4  on another host, where the same rows are
+    \b
+    shoal train rcv1 --strategy peer-to-peer --workers 2 --out runs/p2p
+    shoal join runs/p2p
+
+    Ctrl-C leaves in order: others take over what a server has, a worker finishes what it has begun, a peer tells what it learned.
+    Again: at once. A peer whose others are all gone goes on alone to the end of the run. Exit code 1 if the run failed or nobody is
+    there.
+    """
+    from shoal.errors import Invalid, ShoalError, Unanswered
+    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
+
+    try:
+        _check_joinable(where)
+        safety = safety_for(where, options["keys"], options["insecure"])
+        peers = is_of_peers(where, safety)
+        if not peers and role is None:
+            with contextlib.closing(look_at(address_of(where), safety)) as looking:
+                looking.look()
+            raise Invalid(f"{where} has servers and workers: say what it is to be (--as server, or --as worker)")
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except Unanswered:
+        raise click.ClickException(_nobody(where)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    if peers:
+        _join_peers(where, role, out, options)
+        return
+    if out is not None:
+        raise Wrong("--out is for a peer, which has the whole model: leave it away")
+    others = {"server": ("data",), "worker": ("listen", "advertise")}[str(role)]
+    if wrong := [f"--{name}" for name in others if options.pop(name)]:
+        raise Wrong(f"{' and '.join(wrong)}: that is of no use to a {role}, leave it away")
+    take_part(where, role, **{**options, "within": options["within"] or _WITHIN})
+
+
+def _join_peers(where: str, role: str | None, out: Path | None, options: dict[str, Any]) -> None:
+    from shoal.errors import Invalid, ShoalError
+    from shoal.launch import joining
+
+    if role is not None:
+        raise Wrong(f"{where} is a run of peers, which all do the same: leave --as away")
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise Wrong(f"{out} is not empty: choose another folder")
+    quiet = options["quiet"]
+    closing, asked = threading.Event(), threading.Event()
+    try:
+        with _leaving(closing, asked):
+            joined = joining.join(
+                where, (lambda text: None) if quiet else (lambda text: click.echo(text, err=True)), closing, asked
+            )
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    _show(joined, out)
+    if joined.failed:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("where", metavar="RUN|ADDRESS")
+@click.argument("name")
+@asks_for_keys
+def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
+    """Let a node go while the run goes on: others take over what a server has; a worker or peer finishes what it is at.
+
+    \b
+    shoal leave runs/one server-2
+    shoal leave tcp://10.0.0.1:7000 worker-hostb-3f2a
+
+    Exit code 1 if it cannot go (and why), if nothing changes for a minute, or nobody is there.
+    """
+    from shoal.errors import Invalid, ShoalError, Unanswered
+    from shoal.launch import joining
+    from shoal.launch.leaving import let_go
+    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    try:
+        _check_joinable(where)
+        address = address_of(where)
+        safety = safety_for(where, keys, insecure)
+        if is_of_peers(where, safety):
+            joining.leave(where, name, say)
+        else:
+            with contextlib.closing(look_at(address, safety, "operator")) as looking:  # it is told who asked for it
+                let_go(looking, name, say)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except Unanswered:
+        raise click.ClickException(_nobody(where)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{name} has left")
+
+
+def _nobody(where: str) -> str:
+    return (
+        f"nobody answers at {where}: it has ended, or is just being started again; look at the address, and try again"
+    )
+
+
+def _check_joinable(where: str) -> None:
+    from shoal.errors import Invalid
+    from shoal.launch.looking import without_coordinator
+
+    if "://" not in where and (strategy := without_coordinator(Path(where))) is not None:
+        raise Invalid(
+            f"{where} is a run by {strategy}, which nobody joins or leaves: that is for runs with servers, and for runs of peers "
+            f"(--strategy peer-to-peer)"
+        )
+
+
+def show_peers(where: str, as_json: bool) -> None:
+    """How a run of peers stands: who is here, who leads, how far it is."""
+    import msgspec
+
+    from shoal.cluster.stopping import ENDLESS
+    from shoal.events import counted
+    from shoal.launch import joining
+
+    account = joining.standing(where)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(_named(account))))
+        return
+    state = f"over: {account.over}" if account.over else "learning"
+    passes = f"{account.done / account.per_pass:.2f}"
+    if account.limit < ENDLESS:
+        passes += f" of {account.limit / account.per_pass:g}"
+    click.echo(f"{counted(len(account.peers), 'peer')}, {passes} passes in {account.seconds:.1f} s, {state}")
+    for peer in account.peers:
+        click.echo(f"  {peer.name:<12} {peer.address}{'  leads' if peer.life == account.lead else ''}")
+    for life, why in account.gone.items():
+        click.echo(f"  {life.partition('.')[0]:<12} gone: {why or 'it left'}")
+    if account.judged:
+        last = account.judged[-1]
+        loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
+        click.echo(f"test loss {loss} at pass {last.done / account.per_pass:.2f} (evaluation {last.number})")
+
+
+def _named(value: Any) -> Any:
+    """What travels as lists, with the names of its fields."""
+    import msgspec
+
+    if isinstance(value, msgspec.Struct):
+        return {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+    return [_named(one) for one in value] if isinstance(value, list) else value
+
+
+def _leaving(closing: threading.Event, asked: threading.Event) -> contextlib.AbstractContextManager[None]:
+    """The first signal asks it to leave, the second ends it at once."""
+
+    def hear(number: int, frame: object) -> None:
+        if asked.is_set():
+            closing.set()
+            raise KeyboardInterrupt(" at once: what was learned since it told last is lost to the others")
+        asked.set()
+        click.echo("leaving when what it is at is told (again: at once)", err=True)
+
+    return handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), hear)
+
+
+def _show(joined: Joined, out: Path | None) -> None:
+    import msgspec
+
+    from shoal.events import counted
+
+    learned = f"{joined.name} has learned from {counted(joined.slots, 'slot')}"
+    if not joined.why:
+        click.echo(f"{learned}, and left; the run goes on")
+        return
+    loss = joined.judged.get("loss")
+    click.echo(f"{learned}; the run is over: {joined.why}" + ("" if loss is None else f" (test loss {loss:.4f})"))
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    assert joined.job is not None
+    joined.model.save(out / "model.safetensors")
+    (out / "job.toml").write_text(joined.job.toml())
+    (out / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in joined.events))
+    facts = {
+        "strategy": "peer-to-peer",
+        "joined_as": joined.name,
+        "slots_learned": joined.slots,
+        "steps": joined.done,
+        "test_loss": loss,
+        "metrics": joined.judged.get("metrics", {}),
+        "seconds": joined.judged.get("now"),
+        "stopped_because": joined.why,
+        "failed": joined.failed,
+    }
+    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    name = click.format_filename(out)
+    click.echo(f"its model and what it heard of the run are in {name}; look at it: shoal report {name}")

@@ -1,0 +1,251 @@
+"""``shoal key``: who may take part from other machines. One command on each side, and each says what the other side does next."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shoal.cli.common import Wrong
+
+if TYPE_CHECKING:
+    from shoal.wire.keyring import Key, Own
+
+
+class _Place(click.Path):
+    """A folder; the empty name of one that a script has not set is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) == "":
+            self.fail("the name of the folder is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_FOLDER = click.option(
+    "--keys",
+    "folder",
+    metavar="FOLDER",
+    type=_Place(file_okay=False, path_type=Path),
+    help="Where this host's keys are.  [default: $SHOAL_KEYS, or ~/.config/shoal/keys]",
+)
+
+
+@click.group()
+def key() -> None:
+    """The keys by which nodes on several machines know each other.
+
+    \b
+    On the first machine, which runs the coordinator:
+        shoal key new coordinator
+    On each other machine; it prints the line to enter on the first:
+        shoal key new hostb --role worker
+    On the first machine:
+        shoal key add worker:hostb:...
+        shoal key add worker:hostb:... --group b --until 30d
+        shoal key revoke hostb              from then on it is cut off
+
+    A node that has the key hostb is called hostb, or hostb.SOMETHING. Roles: a worker pushes and pulls; a client also makes tables and lets
+    nodes go; a server holds segments; the coordinator's key stands for its whole machine. A worker's or client's key that is confined to a
+    group takes part in that group alone, and is called GROUP/hostb.SOMETHING there.
+    """
+
+
+@key.command("new")
+@click.argument("name")
+@click.option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
+@click.option("--out", type=_Place(file_okay=False, path_type=Path), help="The same as --keys.")
+@_FOLDER
+def new(name: str, role: str | None, out: Path | None, folder: Path | None) -> None:
+    """Make a key pair called NAME: a secret that stays here, and a line for the others."""
+    from shoal.wire import keyring
+
+    with _told():
+        role = role or next((one for one in keyring.ROLES if name.startswith(one)), None)
+        if role is None:
+            raise Wrong(f"what is {name} to be? --role {', '.join(keyring.ROLES[:-1])} or {keyring.ROLES[-1]}")
+        place = _place(out or folder)
+        made = keyring.make(place, name, role)
+    click.echo(f"{place / f'{name}.secret'}: the key of {name}, a {role}; it stays on this machine")
+    _next_after(made)
+
+
+def _next_after(made: Own) -> None:
+    if made.role == "coordinator":
+        click.echo(
+            "next, here: shoal launch coordinator --listen tcp://ADDRESS:PORT prints the address to call, which has this key in it"
+        )
+        click.echo("next, on each other machine: shoal key new NAME --role server|worker|client")
+        return
+    click.echo("next, on the coordinator's machine:")
+    click.echo(f"    shoal key add {made.line}")
+
+
+@key.command("add")
+@click.argument("line", metavar="LINE|FILE")
+@click.option(
+    "--group",
+    metavar="GROUP",
+    help="Confine it to this group of workers; cluster: to none.  [default: as before; at first to none]",
+)
+@click.option(
+    "--until",
+    metavar="TIME",
+    help="When it expires: at the end of 2026-12-31, at 2026-12-31T18:00 (both UTC), after 30d or 12h, or never.  [default: as before; at first never]",
+)
+@_FOLDER
+def add(line: str, group: str | None, until: str | None, folder: Path | None) -> None:
+    """Let a key in: the line that `shoal key new` printed there, or its NAME.public. Works at once, also while a run goes on.
+
+    A key that is there already stays bound as it is, but for what is said now. It expires by the clock of the coordinator's machine, and of each
+    server's.
+    """
+    from shoal.wire import expiry, keyring
+    from shoal.wire.groups import CLUSTER
+
+    with _told():
+        given = keyring.parse(_line_of(line))
+        place = _place(folder)
+        end = None if until is None else expiry.moment(until, expiry.now())
+        if end is not None and 0 < end <= expiry.now():
+            raise Wrong(f"--until {until} is over: shoal key revoke {given.name} cuts it off")
+        if group == "":  # of a script that has not set it: nobody is set free by that
+            raise Wrong(f"--group is empty: name a group, or {CLUSTER} for none")
+        if end and any(one.public == given.public for one in keyring.own_keys(place)):
+            raise Wrong(
+                f"--until {until}: {given.name} is this machine's own key, which is always let in here and does not expire"
+            )
+        before = keyring.allow(place, given, "" if group == CLUSTER else group, end)
+        added = next(one for one in keyring.read_list(place)[0] if one.public == given.public)
+    click.echo(f"{given.name} may come in as a {given.role}{_bounds(added)} (the list is {place / keyring.ALLOWED})")
+    if before is not None:
+        click.echo(f"the key that {given.name} had before was revoked")
+    if given.role == "coordinator":
+        click.echo("next, here: its plain address (tcp://HOST:PORT) is enough to call it from now on")
+    elif added.group:
+        click.echo(
+            f"next, there: shoal.connect(ADDRESS, group={added.group!r}), with the address that the coordinator prints;"
+        )
+        click.echo(
+            f"    shoal train DATA --servers-at ADDRESS --group {added.group} needs the client's key called {added.group}"
+        )
+    else:
+        click.echo(f"next, there: shoal {_doing(given)}, with the address that the coordinator prints")
+
+
+def _bounds(one: Key) -> str:
+    from shoal.wire import expiry
+
+    group = f" of group {one.group} alone" if one.group else ""
+    return group + (f" until {expiry.written(one.until)}" if one.until else "")
+
+
+def _doing(given: Key) -> str:
+    launched = {"server": "launch server --at ADDRESS", "worker": "launch worker --at ADDRESS"}
+    return launched.get(given.role, "status ADDRESS")
+
+
+@key.command("revoke")
+@click.argument("name")
+@_FOLDER
+def revoke(name: str, folder: Path | None) -> None:
+    """Cut a key off, at once: what it says is not taken any more, and it does not come in again."""
+    from shoal.wire import keyring
+
+    with _told():
+        gone = keyring.revoke(_place(folder), name)
+    click.echo(
+        f"the key of {name} ({gone[0].role}) was revoked; to let it in again it needs a new one: shoal key new, there"
+    )
+
+
+@key.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@_FOLDER
+def list_keys(as_json: bool, folder: Path | None) -> None:
+    """The keys of this machine, and who may call it. Nothing secret is shown."""
+    import json
+
+    from shoal.wire import keyring
+
+    with _told():
+        place = _place(folder)
+        own, (allowed, wrong) = keyring.own_keys(place), keyring.read_list(place)
+    if as_json:
+        facts = {"folder": str(place), "own": _facts(own), "allowed": _facts(allowed), "wrong": wrong}
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo(f"{place}")
+    click.echo("own keys:" if own else "no own key yet: shoal key new NAME")
+    for one in own:
+        click.echo(f"    {one.line}")
+    _show_list([one for one in allowed if one.role != keyring.REVOKED], own)
+    if gone := [one for one in allowed if one.role == keyring.REVOKED]:
+        click.echo("revoked, and never let in again:")
+        for other in gone:
+            click.echo(f"    {other.name}:{other.public}")
+    for text in wrong:
+        click.echo(f"not understood: {text}", err=True)
+
+
+def _show_list(may: list[Key], own: list[Own]) -> None:
+    from shoal.wire import expiry
+
+    if may:
+        click.echo("may call:")
+        for one in may:
+            over = 0 < one.until <= expiry.now()
+            click.echo(f"    {one.line}{' (expired: it is refused)' if over else ''}")
+    elif own and all(one.role != "coordinator" for one in own):
+        click.echo(
+            "who may call is said on the coordinator's machine, and it tells the servers: nothing is missing here"
+        )
+    else:
+        click.echo("nobody may call: shoal key add LINE")
+
+
+def _facts(keys: list[Key] | list[Own]) -> list[dict[str, str | bool | None]]:
+    from shoal.wire import expiry
+
+    return [
+        {
+            "role": one.role,
+            "name": one.name,
+            "key": one.public,
+            "group": one.group or None,
+            "until": expiry.written(one.until) if one.until else None,
+            "expired": 0 < one.until <= expiry.now(),
+        }
+        for one in keys
+    ]
+
+
+def _line_of(given: str) -> str:
+    from shoal.errors import Invalid
+    from shoal.wire import keyring
+
+    if given.count(":") >= 2 and given.split(":")[0] in (*keyring.ROLES, keyring.REVOKED):
+        return given
+    try:
+        with open(given, encoding="utf-8", opener=keyring.plain_file) as file:
+            return file.read(4_096)
+    except (OSError, UnicodeDecodeError):
+        raise Invalid(f"{given[:120]!r} is neither a line ROLE:NAME:KEY nor a file that has one") from None
+
+
+def _place(folder: Path | None) -> Path:
+    from shoal.wire import keyring
+
+    return folder if folder is not None else keyring.default_folder()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    from shoal.errors import Invalid
+
+    try:
+        yield
+    except Invalid as error:
+        raise Wrong(str(error)) from None

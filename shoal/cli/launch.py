@@ -1,0 +1,214 @@
+"""``shoal launch coordinator|server|worker``: the nodes of a run on several hosts; with a script, what it always was."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shoal import limits
+from shoal.cli.common import Seconds, Wrong, asks_for_keys
+from shoal.cli.launch_script import launch as script
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Launch(click.Group):
+    """One of the commands below, or a script: whatever is none of them is one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = args[0] if args else "--help"
+        if first not in self.commands and first not in ctx.help_option_names:
+            args = ["script", *args]
+        return super().parse_args(ctx, args)
+
+
+class Script(click.Command):
+    """The command that has no word of its own."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        assert parent is not None
+        return super().make_context(parent.info_name, args, parent=parent.parent, **extra)
+
+
+@click.group(cls=Launch)
+def launch() -> None:
+    """Start a script on several workers, or one node of a run on several hosts.
+
+    \b
+    shoal launch --workers 4 --servers 2 train.py --epochs 3        a script (shoal launch script --help)
+    \b
+    shoal launch coordinator clicks --listen tcp://10.0.0.1:7000    a run on several hosts: first this,
+    shoal launch server --at tcp://10.0.0.1:7000                    then servers and workers, on any host
+    shoal launch worker --at tcp://10.0.0.1:7000
+    """
+
+
+def options_of(*options: Callable[..., Any]) -> Decorator:
+    """Several options at once."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+of_a_server = options_of(
+    click.option("--listen", metavar="ADDRESS", help="Of a server: where others call it.  [default: towards the coordinator]"),
+    click.option("--advertise", metavar="ADDRESS", help="Of a server: what others call it by, if not that."),
+)  # fmt: skip
+of_a_worker = click.option(
+    "--data", metavar="PATH", help="Of a worker: where the rows are on this host.  [default: as the job says]"
+)
+taking_part = options_of(
+    click.option("--name", help="Of the node.  [default: its role, this host and some chance]"),
+    click.option("--modules", multiple=True, help="Code that may be imported: mine, net.py:Net; may be repeated."),
+    click.option("--count", type=click.IntRange(1, limits.COUNT), default=1, show_default=True, help="So many, each a process."),
+    click.option(
+        "--patience",
+        type=Seconds(1.0),
+        metavar="SECONDS",
+        help="Without a word from the coordinator, which may be started again: then it ends.  [default: as the coordinator says, 60]",
+    ),
+    click.option(
+        "--within", type=Seconds(1.0), metavar="SECONDS", help="For the coordinator to come up.  [default: 600]"
+    ),
+    click.option("--quiet", is_flag=True, help="Say nothing but how it ended."),
+    click.option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),  # said by --count: it is one of so many
+    asks_for_keys,
+)  # fmt: skip
+
+
+@launch.command()
+@click.option("--at", "where", metavar="ADDRESS|RUN", required=True, help="Where the coordinator is.")
+@of_a_server
+@taking_part
+def server(where: str, **options: Any) -> None:
+    """Hold a part of the model, for a cluster whose coordinator is elsewhere.
+
+    It gets its share while everything goes on. SIGTERM or Ctrl-C asks to leave: it ends with exit code 0 when others have all
+    that it has; the second time it ends at once (130 or 143).
+    """
+    take_part(where, "server", **options)
+
+
+@launch.command()
+@click.option("--at", "where", metavar="ADDRESS|RUN", required=True, help="Where the coordinator is.")
+@of_a_worker
+@taking_part
+def worker(where: str, **options: Any) -> None:
+    """Compute for a run whose coordinator is elsewhere.
+
+    What the run is about is asked for there; the rows are read on this host, and must be the same. SIGTERM or Ctrl-C finishes
+    what is begun and leaves; the second time it ends at once.
+    """
+    take_part(where, "worker", **options)
+
+
+def take_part(where: str, role: Any, **options: Any) -> None:
+    """As the options of ``taking_part`` say, to the end."""
+    from shoal.cli.multi import several
+    from shoal.errors import Invalid, ShoalError
+    from shoal.launch.guest import Terms, Visitor
+    from shoal.launch.serving import heard
+
+    def say(text: str) -> None:
+        if not options["quiet"]:
+            click.echo(text, err=True)
+
+    if options["count"] > 1:
+        if options["name"]:
+            raise Wrong("--name names one node: leave it or --count away")
+        sys.exit(several(where, role, options, say))
+    terms = Terms(
+        where,
+        options["name"] or "",
+        options.get("listen") or "",
+        options.get("advertise") or "",
+        options["modules"],
+        options.get("data") or "",
+        options["patience"],
+        options["keys"] or "",
+        options["insecure"],
+        options["within"] or limits.HOSTS_WITHIN / limits.SECOND,
+        options["share"],
+    )
+    try:
+        visitor = Visitor(terms, role, say)
+        with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), visitor.leave):
+            why = visitor.run()
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{visitor.name} has ended: {why}")
+
+
+@launch.command()
+@click.argument("data", metavar="[DATA|JOB.toml]", required=False)
+@click.option("--listen", metavar="ADDRESS", help="Where others reach it: tcp://10.0.0.1:7000.")
+@click.option("--advertise", metavar="ADDRESS", help="What others call it by, if not that.")
+@asks_for_keys
+@click.option("--servers", type=click.IntRange(1), help="It begins when so many are there.  [default: 1]")
+@click.option("--workers", type=click.IntRange(1), help="And so many of these.  [default: 1]")
+@click.option("--copies", type=click.IntRange(1), help="How many servers hold each part of the model.")
+@click.option("--model", help="As of shoal train.")
+@click.option("--strategy", help="sync, bounded, async or block-proximal.")
+@click.option("--epochs", type=float, help="Passes over the data.")
+@click.option("--seed", type=int)
+@click.option(
+    "--set",
+    "changes",
+    metavar="A.B=C",
+    multiple=True,
+    help="Change any setting of a job, of a store timing.dead and the like; may be repeated.",
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The run's folder.  [default: runs/...]")
+@click.option("--within", type=Seconds(1.0), metavar="SECONDS", help="For the servers to come.  [default: 600]")
+@click.option("--verbosity", type=click.IntRange(0, 3), help="As of shoal train.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def coordinator(**options: Any) -> None:
+    """Coordinate a run whose servers and workers come from elsewhere; without DATA, a store.
+
+    \b
+    shoal launch coordinator clicks --servers 2 --listen tcp://10.0.0.1:7000 --out runs/far
+    shoal launch coordinator --out runs/far              again: it goes on with those who are still there
+    shoal launch coordinator --listen tcp://10.0.0.1:7000        a store, for programs that use shoal.connect
+
+    Ctrl-C ends it, and tells all who are there; SIGTERM ends it, and they wait a minute for it to be started again.
+    """
+    from shoal.cli import launch_coordinator
+    from shoal.errors import Invalid, ShoalError
+
+    try:
+        if options["data"] is None and not _is_run(options["out"]):
+            launch_coordinator.store(options)
+            return
+        run = launch_coordinator.run(options)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    from shoal.cli.show_run import show_run
+
+    show_run(run, options["as_json"])
+
+
+def _is_run(out: Path | None) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return out is not None and (out / "job.toml").is_file()
+    return False
+
+
+launch.add_command(Script(name="script", **{
+    name: getattr(script, name) for name in ("callback", "params", "help", "context_settings")
+}))  # fmt: skip

@@ -1,0 +1,88 @@
+"""The command line: one module for each command, and this one for what they have in common with torchrun and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from shoal.cli.bench import bench
+from shoal.cli.chaos import chaos
+from shoal.cli.common import Near
+from shoal.cli.data import data
+from shoal.cli.export import export
+from shoal.cli.groups import evaluate, groups
+from shoal.cli.join import join, leave
+from shoal.cli.key import key
+from shoal.cli.launch import launch
+from shoal.cli.limits import limits
+from shoal.cli.query import query
+from shoal.cli.report import report
+from shoal.cli.simulate import simulate
+from shoal.cli.status import status
+from shoal.cli.sweep import sweep
+from shoal.cli.topology import topology
+from shoal.cli.train import train
+from shoal.starting import INTERRUPTED, awake
+
+
+class Commands(Near):
+    """Ctrl-C ends a command as a shell expects it: in one line, with exit code 130."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Of torchrun's or mpirun's ranks the first runs the command, and the others are its nodes."""
+        words = list(sys.argv[1:] if args is None else args)
+        if words and words[0].startswith("--local-rank="):  # torch.distributed.launch puts it there
+            del words[0]
+        if words[:1] != ["train"]:
+            return super().main(words, *rest, **extra)
+        from shoal.launch import mpi, torchrun
+
+        command = super().main
+        take_part = torchrun.take_part if mpi.rank() is None else mpi.take_part
+        if take_part is mpi.take_part or torchrun.is_rank():
+            awake()  # what ranks do of a Ctrl-C they agree upon
+        return take_part(lambda head: command(words, *rest, **extra, obj=head))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            awake()
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            click.echo(f"interrupted{error}", err=True)  # and what is left of it, if anything
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="shoal", prog_name="shoal")
+def main() -> None:
+    """Many workers, one model: a parameter server whose promises are checked by breaking it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever called: otherwise the next file to be opened has its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+for command in (
+    bench,
+    chaos,
+    data,
+    evaluate,
+    export,
+    groups,
+    join,
+    key,
+    launch,
+    leave,
+    limits,
+    query,
+    report,
+    simulate,
+    status,
+    sweep,
+    topology,
+    train,
+):
+    main.add_command(command)

@@ -1,0 +1,225 @@
+"""``shoal query RUN``: how the model is, while it is trained or afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.cli.common import Seconds, Wrong, asks_for_keys
+from shoal.limits import COORDINATOR
+from shoal.signals import end_when_told
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shoal.launch.querying import Asked
+    from shoal.views.query import Look
+
+_LOOKS_LOST = 3  # in a row: then whoever was watched is gone
+
+
+@click.command()
+@click.argument("where", metavar="RUN|ADDRESS")
+@click.option("--table", help="Which table.  [default: weights, or the only one there is]")
+@click.option("--top", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Show so many weights.")
+@click.option("--watch", is_flag=True, help="Look again and again, until the run has ended.")
+@click.option("--every", type=Seconds(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
+@click.option("--ask", metavar="QUESTION", help="Ask this one instead: norms, ..., or a function of your own.")
+@click.option("--set", "settings", metavar="A=B", multiple=True, help="A setting of that question; may be repeated.")
+@click.option("--module", "modules", multiple=True, help="Where it is.  [default: the modules of the run's job]")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON; with --watch, one line for each look.")
+@asks_for_keys
+def query(
+    where: str,
+    table: str | None,
+    top: int,
+    watch: bool,
+    every: float,
+    ask: str | None,
+    settings: tuple[str, ...],
+    modules: tuple[str, ...],
+    as_json: bool,
+    keys: str | None,
+    insecure: bool,
+) -> None:
+    """How a model is: non-zeros, norms, how large its weights are, the largest ones.
+
+    RUN is the folder of a run that goes on, whose servers are asked without being disturbed, or of one that has ended, whose
+    model file is read; or give the address of a coordinator, or a model.safetensors.
+
+    \b
+    shoal query runs/clicks-logistic-async-1
+    shoal query runs/clicks-logistic-async-1 --watch --top 5
+    shoal query runs/clicks-logistic-async-1 --ask norms
+    shoal query runs/clicks-logistic-async-1 --ask heavy --module my_questions --set above=2
+    """
+    from shoal.errors import Invalid, ShoalError, Unanswered
+    from shoal.launch.looking import is_of_peers
+    from shoal.launch.querying import opened
+
+    if ask is None and (settings or modules):
+        raise click.UsageError("--set and --module are for --ask, which is not there")
+    if ask is not None and watch:
+        raise click.UsageError("--ask asks once: leave --watch away")
+    try:
+        given = _given(settings)
+        with contextlib.closing(opened(where, table, keys, insecure)) as asked:
+            if ask is not None:
+                _answer(asked, where, ask, given, modules, as_json)
+            elif watch and asked.live:
+                end_when_told()
+                _watch(asked, where, top, every, as_json)
+            else:
+                _print(_look(asked, where, top), as_json)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except Unanswered as error:
+        if is_of_peers(where):
+            raise click.ClickException(
+                f"a run of peers has no tables that could be asked; how it stands: shoal status {where}"
+            ) from None
+        who = f"nobody answers at {where}" if error.node == COORDINATOR else f"{error.node} does not answer"
+        why = f"{who}: it has ended, or is just being started again; look again in a moment"
+        if "://" not in where:
+            why += f"; if it was killed, go on with it: shoal train --resume {where}"
+        raise click.ClickException(why) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _given(settings: tuple[str, ...]) -> dict[str, float]:
+    from shoal.errors import Invalid
+
+    given = {}
+    for one in settings:
+        name, _, value = one.partition("=")
+        try:
+            given[name] = float(value)
+        except ValueError:
+            raise Invalid(f"--set {one}: needs a name and a number, such as --set k=5") from None
+    return given
+
+
+def _answer(
+    asked: Asked, where: str, ask: str, given: dict[str, float], modules: tuple[str, ...], as_json: bool
+) -> None:
+    """One question, its answer as it is."""
+    import msgspec
+
+    from shoal.launch.child import prepare
+    from shoal.launch.querying import modules_of
+    from shoal.store.question import Found
+
+    prepare(modules or modules_of(where))
+    answer = found = asked.ask(ask, slice(None), servers=None, **given)
+    if isinstance(found, Found):
+        found = {"numbers": found.numbers.tolist(), "keys": found.keys.tolist(), "values": found.values.tolist()}
+    told = msgspec.json.encode(found, enc_hook=str)
+    if as_json:
+        click.echo(msgspec.json.format(told))
+        return
+    plain = msgspec.json.decode(told)
+    if own := isinstance(answer, Found):  # what a question of one's own did not answer with is not shown
+        plain = {name: value for name, value in plain.items() if value}
+    if own and list(plain) == ["numbers"]:
+        click.echo("  ".join(f"{number:.6g}" for number in plain["numbers"]))
+        return
+    rows = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else [("", plain)]
+    for name, value in rows:
+        click.echo(f"{name}  {value}" if name != "" else value)
+
+
+def _look(asked: Asked, where: str, top: int) -> Look:
+    from shoal.errors import Unanswered
+    from shoal.launch.querying import is_over, opened
+    from shoal.views.query import look
+
+    try:
+        return look(asked, top)
+    except Unanswered:
+        if not is_over(where):
+            raise
+    return look(opened(where), top)  # it has ended at this very moment
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def _print(seen: Look, as_json: bool) -> None:
+    from shoal.views.query import facts, page
+
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(facts(seen))))
+        return
+    console = _console()
+    console.print(page(seen, console.width), soft_wrap=False)
+
+
+def _watch(asked: Asked, where: str, top: int, every: float, as_json: bool) -> None:
+    """Where nobody sits at a terminal, a line for each look."""
+    import msgspec
+
+    from shoal.views.query import History, facts, line, page
+
+    console = _console()
+    if as_json or not console.is_terminal:
+        for seen, note in _looks(asked, where, top, every):
+            if note:
+                click.echo(note, err=True)
+            else:
+                click.echo(msgspec.json.encode(facts(seen)).decode() if as_json else line(seen))
+            sys.stdout.flush()
+        return
+    from rich.live import Live
+
+    history, began = History(), time.monotonic()
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        for seen, note in _looks(asked, where, top, every):
+            if not note and seen.live:
+                history.add(seen, time.monotonic() - began if seen.course is None else seen.course.seconds)
+            live.update(page(seen, console.width, history, note), refresh=True)
+
+
+def _looks(asked: Asked, where: str, top: int, every: float) -> Iterator[tuple[Look, str]]:
+    """What is seen, and why it is not seen now, if so; the last one is of the model that was left."""
+    from shoal.errors import ClusterError, ShoalError
+    from shoal.launch.querying import is_over, opened
+    from shoal.views.query import look
+
+    seen: Look | None = None
+    lost = 0
+    while True:
+        began = time.monotonic()
+        try:
+            seen, lost = look(asked, top), 0
+            yield seen, ""
+            over = seen.course is not None and seen.course.ended
+        except ShoalError as error:  # a server is being replaced, or the run has ended
+            lost, over = lost + 1, lost + 1 >= _LOOKS_LOST
+            if seen is None:
+                raise
+            if not over and not is_over(where):
+                yield seen, f"no answer now: {error}"
+        if over or is_over(where):
+            break
+        time.sleep(max(0.0, began + every - time.monotonic()))
+    if "://" not in where:
+        deadline = time.monotonic() + 10  # what was judged last is being written
+        while not is_over(where) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    if not is_over(where):
+        if lost:
+            raise ClusterError(f"nobody answers at {where} any more")
+        return
+    with contextlib.closing(opened(where)) as left:
+        yield look(left, top), ""

@@ -1,0 +1,139 @@
+"""``shoal status``: shows a cluster that runs, once or (``--watch``) until the run is over."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.cli.common import Wrong, asks_for_keys
+from shoal.cli.join import show_peers
+
+if TYPE_CHECKING:
+    from shoal.launch.looking import Looking
+    from shoal.views.watching import Watching
+
+_EVERY = 1.0  # seconds between two looks
+_GONE = 10.0  # seconds without an answer: a coordinator that is started again is back by then
+
+
+@click.command()
+@click.argument("where", metavar="RUN|ADDRESS")
+@click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
+@click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
+@click.option("--watch", is_flag=True, help="Look on until it is over, or Ctrl-C.")
+@click.option(
+    "--verbosity", type=click.IntRange(1, 2), default=1, show_default=True, help="2: also the numbers of the protocol."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@asks_for_keys
+def status(
+    where: str, ring: bool, segments: bool, watch: bool, verbosity: int, as_json: bool, keys: str | None, insecure: bool
+) -> None:
+    """Look at a cluster that runs: a run's folder, or the address of its coordinator; of peers, that of any.
+
+    \b
+    heard         when the coordinator heard of it last
+    steps         that a worker has done; parts, keys/s: what a server holds, and is asked for
+    primary       whose part it is: who answers for it; copies are kept in case that one is lost
+    version       how many changes are in it
+
+    \b
+    Of the protocol, with --verbosity 2:
+    incarnation   a number that every node gets when it joins, never given twice: a node that comes back has another
+    view          the numbered list of members and parts that it knows; yellow: not the newest
+    epoch         how often a part has changed hands, or its copies did
+    term          how often the coordinator was started; generation: how often all went back to a checkpoint
+
+    Exit code 1 if nobody is there, or the run has ended.
+    """
+    from shoal.errors import Invalid, ShoalError, Unanswered
+    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
+    from shoal.views.status import facts, page
+
+    try:
+        address = address_of(where)
+        safety = safety_for(where, keys, insecure)
+        if is_of_peers(where, safety):
+            if watch:
+                raise Invalid("a run of peers is watched where it was begun: leave --watch away to look once")
+            show_peers(where, as_json)
+            return
+        with contextlib.closing(look_at(address, safety)) as looking:
+            found = looking.status()
+            if watch:
+                if as_json:
+                    raise Invalid("--watch is for people, --json for programs: leave one of them away")
+                sys.exit(_watch(looking, where, verbosity > 1))
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except Unanswered:
+        why = f"nobody answers at {address}: it has ended, or is just being started again; look again in a moment"
+        if address != where:
+            why += f"; if it was killed, go on with it: shoal train --resume {where}"
+        raise click.ClickException(why) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode({"coordinator": address, **facts(found)})))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    shown = page(found, where, console.width, show_ring=ring, everything=segments, numbers=verbosity > 1)
+    console.print(shown, soft_wrap=False)
+    if address != where:
+        click.echo(f"its coordinator: {address}")  # what others take who ask for an ADDRESS
+
+
+def _watch(looking: Looking, where: str, numbers: bool = False) -> int:
+    """The exit code: 1 if nobody answers any more, and the run was not over; ``numbers``: with those of the protocol."""
+    from shoal.views.watching import Watching
+
+    watching = Watching(where, numbers)
+    with contextlib.suppress(KeyboardInterrupt), _shown(watching) as show:
+        return _look_on(looking, where, watching, show)
+    return 0
+
+
+def _look_on(looking: Looking, where: str, watching: Watching, show: Callable[[list[str]], None]) -> int:
+    from shoal.errors import Unanswered
+    from shoal.launch.querying import is_over
+
+    after, heard, over = 0, time.monotonic(), False
+    while True:
+        began = time.monotonic()
+        try:
+            status, fed = looking.status(), looking.feed(after)
+        except Unanswered:
+            if over or is_over(where):
+                click.echo("the run is over")
+                return 0
+            if time.monotonic() - heard > _GONE:
+                click.echo(f"nobody answers any more for {_GONE:g} s: it has ended, or was cut off", err=True)
+                return 1
+            continue
+        after, heard = fed.number, time.monotonic()
+        show(watching.take(began, status, fed.events))
+        course = status.standing.course
+        over = course is not None and (course.ended or bool(course.failed))
+        time.sleep(max(0.0, _EVERY - (time.monotonic() - began)))  # a page is drawn so often, not a look for an event
+
+
+@contextlib.contextmanager
+def _shown(watching: Watching) -> Iterator[Callable[[list[str]], None]]:
+    if not sys.stdout.isatty():
+        yield lambda lines: click.echo("\n".join(lines)) if lines else None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="crop") as live:
+        yield lambda lines: live.update(watching.page(console.width, console.height), refresh=True)

@@ -1,0 +1,129 @@
+"""``shoal sweep``: a thin door. Nothing heavy is imported before a sweep begins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.cli.common import Wrong
+from shoal.signals import end_when_told
+
+if TYPE_CHECKING:
+    from shoal.sweeping.disk import Sweep
+    from shoal.sweeping.study import Study
+
+
+@click.command()
+@click.argument("study", metavar="STUDY.toml", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Its folder.  [default: sweeps/NAME]")
+@click.option("--dry-run", is_flag=True, help="Say which runs there are and which are left, and run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
+    """Run every combination of settings in STUDY.toml with several seeds, and hold them against each other.
+
+    The same command again goes on where it was stopped: no finished run is run again. Exit code 1 if a run failed.
+
+    \b
+    shoal sweep studies/delay.toml --dry-run
+    shoal sweep studies/delay.toml
+    """
+    from shoal.errors import Invalid, ShoalError
+    from shoal.sweeping.study import Study
+
+    try:
+        asked = Study.load(study)
+        folder = out if out is not None else Path("sweeps") / asked.name
+        if dry_run:
+            _list(asked, folder, as_json)
+            return
+        found = _run(asked, folder, study, out)
+        failed = _show(found, as_json)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    except BrokenPipeError:
+        raise  # whoever read has read enough
+    except OSError as error:
+        where = error.filename or "the sweep's folder"
+        why = f"cannot read or write {where}: {error.strerror}: make room, or move it away, and start the sweep again"
+        raise click.ClickException(why) from None
+    sys.exit(1 if failed else 0)
+
+
+def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
+    from shoal.sweeping.run import run_left, stands
+    from shoal.sweeping.show import audience
+
+    end_when_told()
+    try:
+        with audience(asked, stands(asked, folder)) as seats:
+            return run_left(asked, folder, seats)
+    except (KeyboardInterrupt, SystemExit) as error:
+        done = sum(one.is_done for one in stands(asked, folder))
+        again = (
+            f"shoal sweep {click.format_filename(file)}{'' if out is None else f' --out {click.format_filename(out)}'}"
+        )
+        left = f"; {done:,} of {len(asked.runs):,} runs are finished; go on with the others: {again}"
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(left) from None
+        click.echo(f"terminated{left}", err=True)
+        raise
+
+
+def _list(asked: Study, folder: Path, as_json: bool) -> None:
+    """The runs of a study, and how they stand."""
+    import msgspec
+
+    from shoal.sweeping.disk import took
+    from shoal.sweeping.run import check_here, stands
+    from shoal.sweeping.schedule import estimate
+    from shoal.views import words
+
+    check_here(asked)
+    results, beside = stands(asked, folder), len(asked.places())
+    left = [one for one in results if not one.is_done]
+    seconds = estimate(took(results), len(left), beside)
+    if as_json:
+        runs = [{"run": one.run.name, "state": one.state, "reason": one.reason} for one in results]
+        click.echo(msgspec.json.format(msgspec.json.encode({"runs": runs, "left": len(left), "seconds_left": seconds})))
+        return
+    for one in results:
+        reason = f": {words.clean(one.reason)}" if one.reason else ""
+        click.echo(f"  {one.state:10} {words.clean(one.run.point.title)}, seed {one.run.seed}{reason}")
+    about = "" if seconds is None else f", about {words.duration(seconds)}"
+    at_once = f" ({beside} at a time)" if beside > 1 else ""
+    click.echo(
+        f"{len(results):,} runs, {len(left):,} left{at_once}{about if left else ''}: {click.format_filename(folder)}"
+    )
+
+
+def _show(found: Sweep, as_json: bool) -> bool:
+    """Print what it says and write it down; whether a run failed."""
+    import msgspec
+
+    from shoal.errors import Invalid
+    from shoal.sweeping.figures import figures
+    from shoal.sweeping.table import facts, printed, write_tables
+
+    of = figures(found)
+    write_tables(of, found.folder)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(facts(of))))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+        console.print(printed(of, console.width))
+    try:
+        from shoal.sweeping.pictures import write_pictures
+
+        write_pictures(of, found.folder)
+    except Invalid as error:
+        click.echo(f"no pictures: {error}", err=True)
+    if not as_json:
+        click.echo(f"look at it: {click.format_filename(found.folder)}")
+    return any(one.state == "failed" for one in found.results)

@@ -1,0 +1,142 @@
+"""``shoal topology NAME``: look at a graph before anybody is trained on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.cli.common import Wrong
+
+if TYPE_CHECKING:
+    from shoal.strategies.topology import Graph
+
+SHOWN = 12  # nodes whose weights fit on a screen
+NODES = 8  # unless told otherwise
+LEFT = (0.1, 0.01, 1e-6)  # of the distance
+# As strategies.gossip.Topology has them, which would cost an import of what computes.
+NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random", "file")
+
+
+@click.command()
+@click.argument("name", type=click.Choice(NAMES))
+@click.option("--nodes", type=click.IntRange(1), help="How many.  [default: 8; of a file, as many as it names]")
+@click.option("--edges", metavar="FILE", help='Of file: a line for each link, "0 1", or "0 -> 1" if it goes one way.')
+@click.option("--degree", type=click.IntRange(1), help="Of random: links of each.  [default: 3]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw it here (.png, .svg, .pdf).")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with all weights.")
+def topology(
+    name: str, nodes: int | None, edges: str | None, degree: int | None, seed: int, out: Path | None, as_json: bool
+) -> None:
+    """Look at a graph of workers that gossip: its links, its pieces, its weights, and how soon all agree on it.
+
+    \b
+    shoal topology ring --nodes 16
+    shoal topology random --nodes 16 --degree 4 --seed 7 --out random.png
+    shoal topology file --edges links.txt
+
+    Rounds are those until so much of the distance of all models from their mean is left, if nobody learns meanwhile. Exit code 1 if
+    not everybody hears of everybody: on such a graph they never agree.
+    """
+    from shoal.errors import Invalid, ShoalError
+
+    try:
+        graph = _graph(name, nodes, edges, degree, seed)
+        if out is not None:
+            from shoal.views.graph import draw
+
+            draw(graph.event(0.0, [str(node) for node in range(graph.nodes)]), out)
+    except Invalid as error:
+        raise Wrong(str(error)) from None
+    except OSError as error:
+        raise Wrong(f"cannot write {out}: {error.strerror}: choose another place (--out)") from None
+    except ShoalError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(_as_json(facts(graph)))
+    else:
+        click.echo("\n".join(page(graph)))
+        if out is not None:
+            click.echo(f"the picture: {click.format_filename(out)}")
+    if len(graph.parts()) > 1:
+        click.get_current_context().exit(1)
+
+
+def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, seed: int) -> Graph:
+    from shoal.errors import Invalid
+    from shoal.strategies.gossip import Gossip
+    from shoal.strategies.topology import Graph
+
+    if degree is not None and name != "random":
+        raise Invalid(f"--degree is for random graphs, and a {name} graph has its own: leave it away")
+    if (name == "file") != (edges is not None):
+        raise Invalid(
+            "a graph of a file needs --edges FILE, and the others have none: shoal topology file --edges links.txt"
+        )
+    if nodes is None and edges is None:
+        nodes = NODES
+    given = {} if degree is None else {"degree": degree}
+    strategy = Gossip(topology=name, edges=edges or "", **given)  # type: ignore[arg-type]
+    return Graph.of(strategy, nodes, seed)
+
+
+def facts(graph: Graph) -> dict[str, object]:
+    """All of it, for programs."""
+    return {
+        "topology": graph.name,
+        "nodes": graph.nodes,
+        "directed": graph.directed,
+        "links": graph.links,
+        "parts": graph.parts(),
+        "connected": len(graph.parts()) == 1,
+        "gap": graph.gap(),
+        "second_eigenvalue": graph.second(),
+        "rounds": {f"{left:g}": graph.rounds(left) for left in LEFT},  # until so much of the distance is left
+        "weights": graph.mixing().tolist(),
+    }
+
+
+def _as_json(told: dict[str, object]) -> str:
+    """A line for each fact: a matrix with a line for each number is read by nobody."""
+    import msgspec
+
+    return (
+        "{\n" + ",\n".join(f'  "{name}": {msgspec.json.encode(fact).decode()}' for name, fact in told.items()) + "\n}"
+    )
+
+
+def page(graph: Graph) -> list[str]:
+    """All of it, for people."""
+    from shoal.views import words
+
+    degrees = sorted(len(graph.tells(node)) for node in range(graph.nodes))
+    parts = graph.parts()
+    each = f"{degrees[0]:,}" if degrees[0] == degrees[-1] else f"{degrees[0]:,} to {degrees[-1]:,}"
+    ways = "one-way link" if graph.directed else "link"
+    held = "1: everybody hears of everybody" if len(parts) == 1 else f"{len(parts):,}: {graph.words()}"
+    lines = [
+        f"{graph.name}: {words.many(graph.nodes, 'worker')}, {words.many(len(graph.links), ways)}, {each} from each",
+        f"pieces             {held}",
+        f"spectral gap       {graph.gap():.4g}   (second eigenvalue {graph.second():.4g})",
+        f"predicted rounds   {_rounds(graph)}",
+    ]
+    if len(parts) > 1:
+        lines.append("they never agree: `shoal train` refuses it, unless it is to be seen (--allow-disconnected)")
+    return [*lines, "", *_weights(graph)]
+
+
+def _rounds(graph: Graph) -> str:
+    from shoal.views import words
+
+    found = [(left, rounds) for left in LEFT if (rounds := graph.rounds(left)) is not None]
+    return ", ".join(f"{words.rounds(rounds)} to {left:g}" for left, rounds in found) or "never"
+
+
+def _weights(graph: Graph) -> list[str]:
+    what = "shares of push-sum, row: who is sent, column: by whom" if graph.directed else "Metropolis weights"
+    if graph.nodes > SHOWN:
+        return [f"{what}: --json shows those of more than {SHOWN} nodes"]
+    rows = [" ".join(f"{value:5.3f}" if value else "    ." for value in row) for row in graph.mixing().tolist()]
+    return [what, *(f"  {node:>2}  {row}" for node, row in enumerate(rows))]

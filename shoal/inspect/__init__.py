@@ -1,0 +1,1 @@
+"""Looks at runs and clusters from outside: nothing changes by being looked at."""

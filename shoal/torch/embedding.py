@@ -1,0 +1,202 @@
+"""Embeddings whose rows live on the servers: as many as there is room for there, and a worker has those of its batch.
+
+forward     the distinct ids of the batch, in one pull; torch's own kernels do the rest
+backward    the summed gradient of each distinct id, in one push; the update runs on the server
+
+The table is asynchronous, whatever the rest of the model is: nobody waits for anybody's rows, and a worker reads what it
+has pushed itself. In ``eval()``, and where no gradient is computed, nothing is pushed. A row is born at its first push;
+before that it reads as its initial value, which follows from its id.
+
+Rows are not in ``state_dict``, since there may be more of them than a worker has room for: it says so, once. ``all_rows`` is
+what one keeps instead, and ``start`` how the next run begins with them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.nn import functional
+
+from shoal.errors import BadValues, Invalid
+from shoal.keys import Keys, KeyValues, Values
+from shoal.launch.local import Cluster, local
+from shoal.nodes.blocking import KV
+from shoal.store.task import Task
+from shoal.store.update import AdaGrad
+from shoal.tables import Initial, Normal, Sparse, Update
+from shoal.torch.embedding_init import create_with
+from shoal.torch.rank import Place, ensure
+
+Kept = tuple[torch.Tensor, torch.Tensor]  # ids, and a row of values for each
+
+
+class Embedding(torch.nn.Module):
+    """One row for each id. ``num_embeddings`` None: any ids below 2^63, spread by a hash.
+
+    ``state_dict`` does not have the rows. Keep them: ``torch.save(model.ads.all_rows(), "ads.pt")``; and begin with them:
+    ``Embedding(..., start=torch.load("ads.pt"))``, the same in all workers (the first to come makes the table).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        *,
+        name: str,
+        update: Update | None = None,
+        initial: Initial | None = None,
+        start: Kept | None = None,
+        kv: KV | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.name = num_embeddings, embedding_dim, name
+        self._kv = kv if kv is not None else _connection()
+        self._pushes: list[Task] = []
+        self._told = False  # that state_dict has no rows
+        spec = Sparse(
+            keys=num_embeddings,
+            hashed=num_embeddings is None,
+            width=embedding_dim,
+            update=update if update is not None else AdaGrad(step=0.05),
+            initial=initial if initial is not None else Normal(deviation=0.01),
+        )
+        there = ensure(self._kv, name, spec, None if start is None else lambda: self._create(spec, start))
+        if (mine := msgspec.to_builtins(spec)) != (theirs := msgspec.to_builtins(there)):
+            field = next(field for field in mine if mine[field] != theirs.get(field))
+            raise Invalid(
+                f"table {name!r} is there with {field}={theirs.get(field)}, and this one has {mine[field]}: give all "
+                "workers the same settings, or this one another name="
+            )
+        atexit.register(_call, weakref.WeakMethod(self.flush))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        weights, places = self._pulled(ids)
+        return functional.embedding(places.view(ids.shape), weights)
+
+    def rows(self, ids: Any) -> Values:
+        """The rows of these ids as they are now: an array."""
+        self.flush()
+        found: Values = self._kv.pull(self.name, np.asarray(ids).reshape(-1)).result()
+        return found.reshape(-1, self.embedding_dim)
+
+    def all_rows(self) -> Kept:
+        """Every id that has been pushed to, and its row as it is now: two tensors on the CPU, by rising id."""
+        self.flush()
+        found: KeyValues = self._kv.pull(self.name, slice(None), exact=True).result()
+        keys = np.asarray(found.keys)
+        order = np.argsort(keys)
+        return torch.from_numpy(keys[order].astype(np.int64)), torch.from_numpy(found.values[order])
+
+    def _save_to_state_dict(self, *arguments: Any, **settings: Any) -> None:
+        super()._save_to_state_dict(*arguments, **settings)
+        if not self._told:
+            self._told = True
+            what = f"the rows of {self.name!r} are on the servers and not in this state_dict: save its all_rows(), too"
+            print(f"shoal: {what}", file=sys.stderr)
+
+    def flush(self) -> None:
+        """Returns when all that was pushed is counted."""
+        pushes, self._pushes = self._pushes, []
+        self._kv.wait(pushes)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings or 'hashed'}, {self.embedding_dim}, name={self.name!r}"
+
+    def _create(self, spec: Sparse, start: Kept) -> None:
+        ids, values = (torch.as_tensor(one).detach().cpu() for one in start)
+        create_with(self._kv, self.name, spec, ids.numpy(), values.float().numpy())
+
+    def _pulled(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of the distinct ids, and for every id its place among them."""
+        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+            raise Invalid(f"ids are {ids.dtype}: whole numbers are needed")
+        keys, places = np.unique(ids.detach().cpu().numpy().reshape(-1), return_inverse=True)
+        rows = torch.zeros(max(1, len(keys)), self.embedding_dim)
+        rows.numpy()[: len(keys)] = self.rows(keys)
+        rows = rows.to(ids.device)
+        if torch.is_grad_enabled() and len(keys):
+            rows.requires_grad_()
+            if self.training:
+                rows.register_post_accumulate_grad_hook(lambda leaf: self._push(keys, leaf))
+        return rows, torch.from_numpy(places.reshape(-1)).to(ids.device)
+
+    def _push(self, keys: Keys, rows: torch.Tensor) -> None:
+        assert rows.grad is not None
+        gradient = rows.grad.detach().to("cpu", torch.float32).numpy()
+        rows.grad = None  # a second backward through the same batch counts what it adds
+        try:
+            self._pushes.append(self._kv.push(self.name, keys, gradient))
+        except BadValues:
+            raise BadValues(
+                f"the gradient of {self.name!r} is not finite (NaN or infinite): nothing was sent; take a smaller step, "
+                "or look at the loss"
+            ) from None
+
+
+class EmbeddingBag(Embedding):
+    """The sum or the mean of the rows of each bag: ids of shape (bags, ids), or flat with ``offsets``, as in torch."""
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        mode: str = "mean",
+        *,
+        name: str,
+        update: Update | None = None,
+        initial: Initial | None = None,
+        start: Kept | None = None,
+        kv: KV | None = None,
+    ) -> None:
+        if mode not in ("sum", "mean"):
+            raise Invalid(f"mode={mode!r}: needs 'sum' or 'mean'")
+        super().__init__(num_embeddings, embedding_dim, name=name, update=update, initial=initial, start=start, kv=kv)
+        self.mode = mode
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        weights, places = self._pulled(ids)
+        shaped = places.view(ids.shape)
+        bags: torch.Tensor = functional.embedding_bag(
+            shaped, weights, offsets, mode=self.mode, per_sample_weights=per_sample_weights
+        )
+        return bags
+
+
+_lock = threading.Lock()
+_shared: list[KV] = []
+_private: list[Cluster] = []
+
+
+def _connection() -> KV:
+    """This process's client for rows: of the launcher's cluster, or else of a private one."""
+    with _lock:
+        if not _shared or _shared[0].closed:
+            place = Place.here()
+            if place is not None:
+                _shared[:] = [place.join("client", f"{place.name}-rows")]
+            else:
+                print(
+                    "shoal: no servers here, so rows are kept in this process; with them: shoal launch ...",
+                    file=sys.stderr,
+                )
+                _private[:] = [local(servers=1)]
+                _shared[:] = [_private[0].client()]
+        return _shared[0]
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    if (flush := method()) is not None:
+        flush()

@@ -1,0 +1,119 @@
+"""The workers of one model: who takes part, and who does not any more.
+
+A worker is *gone* when it has come and is no member now (it finished, ended, or was declared dead), or when the launcher
+saw its process end before it ever came. Whoever waits for all of them looks now and then who is gone, and goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import Invalid, TimedOut
+from shoal.launch.script import ENDED
+from shoal.store.task import Task
+from shoal.store.update import Sum
+from shoal.tables import Dense
+from shoal.torch.rank import Place, ensure
+
+log = logging.getLogger("shoal")
+LOOK = 0.25  # seconds between two looks at who is gone
+_REMIND = 10.0  # seconds after which a wait is told, then twice that, ...
+_SOON = 0.02
+
+
+class Crew:
+    """``worker`` is this process's client with a clock, for the model's table alone; ``store`` is for all else."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.place, self._name = place, name
+        self._client = f"-{name}"
+        self.store = place.join("client", f"{place.name}{self._client}-store")
+        self.worker = place.join("worker", place.name + self._client)
+        self._came = f"{name}.came"
+        ensure(self.store, self._came, Dense(rows=place.world, update=Sum()))
+        atexit.register(_call, weakref.WeakMethod(self.close))
+
+    def has_come(self) -> bool:
+        """This worker, in an earlier life or by mistake under the same rank."""
+        return bool(self.store.pull(self._came, [self.place.rank]).result()[0])
+
+    def come(self) -> None:
+        """From now on the others may wait for this worker, until it is gone."""
+        self.store.push(self._came, [self.place.rank], [1.0]).result()
+
+    def gone(self) -> list[int]:
+        """The ranks of those who take no part any more, in order."""
+        came = self.store.pull(self._came, slice(None)).result()
+        tables = self.store.tables()  # asked after that: who had come had joined, so it is here unless it went
+        here = set(self.store.members)
+        ended = self.store.pull(ENDED, slice(None)).result() if ENDED in tables else np.zeros(self.place.world)
+        away = [f"worker-{rank}{self._client}" not in here for rank in range(self.place.world)]
+        return [rank for rank in range(self.place.world) if ended[rank] or (came[rank] and away[rank])]
+
+    def wait(self, task: Task, late: Callable[[list[int]], Any]) -> Any:
+        """The result of a task that others have a part in; ``late`` is told who is gone while it takes long."""
+        reminder = _Reminder()
+        while True:
+            try:
+                return task.result(LOOK)
+            except TimedOut as error:
+                if task.error is error:  # how it ended, and not that our look was too short
+                    raise
+                if task.done:  # by now
+                    continue
+            late(self.gone())
+            reminder(f"{task.what} waits for {task.waits_for or 'an answer'}")
+
+    def until(self, what: str, there: Callable[[], bool]) -> None:
+        """Look again and again, and say what is waited for if that takes long."""
+        reminder = _Reminder()
+        while not there():
+            reminder(f"worker {self.place.rank} waits for {what}")
+            threading.Event().wait(_SOON)
+
+    def first(self) -> bool:
+        """Is this the lowest rank that is not gone?"""
+        gone = self.gone()
+        return all(rank in gone for rank in range(self.place.rank))
+
+    def leave(self) -> None:
+        """Nobody waits for this worker from now on."""
+        self.worker.close()
+
+    def wait_for_all(self) -> None:
+        """Until everybody has left, or is gone otherwise."""
+        world = self.place.world
+        self.until("the others to finish", lambda: len(self.gone()) == world)
+
+    def close(self) -> None:
+        self.worker.close()
+        self.store.close()
+
+    def check_here(self) -> None:
+        if self.worker.closed:
+            raise Invalid("this worker has finished: distribute the model again, under another name, to go on")
+
+
+class _Reminder:
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._next = _REMIND
+
+    def __call__(self, what: str) -> None:
+        waited = time.monotonic() - self._began
+        if waited >= self._next:
+            log.warning("%s, for %.0f s now", what, waited)
+            self._next *= 2
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    if (close := method()) is not None:
+        close()

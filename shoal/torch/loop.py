@@ -1,0 +1,311 @@
+"""A PyTorch loop on the servers: ``optimizer = distribute(model, optimizer)``, and the rest of it stays as it is.
+
+    zero_grad, forward, backward        in this process, as ever
+    step                                the gradients go to the servers, which update; the new weights come back
+
+    distribute(model, optimizer)                    asynchronous: nobody waits; each worker's step is an update
+    distribute(model, optimizer, max_delay=4)       nobody is more than 4 steps ahead of the slowest
+    distribute(model, optimizer, sync=True)         one update per step, of the mean over all workers, as one large batch
+
+What a server keeps beside the weights (momenta and the like) stays there. Buffers, such as batch-norm's running means, stay
+with each worker until ``average_buffers``. A worker that dies holds nobody up for long: in sync, what it owes is declared
+void. Without a launcher there is nothing to distribute to, and the loop is the plain one it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+import msgspec
+import torch
+
+from shoal.errors import BadValues, Fenced, Invalid, RunFailed, SegmentsLost
+from shoal.keys import Values
+from shoal.store.update import Assign
+from shoal.tables import Apply, Dense, Each, Given, Step, Wire, whole
+from shoal.torch.flatten import Flat
+from shoal.torch.group import Crew
+from shoal.torch.optimizers import changed, settings, update_of
+from shoal.torch.rank import Place, ensure
+from shoal.torch.sampling import PartSampler
+
+log = logging.getLogger("shoal")
+_WITHOUT = (
+    "leave the scheduler out, and take the smaller lr from the start, or AdamW, which finds the size of its steps"
+)
+
+
+def distribute(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    sync: bool = False,
+    max_delay: int | None = None,
+    wire: Wire = "float32",
+    name: str = "model",
+    place: Place | None = None,
+) -> Distributed:
+    """An optimizer whose update runs on the servers. The weights start as those of worker 0, everywhere.
+
+    ``wire`` is how values travel: "bfloat16" and "float16" take half the bytes. ``name`` is the table's, for programs that
+    distribute more than one model.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, Distributed):
+        raise Invalid(f"{type(optimizer).__name__} is no optimizer of torch.optim: make one, and distribute it once")
+    if sync and max_delay is not None:
+        raise Invalid("sync=True and max_delay= exclude each other: in sync nobody is ahead")
+    if max_delay is not None:
+        max_delay = whole("max_delay", max_delay)
+    update_of(optimizer)  # refused here as it would be there, so that a script is tried out alone
+    place = place or Place.here()
+    if place is None:
+        print(
+            "shoal: no servers here, so this is plain PyTorch; with them: shoal launch --workers 4 ...", file=sys.stderr
+        )
+        return Alone(model, optimizer)
+    return OnServers(model, optimizer, sync, max_delay, wire, name, place)
+
+
+class Distributed(torch.optim.Optimizer):
+    """What ``distribute`` returns: an optimizer, and what a worker wants to know. ``state_dict`` has settings only."""
+
+    rank, world = 0, 1
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups[0]["params"], dict(optimizer.defaults))
+        self.param_groups = optimizer.param_groups  # the very same: a scheduler may have the other one in hand
+        self.model = model
+
+    def sampler(self, data: Sized, shuffle: bool = True, seed: int = 0) -> PartSampler:
+        """This worker's part of a data set, for a DataLoader."""
+        return PartSampler(data, self.rank, self.world, shuffle, seed)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise Invalid(
+            "what an optimizer has learned is on the servers: load the model's state before it is distributed"
+        )
+
+    def average_buffers(self) -> None:
+        """Floating-point buffers (batch-norm) become the mean over the workers. All of them have to call it."""
+
+    def finish(self) -> None:
+        """No more steps here. Waits until all workers say so, or are gone; then the model has the last weights."""
+
+
+class Alone(Distributed):
+    """No servers: the optimizer as it was."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(model, optimizer)
+        self._plain = optimizer
+        self._settings = settings(self.param_groups[0])
+        self._warned = False
+        self.state = optimizer.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if not self._warned and (different := changed(self._settings, self.param_groups[0])):
+            self._warned = True
+            print(f"shoal: {different}; under shoal launch that is refused: {_WITHOUT}", file=sys.stderr)
+        return self._plain.step(closure)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._plain.load_state_dict(state_dict)
+        self.param_groups, self.state = self._plain.param_groups, self._plain.state
+
+
+_here: weakref.WeakValueDictionary[tuple[str, int, str], OnServers] = weakref.WeakValueDictionary()  # that are at it
+
+
+class OnServers(Distributed):
+    """One worker of several."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        sync: bool,
+        max_delay: int | None,
+        wire: Wire,
+        name: str,
+        place: Place,
+    ) -> None:
+        super().__init__(model, optimizer)
+        self._key = (str(place.cluster), place.rank, name)
+        if self._key in _here:
+            raise Invalid(f"{name!r} is distributed by this worker already: give the second model another name=")
+        self.rank, self.world, self._name, self._sync = place.rank, place.world, name, sync
+        self.steps = 0  # that this worker has made
+        self._settings = settings(self.param_groups[0])
+        self._flat = Flat(model, self.param_groups[0]["params"])
+        apply: Apply = Step(slots=place.world, combine="mean") if sync else Each()
+        delay = 0 if sync else max_delay
+        flat, update = self._flat, update_of(optimizer)
+        self._spec = Dense(rows=flat.rows, width=flat.width, update=update, apply=apply, max_delay=delay, wire=wire)
+        self._crew = Crew(place, name)
+        try:
+            self._begin()
+        except BaseException:
+            self._crew.close()
+            raise
+        self._rounds = _Rounds(self._crew, name)
+        self._averaged = 0
+        _here[self._key] = self
+
+    def _begin(self) -> None:
+        """Make the table, if that falls to this worker; else see that it is the right one. Then read it."""
+        if self._sync and self._crew.has_come():
+            raise Invalid(f"worker {self.rank} of {self._name!r} has been here: take another name=, or another cluster")
+        store = self._crew.store
+        self._crew.until("worker 0 to make the model's table", lambda: self._is_there() or self._crew.first())
+        if not self._is_there():
+            self._create()
+        self._check(store.tables()[self._name])
+        self._flat.put(self._crew.worker.pull(self._name, slice(None), exact=True).result())
+        self._crew.come()
+
+    def _is_there(self) -> bool:
+        return self._name in self._crew.store.tables()
+
+    def _create(self) -> None:
+        weights = self._flat.weights()
+        with tempfile.NamedTemporaryFile(prefix="shoal-weights-", suffix=".f32") as file:
+            file.write(weights.astype("<f4").data)
+            file.flush()
+            initial = Given(os.path.abspath(file.name), zlib.crc32(weights.astype("<f4").data), self._flat.about)
+            ensure(self._crew.store, self._name, msgspec.structs.replace(self._spec, initial=initial))
+
+    def _check(self, there: Any) -> None:
+        """The table is another worker's: the same model, trained the same way?"""
+        theirs = there.initial.about if isinstance(there.initial, Given) else "no module"
+        if difference := self._flat.difference(theirs):
+            raise Invalid(
+                f"the model differs between the workers ({difference}): build the same one in all of them, with "
+                "torch.manual_seed before it where a part is frozen"
+            )
+        for field in ("rows", "width", "update", "apply", "max_delay", "wire"):
+            mine, other = getattr(self._spec, field), getattr(there, field, None)
+            if mine != other:
+                raise Invalid(
+                    f"{field} differs between the workers ({mine} here, {other} there): give them all the same settings"
+                )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Count the gradients once, and bring the new weights. A gradient that is not finite is refused, uncounted."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._crew.check_here()
+        self._check_unchanged()
+        gradients = self._flat.gradients()
+        try:
+            self._flat.put(self._pushed(gradients))
+        except BadValues:
+            if (name := self._flat.blame(gradients)) is None:
+                raise
+            raise BadValues(
+                f"the gradient of {name} is not finite (NaN or infinite) in step {self.steps + 1} of worker {self.rank}: "
+                "nothing was sent, and the step is not counted; take a smaller lr, or clip the gradients"
+            ) from None
+        self.steps += 1
+        return loss
+
+    def _check_unchanged(self) -> None:
+        """What the servers cannot follow must not be ignored in silence."""
+        if len(self.param_groups) != 1:
+            raise Invalid(
+                "the optimizer got another group of parameters: distribute it when it has all of them, in one"
+            )
+        if different := changed(self._settings, self.param_groups[0]):
+            raise Invalid(f"{different} when the model was distributed, and the servers go on with that: {_WITHOUT}")
+        if name := self._flat.switched():
+            raise Invalid(f"requires_grad of {name} was changed: set it before the model is distributed")
+
+    def _pushed(self, gradients: Values) -> Values:
+        weights: Values
+        worker = self._crew.worker
+        with _in_words(self.rank):
+            if self._sync:
+                return self._rounds.step(self._name, self.steps, gradients, worker)
+            try:
+                weights = worker.push_pull(self._name, slice(None), gradients).result()
+            except Fenced:
+                log.warning("worker %d was silent for too long: whether its last step counts is not known", self.rank)
+                weights = worker.pull(self._name, slice(None)).result()
+            return weights
+
+    def average_buffers(self) -> None:
+        self._crew.check_here()
+        buffers = [one for one in self.model.buffers() if one.is_floating_point()]
+        if not buffers:
+            return
+        flat = torch.cat([one.detach().to("cpu", torch.float32).reshape(-1) for one in buffers])
+        table = f"{self._name}.buffers"
+        apply = Step(slots=self.world, combine="mean")
+        ensure(self._crew.store, table, Dense(rows=len(flat), update=Assign(), apply=apply, max_delay=0))
+        with _in_words(self.rank):
+            mean = torch.tensor(self._rounds.step(table, self._averaged, flat.numpy(), self._crew.store))
+        self._averaged += 1
+        with torch.no_grad():
+            for one, piece in zip(buffers, torch.split(mean, [one.numel() for one in buffers]), strict=True):
+                one.copy_(piece.view_as(one))
+
+    def finish(self) -> None:
+        self._crew.check_here()
+        self._crew.leave()
+        with _in_words(self.rank):
+            self._crew.wait_for_all()
+            self._flat.put(self._crew.store.pull(self._name, slice(None), exact=True).result())
+
+
+@contextlib.contextmanager
+def _in_words(rank: int) -> Iterator[None]:
+    """What the store says of its parts, as the user of a loop would want to hear it."""
+    try:
+        yield
+    except SegmentsLost as error:
+        raise RunFailed(
+            f"{error.server} is gone, and with it the only copy of its part of the model: launch it again, with "
+            "--servers 2 --copies 2 or more, and it goes on when one of them dies"
+        ) from None
+    except Fenced:
+        raise RunFailed(
+            f"worker {rank} was silent for too long, and the others have gone on without it: look at what held it up "
+            "(no memory, a process that was stopped), and launch it again"
+        ) from None
+
+
+class _Rounds:
+    """Steps that every worker has a slot of. Of those who are gone, the first who is not declares the slots void."""
+
+    def __init__(self, crew: Crew, name: str) -> None:
+        self._crew, self._name = crew, name
+        self._gone: list[int] = []
+
+    def step(self, table: str, number: int, values: Values, kv: Any) -> Values:
+        """The rows of a table after step ``number``, to which this worker gives ``values``."""
+        rank, world = self._crew.place.rank, self._crew.place.world
+
+        def void(gone: list[int]) -> None:
+            self._gone = gone
+            if all(other in gone for other in range(rank)):
+                tasks = [
+                    kv.push(table, (), (), slot=(0, number * world + one), void=True) for one in gone if one != rank
+                ]
+                voids.extend(tasks)
+
+        voids: list[Any] = []
+        task = kv.push_pull(table, slice(None), values, slot=(0, number * world + rank))
+        if self._gone:
+            void(self._gone)
+        weights: Values = self._crew.wait(task, void)
+        kv.wait(voids)
+        return weights

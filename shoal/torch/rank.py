@@ -1,0 +1,88 @@
+"""Which worker of how many this process is, and how it gets to the servers.
+
+``shoal launch`` says it by the environment; who runs workers as threads says it by hand: ``Place(cluster, rank, world)``.
+In a process that was launched, an error of shoal's own is one line, not a traceback: the next move is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from shoal.errors import Invalid, ShoalError
+from shoal.launch.local import Cluster, connect
+from shoal.launch.script import ADDRESS, RANK, SAYS, WORLD
+from shoal.limits import SLOTS_PER_STEP
+from shoal.nodes.blocking import KV
+from shoal.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Worker ``rank`` of ``world``, by a cluster of this process or by the address of one."""
+
+    cluster: Cluster | str
+    rank: int
+    world: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.world <= SLOTS_PER_STEP:
+            raise Invalid(f"world={self.world}: needs 1 to {SLOTS_PER_STEP} workers")
+        if not 0 <= self.rank < self.world:
+            raise Invalid(f"rank={self.rank} of {self.world} workers: ranks are 0 to {self.world - 1}")
+
+    @classmethod
+    def here(cls) -> Place | None:
+        """As the launcher said it; None if there is none."""
+        if not (address := os.environ.get(ADDRESS)):
+            return None
+        try:
+            return cls(address, int(os.environ[RANK]), int(os.environ[WORLD]))
+        except (KeyError, ValueError) as error:
+            what = error if isinstance(error, Invalid) else f"{RANK} and {WORLD} are no numbers"
+            raise Invalid(f"{ADDRESS} is set, but {what}: start the script with `shoal launch`") from None
+
+    @property
+    def name(self) -> str:
+        """What the names of all clients of this worker begin with."""
+        return f"worker-{self.rank}"
+
+    def join(self, role: Literal["client", "worker"], name: str) -> KV:
+        if isinstance(self.cluster, str):
+            return connect(self.cluster, role, name)
+        return self.cluster.worker(name) if role == "worker" else self.cluster.client(name)
+
+
+def ensure(kv: KV, name: str, spec: Table, create: Callable[[], None] | None = None) -> Table:
+    """The table of that name: made now (by ``create``), unless somebody has, perhaps at this very moment."""
+    if (there := kv.tables().get(name)) is not None:
+        return there
+    try:
+        kv.create(name, spec) if create is None else create()
+    except Invalid:
+        if (there := kv.tables().get(name)) is None:
+            raise
+        return there
+    return kv.tables()[name]
+
+
+def say_errors_in_a_line() -> None:
+    """Of shoal's own errors, in a launched process: where in the script, what, and the next move."""
+    if not os.environ.get(ADDRESS) or getattr(sys.excepthook, "__module__", "") == __name__:
+        return
+    usual = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, ShoalError):
+            usual(kind, error, trace)
+            return
+        lines = [line for frame, line in traceback.walk_tb(trace) if frame.f_globals.get("__name__") == "__main__"]
+        where = f"{os.path.basename(sys.argv[0])}, line {lines[-1]}: " if lines else ""
+        print(f"{SAYS}{where}{' '.join(str(error).split())}", file=sys.stderr)
+
+    sys.excepthook = hook

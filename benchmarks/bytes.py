@@ -25,14 +25,14 @@ import msgspec
 
 import benchmarks.as_is  # noqa: F401  (known here, and by its name where servers and workers are)
 from benchmarks.store import Machine, _machine
-from shoal.data.arrays import sparse
 from shoal.data.datasets import NAMED, VARIABLE, load
+from shoal.data.dense_file import sparse
 from shoal.errors import Invalid
 from shoal.events import Evaluated
 from shoal.job import Job
 from shoal.models.optimum import judge
 from shoal.models.trained import Trained
-from shoal.run import Run, execute
+from shoal.run.run import Run, execute
 
 FTRL, BLOCKS = "ftrl", "block-proximal"
 NONE, HANDLES, KKT, ALL = "none", "handles", "kkt", "all together"

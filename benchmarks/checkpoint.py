@@ -33,10 +33,10 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.files import Disk
 from shoal.keys import KeyRange, Values
-from shoal.store import checkpoint
-from shoal.store.checkpoint import Manifest, Tabled
+from shoal.store.checkpoint import manifest
+from shoal.store.checkpoint.manifest import Manifest, Tabled
+from shoal.store.checkpoint.segment_file import read_segment, write_segment
 from shoal.store.image import Image
-from shoal.store.segment_file import read_segment, write_segment
 from shoal.tables import Dense, Update
 from shoal.wire.messages import Books, Counts
 
@@ -157,17 +157,17 @@ def table(results: Results) -> Table:
 
 def _save(model: Model, root: Path) -> None:
     disk = Disk()
-    number = checkpoint.prepare(disk, root)
-    folder = checkpoint.folder_of(root, number)
+    number = manifest.prepare(disk, root)
+    folder = manifest.folder_of(root, number)
     written = [write_segment(disk, folder, "w", 1, image) for image in model.images]
-    checkpoint.finish(
+    manifest.finish(
         disk, folder, Manifest(number=number, generation=0, job="", steps=1, tables=[model.table], segments=written)
     )
 
 
 def _load(model: Model, root: Path) -> None:
-    disk, folder = Disk(), checkpoint.folder_of(root, 1)
-    for written in checkpoint.read_manifest(disk, folder).segments:
+    disk, folder = Disk(), manifest.folder_of(root, 1)
+    for written in manifest.read_manifest(disk, folder).segments:
         keys = model.table.keys(written.segment)
         _same(read_segment(disk, folder, written, model.table.spec, keys).rows, model.images[written.segment])
 

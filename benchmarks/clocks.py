@@ -24,7 +24,7 @@ from benchmarks.harness import Bench
 from benchmarks.store import Machine, _machine
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
-from shoal.store.vector import RangeClocks
+from shoal.store.server.vector_clock import RangeClocks
 
 if TYPE_CHECKING:
     from rich.table import Table

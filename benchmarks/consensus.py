@@ -26,10 +26,10 @@ from benchmarks.store import Machine, _machine
 from shoal.errors import Invalid
 from shoal.events import Evaluated
 from shoal.job import Job
-from shoal.run import execute
-from shoal.strategies.gossip import Gossip
-from shoal.strategies.topology import Graph
-from shoal.views.agreement import FALLEN, decay
+from shoal.run.run import execute
+from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip.topology import Graph
+from shoal.views.consensus import FALLEN, decay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

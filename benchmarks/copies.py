@@ -32,10 +32,10 @@ import numpy.typing as npt
 
 from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
+from shoal.client import KV
 from shoal.errors import Invalid
 from shoal.launch.local import local
-from shoal.nodes.blocking import KV
-from shoal.store.update import AdaGrad, Sum
+from shoal.store.table.update import AdaGrad, Sum
 from shoal.tables import Apply, Dense, Each, Sparse, Step
 from shoal.tables import Table as Spec
 

@@ -29,14 +29,14 @@ from benchmarks.store import Machine, _machine
 from shoal.errors import Invalid
 from shoal.launch.local import local
 from shoal.models import needs_torch
-from shoal.store.update import SGD
+from shoal.store.table.update import SGD
 from shoal.tables import Dense, Sparse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-    from shoal.nodes.blocking import KV
+    from shoal.client import KV
 
 Say = Callable[[str], None]
 WORKERS = 2

@@ -33,10 +33,10 @@ from benchmarks.store import Machine, _machine
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Gone, Handed, RunEvent, Voided, Warned
+from shoal.inspect.status import Looking, look_at
 from shoal.job import Job
-from shoal.launch.looking import Looking, look_at
-from shoal.launch.training import Training
-from shoal.strategies import TABLE, TALLY
+from shoal.nodes.strategy import TABLE, TALLY
+from shoal.strategies.parameter_server.run import Training
 from shoal.tables import Sparse, Update
 
 if TYPE_CHECKING:

@@ -29,12 +29,12 @@ import numpy as np
 
 from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
+from shoal.client import KV
 from shoal.errors import Invalid, Refused
 from shoal.launch.local import connect, local
-from shoal.nodes.blocking import KV
+from shoal.security import keyring
+from shoal.security.address import parsed, with_key
 from shoal.tables import Dense
-from shoal.wire import keyring
-from shoal.wire.address import parsed, with_key
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -208,7 +208,7 @@ def _case(what: str, unit: str, found: dict[str, list[float]], progress: Callabl
 
 
 def _training(settings: Settings, keys: Path, place: Path, progress: Callable[[str], None]) -> Case:
-    from shoal.run import train
+    from shoal.run.run import train
 
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(settings.runs):

@@ -32,12 +32,12 @@ import numpy as np
 from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
 from shoal import limits
+from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
+from shoal.inspect.status import Looking, look_at
 from shoal.keys import Keys
 from shoal.launch.local import local
-from shoal.launch.looking import Looking, look_at
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.blocking import KV
 from shoal.tables import Dense, Update
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m

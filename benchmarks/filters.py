@@ -23,17 +23,17 @@ import numpy as np
 
 from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
-from shoal.data.arrays import sparse
 from shoal.data.datasets import VARIABLE, Source, load
-from shoal.data.localise import Localiser
+from shoal.data.dense_file import sparse
+from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.filters import described, taken
 from shoal.filters.chain import Chain
 from shoal.keys import Keys, Values
-from shoal.models.learning import learner_of
+from shoal.models.learner import learner_of
 from shoal.models.linear import Linear
-from shoal.wire.base import Array
+from shoal.wire.messages.base import Array
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -29,10 +29,10 @@ from benchmarks.store import (
     _machine,
 )
 from benchmarks.store_rivals import Array
+from shoal.client import KV
 from shoal.errors import Invalid
-from shoal.nodes.blocking import KV
 from shoal.tables import Dense, Wire
-from shoal.wire.forms import restored, shortened
+from shoal.wire.half_precision import restored, shortened
 
 if TYPE_CHECKING:
     from rich.table import Table

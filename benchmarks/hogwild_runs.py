@@ -22,11 +22,18 @@ import numpy as np
 from shoal.data.batch import Floats, Ids
 from shoal.data.synthetic import MAKERS, TEST_FROM
 from shoal.models.linear import Linear
-from shoal.store.update import SGD, AdaGrad, rule_named
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.racing import CURSOR, LIMIT, LINE, Race, desk, lost
-from shoal.strategies.serial import OneCore
+from shoal.store.table.update import SGD, AdaGrad, rule_named
+from shoal.strategies.hogwild.loop import (
+    CURSOR,
+    LIMIT,
+    LINE,
+    Race,
+    desk,
+    lost,
+)
+from shoal.strategies.hogwild.settings import Hogwild
 from shoal.tables import Update
+from shoal.training.one_core import OneCore
 
 MODEL = Linear()
 DIVERGED = 10 * float(np.log(2.0))  # a loss above this, or none at all: it will not come back in time
@@ -165,7 +172,7 @@ class Threads:
         self._desk, self._sums = np.zeros(desk(threads), np.int64), np.zeros((threads, LINE))
 
     def advance(self, order: Ids) -> float:
-        from shoal.strategies import atomics
+        from shoal.strategies.hogwild import atomics
 
         tally, spans, here = np.zeros(len(order), np.int8), np.zeros((self._threads, 2)), np.zeros(LINE, np.int64)
         self._desk[CURSOR, 0], self._desk[LIMIT, 0] = 0, len(order)

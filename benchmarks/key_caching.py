@@ -22,18 +22,18 @@ import numpy as np
 
 from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
-from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset, load
-from shoal.data.localise import Localiser
+from shoal.data.dense_file import sparse
+from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.keys import KeyRange, Keys
-from shoal.run import train
-from shoal.store.handles import Handles, crc_of
-from shoal.store.outcome import Outcome
-from shoal.store.segment import Segments
-from shoal.store.update import AdaGrad
+from shoal.run.run import train
+from shoal.store.server.key_lists import Handles, crc_of
+from shoal.store.server.outcome import Outcome
+from shoal.store.server.primary import Segments
+from shoal.store.table.update import AdaGrad
 from shoal.tables import Dense, Sparse
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m

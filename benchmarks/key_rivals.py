@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.keys import KeyRange, Keys, Values
 from shoal.limits import KEY_LIMIT
-from shoal.store.table import Table
+from shoal.store.table.table import Table
 from shoal.tables import Sparse
 
 

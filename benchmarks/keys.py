@@ -25,7 +25,7 @@ from shoal.errors import Invalid
 from shoal.keys import KeyList, Keys, distinct
 from shoal.launch.local import local
 from shoal.limits import KEY_LIMIT
-from shoal.store.update import AdaGrad
+from shoal.store.table.update import AdaGrad
 from shoal.tables import Sparse
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _speed(call: Callable[[Keys], Any], lists: Any) -> float:
 
 def _clicks(settings: Settings, admit: int) -> Clicks:
     from shoal.models.trained import Trained
-    from shoal.run import train
+    from shoal.run.run import train
 
     more = {"launch.how": "threads", "data.rows": settings.rows, "strategy.admit": admit}
     run = train("clicks", strategy="sync", workers=1, epochs=1, settings=more)

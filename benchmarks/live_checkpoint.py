@@ -33,14 +33,14 @@ import msgspec
 import numpy as np
 
 from shoal import limits
+from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
 from shoal.events import RunEvent, Saved, Warned
 from shoal.job import Job
 from shoal.keys import Values
-from shoal.launch.coordination import Facts
+from shoal.launch.coordinator_process import Facts
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.blocking import KV
-from shoal.nodes.storage import Journal
+from shoal.nodes.journal import Journal
 from shoal.tables import Dense, Update
 from shoal.wire import messages as m
 

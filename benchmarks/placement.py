@@ -28,9 +28,9 @@ from msgspec.structs import replace
 from benchmarks import skew as skewed
 from benchmarks.harness import Bench, Option
 from benchmarks.store import Machine, _machine
-from shoal.cluster.membership import Roster
 from shoal.cluster.placement import POINTS_PER_SERVER, Holders, Ring, point
 from shoal.cluster.rebalance import plan
+from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
 from shoal.limits import SEGMENTS_PER_SERVER
 from shoal.tables import Dense

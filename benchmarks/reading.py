@@ -28,7 +28,7 @@ from benchmarks.harness import Bench
 from benchmarks.store import Machine, _machine
 from shoal.data.batch import Batch
 from shoal.data.datasets import NAMED, VARIABLE
-from shoal.data.make import make
+from shoal.data.export import make
 from shoal.data.readers import read
 from shoal.errors import Invalid
 

@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.store import Machine, _machine
-from shoal.cluster.moves import Moves
+from shoal.client import KV
+from shoal.cluster.move_settings import Moves
 from shoal.errors import Invalid
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.blocking import KV
-from shoal.nodes.storage import Journal
-from shoal.store.update import Sum
+from shoal.nodes.journal import Journal
+from shoal.store.table.update import Sum
 from shoal.tables import Dense
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ from benchmarks.sparse_rivals import (
     saga,
 )
 from benchmarks.store import Machine, _machine
-from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset, Source, load
+from shoal.data.dense_file import sparse
 from shoal.job import Job
 from shoal.models.linear import Floats, Linear
 from shoal.models.optimum import judge
 from shoal.models.trained import Trained
-from shoal.run import execute
-from shoal.strategies.block_proximal import BlockProximal
+from shoal.run.run import execute
+from shoal.strategies.block_proximal.algorithm import BlockProximal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.arrays import sparse
+from shoal.data.csr_file import Packed
 from shoal.data.datasets import Dataset
-from shoal.data.packed import Packed
+from shoal.data.dense_file import sparse
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.keys import KeyRange
+from shoal.models.block_margins import Standing
 from shoal.models.columns import Blocks, Columns
 from shoal.models.linear import Floats
-from shoal.models.standing import Standing
-from shoal.store.table import Table
-from shoal.strategies.block_proximal import BlockProximal
-from shoal.strategies.turns import Turns
+from shoal.store.table.table import Table
+from shoal.strategies.block_proximal.algorithm import BlockProximal
+from shoal.strategies.block_proximal.order import Turns
 
 _CLIFF = 1 << 16  # passes
 

@@ -30,11 +30,11 @@ import numpy as np
 
 from benchmarks.harness import Bench, Option
 from benchmarks.store_rivals import Array, Rival, copier
+from shoal.client import KV
 from shoal.errors import Invalid
 from shoal.keys import Keys
 from shoal.launch.local import Cluster, local
-from shoal.nodes.blocking import KV
-from shoal.store.update import AdaGrad, Sum
+from shoal.store.table.update import AdaGrad, Sum
 from shoal.tables import Dense, Sparse
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shoal.data.arrays import Arrays
+from shoal.data.dense_file import Arrays
 from shoal.models.inputs import Inputs
-from shoal.models.torch_making import made
+from shoal.models.torch_factory import made
 from shoal.models.torch_module import Module
 
 Kind = Literal["plain", "ddp", "rpc", "ray"]

@@ -29,13 +29,13 @@ import numpy as np
 
 from benchmarks.harness import Bench, Option, names, numbers, program
 from benchmarks.store import Machine, _machine
-from shoal.data.arrays import Arrays
 from shoal.data.datasets import Dataset, load
+from shoal.data.dense_file import Arrays
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
 from shoal.models import needs_torch
-from shoal.run import execute
+from shoal.run.run import execute
 
 if TYPE_CHECKING:
     from rich.table import Table

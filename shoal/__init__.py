@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from typing import Any
 
+    from shoal.client import KV as KV
     from shoal.errors import ShoalError as ShoalError
     from shoal.filters import LZ4 as LZ4
     from shoal.filters import BFloat16 as BFloat16
@@ -32,33 +33,32 @@ if TYPE_CHECKING:
     from shoal.filters import TopK as TopK
     from shoal.filters import Zstd as Zstd
     from shoal.filters import filter as filter
+    from shoal.inspect.query import query as query
     from shoal.job import Job as Job
     from shoal.keys import KeyList as KeyList
     from shoal.keys import KeyRange as KeyRange
     from shoal.keys import KeyValues as KeyValues
-    from shoal.launch.guest import serve as serve
     from shoal.launch.local import Cluster as Cluster
     from shoal.launch.local import connect as connect
     from shoal.launch.local import local as local
-    from shoal.launch.querying import query as query
+    from shoal.launch.remote_node import serve as serve
     from shoal.models.trained import Trained as Trained
-    from shoal.nodes.blocking import KV as KV
-    from shoal.run import Run as Run
-    from shoal.run import train as train
-    from shoal.store.question import Found as Found
-    from shoal.store.question import question as question
-    from shoal.store.task import Task as Task
-    from shoal.store.update import FTRL as FTRL
-    from shoal.store.update import SGD as SGD
-    from shoal.store.update import AdaGrad as AdaGrad
-    from shoal.store.update import Adam as Adam
-    from shoal.store.update import AdamW as AdamW
-    from shoal.store.update import Assign as Assign
-    from shoal.store.update import Momentum as Momentum
-    from shoal.store.update import Nesterov as Nesterov
-    from shoal.store.update import RMSProp as RMSProp
-    from shoal.store.update import Sum as Sum
-    from shoal.store.update import update as update
+    from shoal.run.run import Run as Run
+    from shoal.run.run import train as train
+    from shoal.store.client.task import Task as Task
+    from shoal.store.query import Found as Found
+    from shoal.store.query import question as question
+    from shoal.store.table.update import FTRL as FTRL
+    from shoal.store.table.update import SGD as SGD
+    from shoal.store.table.update import AdaGrad as AdaGrad
+    from shoal.store.table.update import Adam as Adam
+    from shoal.store.table.update import AdamW as AdamW
+    from shoal.store.table.update import Assign as Assign
+    from shoal.store.table.update import Momentum as Momentum
+    from shoal.store.table.update import Nesterov as Nesterov
+    from shoal.store.table.update import RMSProp as RMSProp
+    from shoal.store.table.update import Sum as Sum
+    from shoal.store.table.update import update as update
     from shoal.tables import Constant as Constant
     from shoal.tables import Dense as Dense
     from shoal.tables import Each as Each
@@ -86,15 +86,15 @@ _WHERE = {
         "filter",
     ],
     "shoal.job": ["Job"],
-    "shoal.launch.guest": ["serve"],
+    "shoal.launch.remote_node": ["serve"],
     "shoal.launch.local": ["Cluster", "connect", "local"],
-    "shoal.launch.querying": ["query"],
+    "shoal.inspect.query": ["query"],
     "shoal.models.trained": ["Trained"],
-    "shoal.nodes.blocking": ["KV"],
-    "shoal.run": ["Run", "train"],
-    "shoal.store.question": ["Found", "question"],
-    "shoal.store.task": ["Task"],
-    "shoal.store.update": [
+    "shoal.client": ["KV"],
+    "shoal.run.run": ["Run", "train"],
+    "shoal.store.query": ["Found", "question"],
+    "shoal.store.client.task": ["Task"],
+    "shoal.store.table.update": [
         "FTRL",
         "SGD",
         "AdaGrad",

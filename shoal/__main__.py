@@ -1,6 +1,6 @@
 """``shoal`` and ``python -m shoal``: the command line, of which Ctrl-C makes an end even while it is imported."""
 
-from shoal.starting import quietly
+from shoal.startup import quietly
 
 
 def main() -> None:

@@ -25,26 +25,31 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from shoal import limits
-from shoal.cluster.moves import Moves
-from shoal.cluster.stopping import Stop
+from shoal.cluster.move_settings import Moves
 from shoal.data.datasets import Source
 from shoal.data.slots import Slots
 from shoal.decoding import look_up
-from shoal.emulate import Emulate
+from shoal.emulation import Emulate
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
+from shoal.schedule.stop_rules import Stop
 from shoal.settings import beside, changed, toml_lines
-from shoal.store.chosen import Rule as Rule
-from shoal.store.filtering import check_named
-from shoal.strategies.averaging import AllReduce, Averaging, Over
-from shoal.strategies.block_proximal import BlockProximal, go_together
-from shoal.strategies.gossip import Gossip
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.parameter_server import Async, Bounded, OnServers, Sync
-from shoal.strategies.peer_to_peer import PeerToPeer
-from shoal.strategies.serial import Serial
-from shoal.strategies.turns import Turns
+from shoal.store.client.filtering import check_named
+from shoal.store.table.update_settings import Rule as Rule
+from shoal.strategies.averaging.settings import AllReduce, Averaging, Over
+from shoal.strategies.block_proximal.algorithm import BlockProximal, go_together
+from shoal.strategies.block_proximal.order import Turns
+from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.hogwild.settings import Hogwild
+from shoal.strategies.parameter_server.algorithm import (
+    Async,
+    Bounded,
+    OnServers,
+    Sync,
+)
+from shoal.strategies.peers.settings import PeerToPeer
+from shoal.strategies.serial.settings import Serial
 from shoal.timing import Timing
 
 STRATEGIES = {

@@ -50,13 +50,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 # In the order in which they know each other; what is in one tuple is compiled by one process.
 KERNELS = (
-    ("shoal.store.kernels", "shoal.store.rare_kernels", "shoal.filters.kernels"),
+    ("shoal.store.table.kernels", "shoal.store.table.admission_kernels", "shoal.filters.kernels"),
     (
         "shoal.data.kernels",
-        "shoal.data.draw",
+        "shoal.data.synthetic_kernels",
         "shoal.models.kernels",
         "shoal.models.column_kernels",
-        "shoal.strategies.kernels",
+        "shoal.strategies.hogwild.kernels",
     ),
 )
 
@@ -89,7 +89,7 @@ def warm() -> Iterator[Warm]:
 @pytest.fixture(autouse=True, scope="module")
 def nurseries_have_their_imports(request: pytest.FixtureRequest) -> Iterator[None]:
     """One set of imports for all clusters that the tests of this process start; those of programs under test have their own."""
-    from shoal.launch import children
+    from shoal.launch import process_pool
     from tests.support.warm_forkserver import Warm
 
     if not Warm.can or request.path.name in AFRESH or "unit" in request.path.parts:
@@ -97,7 +97,7 @@ def nurseries_have_their_imports(request: pytest.FixtureRequest) -> Iterator[Non
         return
     with pytest.MonkeyPatch.context() as patch:
         # It is begun when the first cluster is.
-        patch.setattr(children, "start_nursery", lambda: request.getfixturevalue("warm").start())
+        patch.setattr(process_pool, "start_nursery", lambda: request.getfixturevalue("warm").start())
         yield
 
 

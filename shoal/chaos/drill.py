@@ -20,20 +20,20 @@ from collections import deque
 import msgspec
 
 from shoal.cache import cache_folder
-from shoal.chaos.account import Account
-from shoal.chaos.board import Audience, Board
-from shoal.chaos.patients import Patient, look, states
+from shoal.chaos.audit import Account
 from shoal.chaos.plan import COORDINATOR, Fault, Nemesis, Settings, Situation, role_of
+from shoal.chaos.recovery import Patient, look, states
 from shoal.chaos.report import Report, judged
 from shoal.chaos.same_bits import fingerprint, model_digest, promises_same_bits
-from shoal.chaos.stage import Seen, Stage
+from shoal.chaos.state import Audience, Board
+from shoal.chaos.target import Seen, Stage
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Evaluated, Gone, Joined, Progress, RolledBack, RunEvent, Stopped, Voided, Warned
 from shoal.files import replace_file
 from shoal.job import Job
-from shoal.launch.training import Outcome
-from shoal.views import words
+from shoal.training.result import Outcome
+from shoal.views import format
 from shoal.wire import messages as m
 
 TICK = 0.05  # seconds
@@ -80,15 +80,15 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, audience: Audience, pr
     try:
         if file is not None:
             found = msgspec.json.decode(file.read_bytes(), type=Clean)
-            audience.note(f"clean run, from the last time: {_passes(found)}, loss {words.loss(found.loss)}")
+            audience.note(f"clean run, from the last time: {_passes(found)}, loss {format.loss(found.loss)}")
             return found
     except (OSError, msgspec.MsgspecError):
         pass
-    audience.note(f"a clean run first, of {words.duration(seconds)}: what to hold the broken one against")
+    audience.note(f"a clean run first, of {format.duration(seconds)}: what to hold the broken one against")
     found = _clean(Drill(timed, dataset, None, Clean(0, None, seconds), audience, proxied))
     if not found.passes or same_bits:
         if not found.passes:
-            audience.note(f"{words.duration(seconds)} are less than one pass: a clean run of one pass")
+            audience.note(f"{format.duration(seconds)} are less than one pass: a clean run of one pass")
         else:
             audience.note(f"a clean run of exactly {_passes(found)}: sync has to end at the same model bit for bit")
         whole = Job.of({**msgspec.to_builtins(job), "stop": {"epochs": float(max(1, found.passes))}})
@@ -152,7 +152,7 @@ class Drill:
         stopped: BaseException | None = None
         account = Account()
         self.audience.note(
-            f"starting {words.many(self.job.servers, 'server')} and {words.many(self.job.workers, 'worker')}"
+            f"starting {format.many(self.job.servers, 'server')} and {format.many(self.job.workers, 'worker')}"
         )
         with self.stage:
             self.audience.note("")
@@ -286,7 +286,7 @@ class Drill:
                 self.stage.pause(fault.name)
         self.patients.append(patient)
         self.board.faults += not patient.planned
-        owns = f", which owns {words.many(len(owned), 'segment')} of the tally" if owned else ""
+        owns = f", which owns {format.many(len(owned), 'segment')} of the tally" if owned else ""
         self._say("fault", f"{fault}{owns}")
         if owned and fault.kind != "join":
             patient.probe = False
@@ -344,21 +344,21 @@ class Drill:
             case Evaluated():
                 self.evaluated.append(event)
                 board.loss = event.test_loss
-                if words.finite(event.test_loss):
+                if format.finite(event.test_loss):
                     board.losses.append((self.now, event.test_loss))
             case Voided():
                 self.voids += 1
-                self._say("news", words.news(event))
+                self._say("news", format.news(event))
             case RolledBack():
                 self.rollbacks += 1
-                self._say("bad", words.news(event))
+                self._say("bad", format.news(event))
             case Joined(name=name) | Gone(name=name) if name in self._concerned():
                 pass  # told as a recovery
             case Joined() | Gone() | Warned():
-                if words.is_news(event):
-                    self._say("news", words.news(event))
+                if format.is_news(event):
+                    self._say("news", format.news(event))
             case Stopped():
-                self._say("news", f"over: {words.clean(event.why)}")
+                self._say("news", f"over: {format.clean(event.why)}")
 
     def _concerned(self) -> set[str]:
         return {name for one in self.patients for name in (one.fault.name, one.successor)}

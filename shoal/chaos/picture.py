@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.chaos.plan import COORDINATOR, PLANNED
 from shoal.chaos.report import Report
 from shoal.errors import Invalid
-from shoal.views import words
+from shoal.views import format
 from shoal.views.plots import INK, LOST, TEST, TRAIN
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _throughput(axes: Axes, report: Report) -> None:
     other.plot(*_columns(report.losses), color=TEST, marker=".", linewidth=1.0)
     if report.clean_loss is not None:
         other.axhline(report.clean_loss, color=TEST, linestyle=":", linewidth=1.0)
-    other.set_ylabel(f"test loss (dotted: clean run, {words.loss(report.clean_loss)})", color=TEST)
+    other.set_ylabel(f"test loss (dotted: clean run, {format.loss(report.clean_loss)})", color=TEST)
     for side in ("top",):
         axes.spines[side].set_visible(False)
         other.spines[side].set_visible(False)

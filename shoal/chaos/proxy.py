@@ -31,9 +31,9 @@ import msgspec
 from shoal.chaos.links import Connection, Link
 from shoal.chaos.zmtp import Frames, head, written
 from shoal.errors import WireError
-from shoal.launch.child import Orders
+from shoal.launch.process_main import Orders
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.storage import Journal
+from shoal.nodes.journal import Journal
 from shoal.wire import coding
 from shoal.wire import messages as m
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.chaos.account import Account
-from shoal.chaos.patients import Healed
-from shoal.views import words
+from shoal.chaos.audit import Account
+from shoal.chaos.recovery import Healed
+from shoal.views import format
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,10 +58,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         if self.lost or self.doubled:
             return f"{self.lost:,} lost, {self.doubled:,} doubled of {self.acknowledged:,} acknowledged pushes"
-        changes = f", and servers came or were asked to go {words.many(self.changes, 'time')}" if self.changes else ""
+        changes = f", and servers came or were asked to go {format.many(self.changes, 'time')}" if self.changes else ""
         return (
             f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, "
-            f"through {words.many(self.faults, 'fault')}{changes}"
+            f"through {format.many(self.faults, 'fault')}{changes}"
         )
 
 
@@ -77,7 +77,7 @@ def judged(account: Account, failed: str, rollbacks: int, beyond: bool) -> list[
     if failed:
         wrong.append(f"the run failed: {failed}")
     if rollbacks and not beyond:
-        wrong.append(f"went back to a checkpoint {words.many(rollbacks, 'time')}, with a copy left all the time")
+        wrong.append(f"went back to a checkpoint {format.many(rollbacks, 'time')}, with a copy left all the time")
     return wrong
 
 
@@ -111,7 +111,7 @@ def _figures(report: Report) -> Table:
     if report.rollbacks:
         table.add_row(
             "went back",
-            f"to a checkpoint, {words.many(report.rollbacks, 'time')}: what was counted since was done again",
+            f"to a checkpoint, {format.many(report.rollbacks, 'time')}: what was counted since was done again",
         )
     elif report.beyond:
         table.add_row(
@@ -120,18 +120,18 @@ def _figures(report: Report) -> Table:
     table.add_row("loss", _losses(report))
     ratio = report.seconds / report.clean_seconds if report.clean_seconds else 0.0
     table.add_row("time", f"{report.seconds:.1f} s, clean run {report.clean_seconds:.1f} s ({ratio:.2f} times as long)")
-    table.add_row("ended", words.clean(report.why))
+    table.add_row("ended", format.clean(report.why))
     return table
 
 
 def _losses(report: Report) -> str:
     if report.loss is None or report.clean_loss is None:
-        return f"{words.loss(report.loss)}, clean run {words.loss(report.clean_loss)}"
+        return f"{format.loss(report.loss)}, clean run {format.loss(report.clean_loss)}"
     if report.model == "same":
-        return f"{words.loss(report.loss)}, and the model is the clean run's bit for bit"
+        return f"{format.loss(report.loss)}, and the model is the clean run's bit for bit"
     change = report.loss / report.clean_loss - 1 if report.clean_loss else 0.0
     same = "the same within noise" if abs(change) <= CLOSE else "better" if change < 0 else "worse"
-    found = f"{words.loss(report.loss)}, clean run {words.loss(report.clean_loss)} ({change:+.2%}: {same})"
+    found = f"{format.loss(report.loss)}, clean run {format.loss(report.clean_loss)} ({change:+.2%}: {same})"
     if report.model == "other" and (report.newer or report.voids):
         found += f"; another model, since {_why_other(report)}"
     return found
@@ -141,9 +141,9 @@ def _why_other(report: Report) -> str:
     """What the promise of the same bits leaves out, as far as it happened."""
     said = []
     if report.newer:
-        said.append(f"{words.many(report.newer, 'slot')} dealt again read newer weights")
+        said.append(f"{format.many(report.newer, 'slot')} dealt again read newer weights")
     if report.voids:
-        said.append(f"{words.many(report.voids, 'slot')} could not be computed")
+        said.append(f"{format.many(report.voids, 'slot')} could not be computed")
     return " and ".join(said)
 
 

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from shoal.chaos.board import Audience, Board
 from shoal.chaos.plan import COORDINATOR, role_of
+from shoal.chaos.state import Audience, Board
 from shoal.events import RunEvent
-from shoal.views import words
+from shoal.views import format
 from shoal.views.braille import Stroke, chart
 from shoal.views.terminal import LineView, LiveView, View, view
 
@@ -68,7 +68,7 @@ class Reader(Audience):
 
     def said(self, seconds: float, style: str, text: str) -> None:
         if isinstance(self._out, LineView):
-            self._out.write([f"{seconds:6.1f} s  {HAPPENINGS[style][1]} {words.clean(text)}"])
+            self._out.write([f"{seconds:6.1f} s  {HAPPENINGS[style][1]} {format.clean(text)}"])
 
     def note(self, text: str) -> None:
         if text:
@@ -110,7 +110,7 @@ def frame(board: Board | None, width: int, height: int, note: str = "", plain: b
     from rich.text import Text
 
     width, budget = max(1, min(width, WIDEST) - 1), max(1, height - 1)
-    said = [Text(words.clean(note), "dim")] if note else []
+    said = [Text(format.clean(note), "dim")] if note else []
     if board is None:
         lines = said or [Text("")]
     else:
@@ -133,10 +133,10 @@ def _title(board: Board, plain: bool) -> Text:
     from rich.text import Text
 
     job = board.job
-    crew = f"{words.many(job.workers, 'worker')} x {words.many(job.servers, 'server')}"
+    crew = f"{format.many(job.workers, 'worker')} x {format.many(job.servers, 'server')}"
     copies = f"{job.copies} {'copy' if job.copies == 1 else 'copies'}"
     seed = "a clean run first" if board.seed is None else f"seed {board.seed}"
-    parts = [words.clean(job.data.source), job.strategy.name, crew, copies, seed]
+    parts = [format.clean(job.data.source), job.strategy.name, crew, copies, seed]
     point = (" | " if plain else " · ", "dim")
     shown = Text.assemble(("shoal chaos", "bold magenta"))
     for part in parts:
@@ -147,7 +147,7 @@ def _title(board: Board, plain: bool) -> Text:
 def _bar(board: Board, width: int, plain: bool) -> Text:
     from rich.text import Text
 
-    said = f"{board.share:4.0%}   {words.duration(board.seconds)}"
+    said = f"{board.share:4.0%}   {format.duration(board.seconds)}"
     cells = max(0, width - len(said) - 2)
     done = round(cells * min(1.0, max(0.0, board.share)))
     full, empty = ("#", "-") if plain else ("━", "╌")
@@ -188,7 +188,7 @@ def _throughput(board: Board, width: int, plain: bool) -> list[Text]:
         return []
     lines = []
     for i, row in enumerate(drawn.rows):
-        label = words.rate(drawn.top) if i == 0 else words.rate(drawn.bottom) if i == CURVE - 1 else ""
+        label = format.rate(drawn.top) if i == 0 else format.rate(drawn.bottom) if i == CURVE - 1 else ""
         lines.append(Text.assemble((f"{label:>{side - 2}}  ", "dim"), *row))
     cells = [" "] * (width - side)
     for at, style, _ in board.log:
@@ -205,18 +205,18 @@ def _happening(seconds: float, style: str, text: str, plain: bool) -> Text:
     sign, ascii_sign, colour = HAPPENINGS[style]
     words_style = colour if style in ("fault", "bad") else "dim" if style == "news" else ""
     return Text.assemble(
-        (f"{seconds:7.1f} s  ", "dim"), (ascii_sign if plain else sign, colour), " ", (words.clean(text), words_style)
+        (f"{seconds:7.1f} s  ", "dim"), (ascii_sign if plain else sign, colour), " ", (format.clean(text), words_style)
     )
 
 
 def _figures(board: Board) -> Text:
     from rich.text import Text
 
-    healed = "" if board.seed is None else f"{words.many(board.faults, 'fault')}, {board.recoveries:,} healed   "
-    rate = words.rate(board.throughput[-1][1] if board.throughput else None)
-    clean = "" if board.clean_loss is None else f" (clean {words.loss(board.clean_loss)})"
+    healed = "" if board.seed is None else f"{format.many(board.faults, 'fault')}, {board.recoveries:,} healed   "
+    rate = format.rate(board.throughput[-1][1] if board.throughput else None)
+    clean = "" if board.clean_loss is None else f" (clean {format.loss(board.clean_loss)})"
     return Text.assemble(
         (healed, "bold"),
         f"{board.acknowledged:,} pushes acknowledged   {rate}   ",
-        (f"loss {words.loss(board.loss)}{clean}", "magenta"),
+        (f"loss {format.loss(board.loss)}{clean}", "magenta"),
     )

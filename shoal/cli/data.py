@@ -52,7 +52,7 @@ def list_data(as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool, force: bool) -> None:
     """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2 and .xz are compressed."""
-    from shoal.data.make import make
+    from shoal.data.export import make
     from shoal.errors import Invalid
 
     if path.is_file() and not force:

@@ -55,10 +55,10 @@ def groups(
 
     With keys: what groups may have is said with the coordinator's key, on its machine.
     """
+    from shoal.client import connect_by
     from shoal.errors import Invalid, ShoalError
-    from shoal.launch.clients import connect_by
-    from shoal.launch.looking import address_of, safety_for
-    from shoal.wire.groups import Group
+    from shoal.inspect.status import address_of, safety_for
+    from shoal.wire.messages.groups import Group
 
     try:
         with connect_by(safety_for(where, keys, insecure), address_of(where)) as kv:
@@ -91,7 +91,7 @@ def groups(
 
 def _rows(kv: Any) -> list[dict[str, Any]]:
     from shoal.cluster.groups import allowed, weights_of
-    from shoal.wire.groups import dealer, namespace
+    from shoal.wire.messages.groups import dealer, namespace
 
     tables, named = kv.tables(), {group.name: group for group in kv.groups()}
     people = kv.members
@@ -161,8 +161,8 @@ def evaluate(
     shoal evaluate ipc:///tmp/... rows.svm --job a.toml --group b --table /weights
     """
     from shoal.errors import Invalid, ShoalError
+    from shoal.inspect.evaluate import Judging
     from shoal.job import Job
-    from shoal.launch.judging import Judging
 
     end_when_told()
     try:
@@ -190,7 +190,7 @@ def evaluate(
 
 def _is_over(where: str) -> bool:
     """Whether its servers are gone because it has ended: what it leaves is written a moment later."""
-    from shoal.launch.querying import is_over
+    from shoal.inspect.query import is_over
 
     deadline = time.monotonic() + _ENDS
     while not (over := is_over(where)) and "://" not in where and time.monotonic() < deadline:

@@ -20,7 +20,7 @@ from shoal.cli.launch import (
 from shoal.signals import handled
 
 if TYPE_CHECKING:
-    from shoal.launch.joining import Joined
+    from shoal.strategies.peers.join_run import Joined
 
 _WITHIN = 30.0  # seconds: it is under way, or just being started again
 
@@ -52,7 +52,12 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
     there.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
+    from shoal.inspect.status import (
+        address_of,
+        is_of_peers,
+        look_at,
+        safety_for,
+    )
 
     try:
         _check_joinable(where)
@@ -81,7 +86,7 @@ def join(where: str, role: str | None, out: Path | None, **options: Any) -> None
 
 def _join_peers(where: str, role: str | None, out: Path | None, options: dict[str, Any]) -> None:
     from shoal.errors import Invalid, ShoalError
-    from shoal.launch import joining
+    from shoal.strategies.peers import join_run
 
     if role is not None:
         raise Wrong(f"{where} is a run of peers, which all do the same: leave --as away")
@@ -91,7 +96,7 @@ def _join_peers(where: str, role: str | None, out: Path | None, options: dict[st
     closing, asked = threading.Event(), threading.Event()
     try:
         with _leaving(closing, asked):
-            joined = joining.join(
+            joined = join_run.join(
                 where, (lambda text: None) if quiet else (lambda text: click.echo(text, err=True)), closing, asked
             )
     except Invalid as error:
@@ -117,9 +122,14 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
     Exit code 1 if it cannot go (and why), if nothing changes for a minute, or nobody is there.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.launch import joining
-    from shoal.launch.leaving import let_go
-    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
+    from shoal.inspect.drain import let_go
+    from shoal.inspect.status import (
+        address_of,
+        is_of_peers,
+        look_at,
+        safety_for,
+    )
+    from shoal.strategies.peers import join_run
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -129,7 +139,7 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
         address = address_of(where)
         safety = safety_for(where, keys, insecure)
         if is_of_peers(where, safety):
-            joining.leave(where, name, say)
+            join_run.leave(where, name, say)
         else:
             with contextlib.closing(look_at(address, safety, "operator")) as looking:  # it is told who asked for it
                 let_go(looking, name, say)
@@ -150,7 +160,7 @@ def _nobody(where: str) -> str:
 
 def _check_joinable(where: str) -> None:
     from shoal.errors import Invalid
-    from shoal.launch.looking import without_coordinator
+    from shoal.inspect.status import without_coordinator
 
     if "://" not in where and (strategy := without_coordinator(Path(where))) is not None:
         raise Invalid(
@@ -163,11 +173,11 @@ def show_peers(where: str, as_json: bool) -> None:
     """How a run of peers stands: who is here, who leads, how far it is."""
     import msgspec
 
-    from shoal.cluster.stopping import ENDLESS
     from shoal.events import counted
-    from shoal.launch import joining
+    from shoal.schedule.stop_rules import ENDLESS
+    from shoal.strategies.peers import join_run
 
-    account = joining.standing(where)
+    account = join_run.standing(where)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_named(account))))
         return

@@ -12,7 +12,7 @@ import click
 from shoal.cli.common import Wrong
 
 if TYPE_CHECKING:
-    from shoal.wire.keyring import Key, Own
+    from shoal.security.keyring import Key, Own
 
 
 class _Place(click.Path):
@@ -60,7 +60,7 @@ def key() -> None:
 @_FOLDER
 def new(name: str, role: str | None, out: Path | None, folder: Path | None) -> None:
     """Make a key pair called NAME: a secret that stays here, and a line for the others."""
-    from shoal.wire import keyring
+    from shoal.security import keyring
 
     with _told():
         role = role or next((one for one in keyring.ROLES if name.startswith(one)), None)
@@ -102,8 +102,8 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
     A key that is there already stays bound as it is, but for what is said now. It expires by the clock of the coordinator's machine, and of each
     server's.
     """
-    from shoal.wire import expiry, keyring
-    from shoal.wire.groups import CLUSTER
+    from shoal.security import expiry, keyring
+    from shoal.wire.messages.groups import CLUSTER
 
     with _told():
         given = keyring.parse(_line_of(line))
@@ -136,7 +136,7 @@ def add(line: str, group: str | None, until: str | None, folder: Path | None) ->
 
 
 def _bounds(one: Key) -> str:
-    from shoal.wire import expiry
+    from shoal.security import expiry
 
     group = f" of group {one.group} alone" if one.group else ""
     return group + (f" until {expiry.written(one.until)}" if one.until else "")
@@ -152,7 +152,7 @@ def _doing(given: Key) -> str:
 @_FOLDER
 def revoke(name: str, folder: Path | None) -> None:
     """Cut a key off, at once: what it says is not taken any more, and it does not come in again."""
-    from shoal.wire import keyring
+    from shoal.security import keyring
 
     with _told():
         gone = keyring.revoke(_place(folder), name)
@@ -168,7 +168,7 @@ def list_keys(as_json: bool, folder: Path | None) -> None:
     """The keys of this machine, and who may call it. Nothing secret is shown."""
     import json
 
-    from shoal.wire import keyring
+    from shoal.security import keyring
 
     with _told():
         place = _place(folder)
@@ -191,7 +191,7 @@ def list_keys(as_json: bool, folder: Path | None) -> None:
 
 
 def _show_list(may: list[Key], own: list[Own]) -> None:
-    from shoal.wire import expiry
+    from shoal.security import expiry
 
     if may:
         click.echo("may call:")
@@ -207,7 +207,7 @@ def _show_list(may: list[Key], own: list[Own]) -> None:
 
 
 def _facts(keys: list[Key] | list[Own]) -> list[dict[str, str | bool | None]]:
-    from shoal.wire import expiry
+    from shoal.security import expiry
 
     return [
         {
@@ -224,7 +224,7 @@ def _facts(keys: list[Key] | list[Own]) -> list[dict[str, str | bool | None]]:
 
 def _line_of(given: str) -> str:
     from shoal.errors import Invalid
-    from shoal.wire import keyring
+    from shoal.security import keyring
 
     if given.count(":") >= 2 and given.split(":")[0] in (*keyring.ROLES, keyring.REVOKED):
         return given
@@ -236,7 +236,7 @@ def _line_of(given: str) -> str:
 
 
 def _place(folder: Path | None) -> Path:
-    from shoal.wire import keyring
+    from shoal.security import keyring
 
     return folder if folder is not None else keyring.default_folder()
 

@@ -118,8 +118,8 @@ def take_part(where: str, role: Any, **options: Any) -> None:
     """As the options of ``taking_part`` say, to the end."""
     from shoal.cli.multi import several
     from shoal.errors import Invalid, ShoalError
-    from shoal.launch.guest import Terms, Visitor
-    from shoal.launch.serving import heard
+    from shoal.launch.remote_node import Terms, Visitor
+    from shoal.launch.server_process import heard
 
     def say(text: str) -> None:
         if not options["quiet"]:

@@ -16,22 +16,27 @@ import click
 
 from shoal import limits
 from shoal.errors import ClusterError, Invalid
-from shoal.folder import Folder
+from shoal.inspect.status import ADDRESS, write_address
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free
-from shoal.launch.hosting import HostCluster, Hosting, stands, stands_in
-from shoal.launch.looking import ADDRESS, write_address
 from shoal.launch.processes import check_listening
+from shoal.launch.remote_cluster import (
+    HostCluster,
+    Hosting,
+    stands,
+    stands_in,
+)
 from shoal.launch.reopening import SavedStore, hold, saved_in
-from shoal.nodes.storage import Journal
+from shoal.nodes.journal import Journal
+from shoal.run.folder import Folder
+from shoal.security.safety import Safety
 from shoal.settings import changed, settings_of
 from shoal.signals import handled
-from shoal.strategies.parameter_server import OnServers
+from shoal.strategies.parameter_server.algorithm import OnServers
 from shoal.timing import Timing, timing_from
-from shoal.wire.security import Safety
 
 if TYPE_CHECKING:
-    from shoal.run import Run
+    from shoal.run.run import Run
 
 _SETTLED = 1.5  # times as long as it takes to hold somebody for dead
 _LOOK = 0.5  # seconds between two looks whether the coordinator has given up
@@ -43,8 +48,8 @@ def say(text: str) -> None:
 
 def run(options: Mapping[str, Any]) -> Run:
     """To its end; a run that lies in the folder goes on."""
-    from shoal.resuming import finished, open_folder, reopen
-    from shoal.run import execute
+    from shoal.run.resume import finished, open_folder, reopen
+    from shoal.run.run import execute
     from shoal.views.terminal import view
 
     out, settings = options["out"], _settings(options)

@@ -63,7 +63,7 @@ def launch(
 def _launch(workers: int, servers: int, copies: int, command: list[str]) -> None:
     from shoal.errors import Invalid, ShoalError
     from shoal.launch.script import Launching
-    from shoal.views.words import many
+    from shoal.views.format import many
 
     lock = threading.Lock()
 

@@ -26,7 +26,7 @@ from shoal.cli.status import status
 from shoal.cli.sweep import sweep
 from shoal.cli.topology import topology
 from shoal.cli.train import train
-from shoal.starting import INTERRUPTED, awake
+from shoal.startup import INTERRUPTED, awake
 
 
 class Commands(Near):
@@ -39,11 +39,12 @@ class Commands(Near):
             del words[0]
         if words[:1] != ["train"]:
             return super().main(words, *rest, **extra)
-        from shoal.launch import mpi, torchrun
+        from shoal.launch import torchrun
+        from shoal.strategies.averaging import mpi_ranks
 
         command = super().main
-        take_part = torchrun.take_part if mpi.rank() is None else mpi.take_part
-        if take_part is mpi.take_part or torchrun.is_rank():
+        take_part = torchrun.take_part if mpi_ranks.rank() is None else mpi_ranks.take_part
+        if take_part is mpi_ranks.take_part or torchrun.is_rank():
             awake()  # what ranks do of a Ctrl-C they agree upon
         return take_part(lambda head: command(words, *rest, **extra, obj=head))
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.launch.children import environment
-from shoal.launch.serving import heard
+from shoal.launch.process_pool import environment
+from shoal.launch.server_process import heard
 
 _SAME = ("listen", "advertise", "data", "patience", "within", "keys")  # options that are handed on as they are
 

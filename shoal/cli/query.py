@@ -17,7 +17,7 @@ from shoal.signals import end_when_told
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shoal.launch.querying import Asked
+    from shoal.inspect.query import Asked
     from shoal.views.query import Look
 
 _LOOKS_LOST = 3  # in a row: then whoever was watched is gone
@@ -59,8 +59,8 @@ def query(
     shoal query runs/clicks-logistic-async-1 --ask heavy --module my_questions --set above=2
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.launch.looking import is_of_peers
-    from shoal.launch.querying import opened
+    from shoal.inspect.query import opened
+    from shoal.inspect.status import is_of_peers
 
     if ask is None and (settings or modules):
         raise click.UsageError("--set and --module are for --ask, which is not there")
@@ -111,11 +111,11 @@ def _answer(
     """One question, its answer as it is."""
     import msgspec
 
-    from shoal.launch.child import prepare
-    from shoal.launch.querying import modules_of
-    from shoal.store.question import Found
+    from shoal.inspect.query import modules_of
+    from shoal.store.query import Found
+    from shoal.user_code import import_modules
 
-    prepare(modules or modules_of(where))
+    import_modules(modules or modules_of(where))
     answer = found = asked.ask(ask, slice(None), servers=None, **given)
     if isinstance(found, Found):
         found = {"numbers": found.numbers.tolist(), "keys": found.keys.tolist(), "values": found.values.tolist()}
@@ -136,7 +136,7 @@ def _answer(
 
 def _look(asked: Asked, where: str, top: int) -> Look:
     from shoal.errors import Unanswered
-    from shoal.launch.querying import is_over, opened
+    from shoal.inspect.query import is_over, opened
     from shoal.views.query import look
 
     try:
@@ -193,7 +193,7 @@ def _watch(asked: Asked, where: str, top: int, every: float, as_json: bool) -> N
 def _looks(asked: Asked, where: str, top: int, every: float) -> Iterator[tuple[Look, str]]:
     """What is seen, and why it is not seen now, if so; the last one is of the model that was left."""
     from shoal.errors import ClusterError, ShoalError
-    from shoal.launch.querying import is_over, opened
+    from shoal.inspect.query import is_over, opened
     from shoal.views.query import look
 
     seen: Look | None = None

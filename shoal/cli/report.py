@@ -15,8 +15,8 @@ import click
 from shoal.cli.common import Wrong
 
 if TYPE_CHECKING:
+    from shoal.views.run_record import Told
     from shoal.views.sections import Section
-    from shoal.views.told import Told
 
 
 def make(
@@ -24,7 +24,7 @@ def make(
 ) -> list[Path]:
     """Write a report about runs and sweeps (and a trace of the runs); returns what was written."""
     from shoal.errors import Invalid
-    from shoal.views import about, page
+    from shoal.views import page, report_sections
     from shoal.views.trace import traced
     from shoal.views.trace import write as write_trace
 
@@ -38,8 +38,8 @@ def make(
     if trace is not None and trace.resolve() == target.resolve():
         raise Invalid(f"the page and the trace would both be {trace}: choose two names")
     if runs:
-        parts = [*about.sections(runs), *parts]
-        titles = [about.title(runs), *titles]
+        parts = [*report_sections.sections(runs), *parts]
+        titles = [report_sections.title(runs), *titles]
     written, at = [target], target
     try:
         write = page.write_markdown if as_markdown else page.write_html
@@ -56,9 +56,9 @@ def make(
 
 def _read(paths: Sequence[Path]) -> tuple[list[Told], list[Section], list[str]]:
     """Runs, what the sweeps say, and the names of these."""
-    from shoal.sweeping.disk import Sweep, is_sweep
-    from shoal.sweeping.sections import sections
-    from shoal.views.told import named, read
+    from shoal.sweep.disk import Sweep, is_sweep
+    from shoal.sweep.sections import sections
+    from shoal.views.run_record import named, read
 
     runs: list[Told] = []
     parts: list[Section] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from shoal.run import Run
+    from shoal.run.run import Run
 
 
 def show_run(run: Run, as_json: bool) -> None:
@@ -23,8 +23,8 @@ def _print(run: Run, as_json: bool) -> None:
     import msgspec
 
     from shoal.events import Evaluated
-    from shoal.views import figures, words
-    from shoal.views.told import NEVER_LATE
+    from shoal.views import figures, format
+    from shoal.views.run_record import NEVER_LATE
 
     if as_json:
         facts = {**run.summary, "folder": click.format_filename(run.folder or "")}
@@ -34,11 +34,11 @@ def _print(run: Run, as_json: bool) -> None:
         return
     facts = run.summary
     metrics = ", ".join(
-        f"{name} {words.metric(name, value)}" for name, value in facts["metrics"].items() if value is not None
+        f"{name} {format.metric(name, value)}" for name, value in facts["metrics"].items() if value is not None
     )
     stale, seconds, moved = facts["staleness"], facts["seconds"], facts["bytes_sent"] + facts["bytes_received"]
     late = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
-    lost = words.lost(facts.get("lost_updates"))
+    lost = format.lost(facts.get("lost_updates"))
     click.echo(f"test loss {facts['test_loss']:.4f}{', ' if metrics else ''}{metrics} ({facts['stopped_because']})")
     click.echo(
         f"{facts['examples']:,} examples in {facts['computing_seconds']:.1f} s ({facts['examples_per_second']:,.0f} a second)"
@@ -65,7 +65,7 @@ def _print(run: Run, as_json: bool) -> None:
             f"these are the last weights; the best were at pass {best.passes:.3g} (test loss {best.test_loss:.4f}): "
             f"--set stop.patience=3 stops there and keeps them"
         )
-    if said := words.models(facts.get("spread")):
+    if said := format.models(facts.get("spread")):
         click.echo(said)
     folder = run.folder or Path()
     picture = folder / "loss.png"

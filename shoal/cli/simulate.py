@@ -56,7 +56,7 @@ def simulate(
     Exit code 1 if a promise was broken. A seed is all that is needed to see it again (--seed N --trace), and to find out what it
     takes (--seed N --shrink).
     """
-    from shoal.simulation.kinds import kind, mutated
+    from shoal.simulation.scenarios import kind, mutated
 
     if mutant == "list":
         for name, make in kind(of).MUTANTS.items():

@@ -14,7 +14,7 @@ from shoal.cli.common import Wrong, asks_for_keys
 from shoal.cli.join import show_peers
 
 if TYPE_CHECKING:
-    from shoal.launch.looking import Looking
+    from shoal.inspect.status import Looking
     from shoal.views.watching import Watching
 
 _EVERY = 1.0  # seconds between two looks
@@ -52,7 +52,12 @@ def status(
     Exit code 1 if nobody is there, or the run has ended.
     """
     from shoal.errors import Invalid, ShoalError, Unanswered
-    from shoal.launch.looking import address_of, is_of_peers, look_at, safety_for
+    from shoal.inspect.status import (
+        address_of,
+        is_of_peers,
+        look_at,
+        safety_for,
+    )
     from shoal.views.status import facts, page
 
     try:
@@ -104,7 +109,7 @@ def _watch(looking: Looking, where: str, numbers: bool = False) -> int:
 
 def _look_on(looking: Looking, where: str, watching: Watching, show: Callable[[list[str]], None]) -> int:
     from shoal.errors import Unanswered
-    from shoal.launch.querying import is_over
+    from shoal.inspect.query import is_over
 
     after, heard, over = 0, time.monotonic(), False
     while True:

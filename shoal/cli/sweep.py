@@ -12,8 +12,8 @@ from shoal.cli.common import Wrong
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
-    from shoal.sweeping.disk import Sweep
-    from shoal.sweeping.study import Study
+    from shoal.sweep.disk import Sweep
+    from shoal.sweep.study import Study
 
 
 @click.command()
@@ -31,7 +31,7 @@ def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
     shoal sweep studies/delay.toml
     """
     from shoal.errors import Invalid, ShoalError
-    from shoal.sweeping.study import Study
+    from shoal.sweep.study import Study
 
     try:
         asked = Study.load(study)
@@ -55,8 +55,8 @@ def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
 
 
 def _run(asked: Study, folder: Path, file: Path, out: Path | None) -> Sweep:
-    from shoal.sweeping.run import run_left, stands
-    from shoal.sweeping.show import audience
+    from shoal.sweep.run import run_left, stands
+    from shoal.sweep.show import audience
 
     end_when_told()
     try:
@@ -78,10 +78,10 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
     """The runs of a study, and how they stand."""
     import msgspec
 
-    from shoal.sweeping.disk import took
-    from shoal.sweeping.run import check_here, stands
-    from shoal.sweeping.schedule import estimate
-    from shoal.views import words
+    from shoal.sweep.disk import took
+    from shoal.sweep.run import check_here, stands
+    from shoal.sweep.schedule import estimate
+    from shoal.views import format
 
     check_here(asked)
     results, beside = stands(asked, folder), len(asked.places())
@@ -92,9 +92,9 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode({"runs": runs, "left": len(left), "seconds_left": seconds})))
         return
     for one in results:
-        reason = f": {words.clean(one.reason)}" if one.reason else ""
-        click.echo(f"  {one.state:10} {words.clean(one.run.point.title)}, seed {one.run.seed}{reason}")
-    about = "" if seconds is None else f", about {words.duration(seconds)}"
+        reason = f": {format.clean(one.reason)}" if one.reason else ""
+        click.echo(f"  {one.state:10} {format.clean(one.run.point.title)}, seed {one.run.seed}{reason}")
+    about = "" if seconds is None else f", about {format.duration(seconds)}"
     at_once = f" ({beside} at a time)" if beside > 1 else ""
     click.echo(
         f"{len(results):,} runs, {len(left):,} left{at_once}{about if left else ''}: {click.format_filename(folder)}"
@@ -106,8 +106,8 @@ def _show(found: Sweep, as_json: bool) -> bool:
     import msgspec
 
     from shoal.errors import Invalid
-    from shoal.sweeping.figures import figures
-    from shoal.sweeping.table import facts, printed, write_tables
+    from shoal.sweep.figures import figures
+    from shoal.sweep.table import facts, printed, write_tables
 
     of = figures(found)
     write_tables(of, found.folder)
@@ -119,7 +119,7 @@ def _show(found: Sweep, as_json: bool) -> bool:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
         console.print(printed(of, console.width))
     try:
-        from shoal.sweeping.pictures import write_pictures
+        from shoal.sweep.pictures import write_pictures
 
         write_pictures(of, found.folder)
     except Invalid as error:

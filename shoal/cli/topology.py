@@ -10,7 +10,7 @@ import click
 from shoal.cli.common import Wrong
 
 if TYPE_CHECKING:
-    from shoal.strategies.topology import Graph
+    from shoal.strategies.gossip.topology import Graph
 
 SHOWN = 12  # nodes whose weights fit on a screen
 NODES = 8  # unless told otherwise
@@ -66,8 +66,8 @@ def topology(
 
 def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, seed: int) -> Graph:
     from shoal.errors import Invalid
-    from shoal.strategies.gossip import Gossip
-    from shoal.strategies.topology import Graph
+    from shoal.strategies.gossip.settings import Gossip
+    from shoal.strategies.gossip.topology import Graph
 
     if degree is not None and name != "random":
         raise Invalid(f"--degree is for random graphs, and a {name} graph has its own: leave it away")
@@ -109,7 +109,7 @@ def _as_json(told: dict[str, object]) -> str:
 
 def page(graph: Graph) -> list[str]:
     """All of it, for people."""
-    from shoal.views import words
+    from shoal.views import format
 
     degrees = sorted(len(graph.tells(node)) for node in range(graph.nodes))
     parts = graph.parts()
@@ -117,7 +117,7 @@ def page(graph: Graph) -> list[str]:
     ways = "one-way link" if graph.directed else "link"
     held = "1: everybody hears of everybody" if len(parts) == 1 else f"{len(parts):,}: {graph.words()}"
     lines = [
-        f"{graph.name}: {words.many(graph.nodes, 'worker')}, {words.many(len(graph.links), ways)}, {each} from each",
+        f"{graph.name}: {format.many(graph.nodes, 'worker')}, {format.many(len(graph.links), ways)}, {each} from each",
         f"pieces             {held}",
         f"spectral gap       {graph.gap():.4g}   (second eigenvalue {graph.second():.4g})",
         f"predicted rounds   {_rounds(graph)}",
@@ -128,10 +128,10 @@ def page(graph: Graph) -> list[str]:
 
 
 def _rounds(graph: Graph) -> str:
-    from shoal.views import words
+    from shoal.views import format
 
     found = [(left, rounds) for left in LEFT if (rounds := graph.rounds(left)) is not None]
-    return ", ".join(f"{words.rounds(rounds)} to {left:g}" for left, rounds in found) or "never"
+    return ", ".join(f"{format.rounds(rounds)} to {left:g}" for left, rounds in found) or "never"
 
 
 def _weights(graph: Graph) -> list[str]:

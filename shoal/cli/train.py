@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.aside import print_patiently
+from shoal.background import print_patiently
 from shoal.cli.common import Wrong, asks_for_keys
 from shoal.cli.show_run import show_run
 from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
-    from shoal.folder import Folder
     from shoal.job import Job
-    from shoal.launch import mpi, ranks
-    from shoal.launch.training import Launcher
-    from shoal.run import Run
+    from shoal.launch import torchrun_cluster
+    from shoal.run.folder import Folder
+    from shoal.run.run import Run
+    from shoal.strategies.averaging import mpi_ranks
+    from shoal.strategies.parameter_server.run import Launcher
 
-    Head = ranks.Head | mpi.Head
+    Head = torchrun_cluster.Head | mpi_ranks.Head
     Guests = tuple[str | None, str | None] | None  # at whose servers, and as which group
 
 
@@ -160,9 +161,9 @@ def train(
 def _train(
     data: str, settings: dict[str, Any], out: Path | None, quiet: bool, head: Head | None, guests: Guests
 ) -> Run:
-    from shoal.folder import Folder
     from shoal.job import Job
-    from shoal.resuming import open_folder
+    from shoal.run.folder import Folder
+    from shoal.run.resume import open_folder
     from shoal.settings import changed
 
     job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
@@ -174,7 +175,7 @@ def _train(
 
 
 def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None, guests: Guests) -> Run:
-    from shoal.resuming import finished, job_of, reopen
+    from shoal.run.resume import finished, job_of, reopen
 
     if (run := finished(path, settings)) is not None:
         click.echo(f"{click.format_filename(path)} is finished: there is nothing to go on with", err=True)
@@ -186,12 +187,12 @@ def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None
 
 
 def _run(job: Job, folder: Folder, quiet: bool, head: Head | None, guests: Guests) -> Run:
-    from shoal.run import execute
+    from shoal.run.run import execute
     from shoal.views.terminal import view
 
     launcher: Launcher | None = None if head is None else head.cluster
     if guests is not None:
-        from shoal.launch.attached import guest
+        from shoal.strategies.parameter_server.group_cluster import guest
 
         try:
             job, launcher = guest(job, *guests)

@@ -20,10 +20,21 @@ from shoal import limits
 from shoal.errors import Invalid
 from shoal.tables import Given, Table
 from shoal.wire import messages as m
-from shoal.wire.groups import CLUSTER, SCHEDULER, Allow, Dissolve, Group, Lost, dealer, is_group, namespace, seen
+from shoal.wire.messages.groups import (
+    CLUSTER,
+    SCHEDULER,
+    Allow,
+    Dissolve,
+    Group,
+    Lost,
+    dealer,
+    is_group,
+    namespace,
+    seen,
+)
 
 if TYPE_CHECKING:
-    from shoal.cluster.membership import Roster
+    from shoal.cluster.roster import Roster
 
 WEIGHTS = ".f32"  # how the name of a file ends that servers read for a group
 PLACE = re.compile(

@@ -20,9 +20,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from shoal import limits
-from shoal.cluster import by_load
+from shoal.cluster import load_balance
+from shoal.cluster.balance_plan import (
+    Cluster,
+    Loads,
+    Part,
+    Sizes,
+    Wanted,
+    estimated,
+)
 from shoal.cluster.placement import point
-from shoal.cluster.shares import Cluster, Loads, Part, Sizes, Wanted, estimated
 from shoal.wire.messages import Placed
 
 _One = tuple[float, int, int, int]  # what is asked of it, a number that differs for each, a segment, a rank
@@ -58,7 +65,7 @@ def plan(
                 _even(part, part.copies, lambda holders: range(1, len(holders)))
     quiet = not cluster.wanted and not any(part.is_moving for part in parts)
     if balance == "load" and quiet:
-        by_load.trade(cluster, parts)
+        load_balance.trade(cluster, parts)
     return list(_at_once(cluster.wanted, {table.name: table for table in tables}, sizes or {}, most))
 
 

@@ -28,13 +28,13 @@ import msgspec
 
 from shoal import cache as caches
 from shoal.data import digits, mnist, npz
-from shoal.data.arrays import FORMAT as DENSE_FORMAT
-from shoal.data.arrays import Arrays, open_rows
+from shoal.data.csr_file import FORMAT, Packed, sweep
 from shoal.data.dense import pack_dense
+from shoal.data.dense_file import FORMAT as DENSE_FORMAT
+from shoal.data.dense_file import Arrays, open_rows
+from shoal.data.export import make
 from shoal.data.labels import are_classes, check_labels, signs
-from shoal.data.make import make
 from shoal.data.pack import Facts, Plan, pack, stamps
-from shoal.data.packed import FORMAT, Packed, sweep
 from shoal.errors import Invalid
 from shoal.limits import FEATURES, HASH_BITS, HASH_BITS_MOST
 

@@ -19,10 +19,17 @@ import msgspec
 import numpy as np
 
 from shoal.data import digits, mnist, npz
-from shoal.data.arrays import About, Examples, Inputs, Pair, classes_of, write
 from shoal.data.batch import Ids
+from shoal.data.csr_file import Aside
+from shoal.data.dense_file import (
+    About,
+    Examples,
+    Inputs,
+    Pair,
+    classes_of,
+    write,
+)
 from shoal.data.pack import Facts, Plan, check_unchanged, held_out, tell
-from shoal.data.packed import Aside
 from shoal.data.shuffle import ORDER
 from shoal.errors import Invalid
 

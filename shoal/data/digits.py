@@ -10,7 +10,7 @@ import importlib.util
 
 import numpy as np
 
-from shoal.data.arrays import Examples, Pair
+from shoal.data.dense_file import Examples, Pair
 from shoal.errors import Invalid
 
 CLASSES, ROWS = 10, 1_797

@@ -26,7 +26,7 @@ class _Parsing:
     """Where the kernels are in the lines at hand."""
 
     def __init__(self) -> None:
-        from shoal.data import parse
+        from shoal.data import libsvm_kernels as parse
 
         self._state = np.zeros(parse.STATE, np.int64)
         self._kernels = parse
@@ -127,13 +127,13 @@ class Criteo(_Parsing):
     """Click logs: 40 fields between tabs, of which some may be empty."""
 
     def __init__(self, hash_bits: int) -> None:
-        from shoal.data import clicklog
+        from shoal.data import criteo_kernels
 
         super().__init__()
-        self._clicks = clicklog
+        self._clicks = criteo_kernels
         self._mask = np.uint64((1 << hash_bits) - 1)
         rows = ROOM // 40 + 1
-        self._columns = np.empty(rows * clicklog.COLUMNS, np.uint32)
+        self._columns = np.empty(rows * criteo_kernels.COLUMNS, np.uint32)
         self._labels, self._lines = np.empty(rows, np.float32), np.empty(rows, np.int64)
         self._indptr = np.zeros(rows + 1, np.int64)
 

@@ -28,11 +28,13 @@ class Hashing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def hash_ids(indptr: Ids, ids: npt.NDArray[np.uint64], values: Floats, bits: int, labels: Floats) -> Batch:
     """Rows of LIBSVM ids (from 1) as rows of hashes; values that fall together are added up."""
-    from shoal.data import parse
+    from shoal.data import libsvm_kernels
 
     longest = int(np.diff(indptr).max(initial=0))
     indptr_to, scratch = np.empty_like(indptr), np.empty(longest, np.uint64)
     columns, hashed = np.empty(len(ids), np.uint32), np.empty(len(ids), np.float32)
-    found = parse.hash_rows(indptr, ids, values, np.uint64((1 << bits) - 1), scratch, indptr_to, columns, hashed)
+    found = libsvm_kernels.hash_rows(
+        indptr, ids, values, np.uint64((1 << bits) - 1), scratch, indptr_to, columns, hashed
+    )
     columns, hashed = columns[:found].copy(), hashed[:found].copy()
     return Batch(indptr_to, columns, None if (hashed == 1).all() else hashed, labels)

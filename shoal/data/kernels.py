@@ -11,7 +11,7 @@ from numba import float32, float64, int64, uint32, uint64
 from numba.core import types
 from numba.extending import intrinsic
 
-from shoal.compiled import compiled, mix
+from shoal.jit import compiled, mix
 
 ROUNDS = 6  # of the Feistel network
 SMALL = 8  # bits: fewer would leave too few shuffles of a handful; longer walks cost nothing there

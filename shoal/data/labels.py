@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from shoal.data.arrays import Arrays
 from shoal.data.batch import Floats
-from shoal.data.packed import LabelCount, Packed
+from shoal.data.csr_file import LabelCount, Packed
+from shoal.data.dense_file import Arrays
 from shoal.errors import Invalid
 
 CLASSES = ({-1.0, 1.0}, {0.0, 1.0})

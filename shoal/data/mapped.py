@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.data.arrays import META, Arrays, open_rows
-from shoal.data.packed import Packed
+from shoal.data.csr_file import Packed
+from shoal.data.dense_file import META, Arrays, open_rows
 from shoal.errors import Invalid
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.arrays import Examples, Pair
+from shoal.data.dense_file import Examples, Pair
 from shoal.errors import Invalid
 from shoal.files import replace_file
 

@@ -20,8 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.arrays import AXES, CLASSES, Examples, Inputs, Pair
 from shoal.data.batch import Floats
+from shoal.data.dense_file import (
+    AXES,
+    CLASSES,
+    Examples,
+    Inputs,
+    Pair,
+)
 from shoal.errors import Invalid
 from shoal.limits import EXPANSION, EXPANSION_FROM, MB
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from shoal.data import readers, synthetic
 from shoal.data.batch import take
+from shoal.data.csr_file import Aside, Writer
 from shoal.data.hashing import Hashing
-from shoal.data.packed import Aside, Writer
 from shoal.data.shuffle import Shuffle
 from shoal.decoding import look_up
 from shoal.errors import Invalid

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.data.batch import Batch, Ids, take
-from shoal.data.packed import Packed, Writer
+from shoal.data.csr_file import Packed, Writer
 from shoal.limits import MB
 
 BUCKET = 256 * MB  # of the file, compressed or not: what is read by chance should stay in memory

@@ -64,7 +64,7 @@ class Slots:
             raise Invalid(f"{what} {number}: a pass has {self.per_pass:,}, numbered from 0")
 
     def _key(self, of_pass: int) -> np.uint64:
-        from shoal.compiled import mix
+        from shoal.jit import mix
 
         last = self._last
         if last is None or last[0] != of_pass:

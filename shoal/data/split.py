@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data import picture
-from shoal.data.arrays import Arrays
+from shoal.data import split_plot
 from shoal.data.batch import Floats, Ids
+from shoal.data.csr_file import Aside, Packed
 from shoal.data.datasets import Dataset
-from shoal.data.make import write_text
-from shoal.data.packed import Aside, Packed
+from shoal.data.dense_file import Arrays
+from shoal.data.export import write_text
 from shoal.errors import Invalid
 from shoal.files import replace_file
 
@@ -91,8 +91,8 @@ def split(
         with Aside(folder) as aside:
             aside.path.chmod(0o755)
             _write(dataset, said, owner, aside.path)
-            if picture.installed():
-                picture.draw(said, aside.path / "split.png")
+            if split_plot.installed():
+                split_plot.draw(said, aside.path / "split.png")
             replace_file(aside.path / "split.json", msgspec.json.format(msgspec.json.encode(said)) + b"\n")
             aside.settle()
     except OSError as error:

@@ -61,12 +61,12 @@ class Clicks:
         return self._make(first, count)[0]
 
     def _make(self, first: int, count: int) -> tuple[Batch, npt.NDArray[np.float64]]:
-        from shoal.data import draw
+        from shoal.data import synthetic_kernels
 
         fields = len(self._starts) - 1
         columns, labels = np.empty(count * fields, np.uint32), np.empty(count, np.float32)
         margins = np.empty(count, np.float64)
-        draw.clicks(first, self._seed, self._starts, self._scale, self._bias, columns, margins, labels)
+        synthetic_kernels.clicks(first, self._seed, self._starts, self._scale, self._bias, columns, margins, labels)
         return Batch(np.arange(count + 1, dtype=np.int64) * fields, columns, None, labels), margins
 
 
@@ -74,7 +74,7 @@ class Texts:
     """Bags of words with RCV1's term frequencies and lengths: about 76 of 47,236 terms in a row."""
 
     def __init__(self, seed: int, features: int | None = None) -> None:
-        from shoal.data import draw, kernels
+        from shoal.data import kernels, synthetic_kernels
 
         self.features = _features(features, RCV1_FEATURES)
         self._seed = np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
@@ -84,7 +84,9 @@ class Texts:
         chance = -np.log1p(-present)  # drawn again and again, a word is there with the share that is asked for
         self._cumulated = np.cumsum(chance) / chance.sum()
         self._cumulated[-1] = 2.0  # nothing is above it, whatever rounding did
-        self._guide = np.searchsorted(self._cumulated, np.arange(draw.GUIDE) / draw.GUIDE, "right").astype(np.int64)
+        self._guide = np.searchsorted(
+            self._cumulated, np.arange(synthetic_kernels.GUIDE) / synthetic_kernels.GUIDE, "right"
+        ).astype(np.int64)
         order = np.empty(self.features, np.int64)
         kernels.permute(0, self.features, self._seed, order)  # a term's number says nothing about its frequency
         self._ids = order.astype(np.uint32)
@@ -98,13 +100,13 @@ class Texts:
         return self._make(first, count)[0]
 
     def _make(self, first: int, count: int) -> tuple[Batch, npt.NDArray[np.float64]]:
-        from shoal.data import draw
+        from shoal.data import synthetic_kernels
 
         indptr, labels, margins = np.empty(count + 1, np.int64), np.empty(count, np.float32), np.empty(count)
-        room = 120 * count + draw.LONGEST
+        room = 120 * count + synthetic_kernels.LONGEST
         while True:
             columns, values = np.empty(room, np.uint32), np.empty(room, np.float32)
-            made = draw.texts(
+            made = synthetic_kernels.texts(
                 first, self._seed, self._cumulated, self._guide, self._rarity, self._ids, LOG_MEAN, LOG_SPREAD,
                 self._level, NOISE, indptr, columns, values, margins, labels,
             )  # fmt: skip

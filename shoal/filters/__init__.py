@@ -35,9 +35,14 @@ import numpy.typing as npt
 
 from shoal.errors import Invalid
 from shoal.keys import Values
-from shoal.registered import check_setting, check_taken, instead, near
+from shoal.registry import (
+    check_setting,
+    check_taken,
+    instead,
+    near,
+)
 from shoal.tables import Filter
-from shoal.wire.base import Array
+from shoal.wire.messages.base import Array
 
 Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
@@ -257,9 +262,9 @@ def nonzero(values: Values) -> Mask:
 
 
 def _own() -> Mapping[str, Known]:
-    from shoal.filters import choosing, pressing, shortening
+    from shoal.filters import compress, quantize, sparsify
 
-    return {**choosing.KNOWN, **shortening.KNOWN, **pressing.KNOWN}
+    return {**sparsify.KNOWN, **quantize.KNOWN, **compress.KNOWN}
 
 
 _known: dict[str, Known] = {}

@@ -19,10 +19,10 @@ import numpy as np
 
 from shoal.errors import BadFilter, BadValues, Invalid
 from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening, made, taken
-from shoal.filters.guarded import guarded, is_theirs
+from shoal.filters.user_filter import guarded, is_theirs
 from shoal.keys import Values
 from shoal.tables import Filter, Wire
-from shoal.wire.base import Array, Arrays
+from shoal.wire.messages.base import Array, Arrays
 
 SHORTENED = 0x80
 _MOST_PRESSING = 7

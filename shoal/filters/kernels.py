@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float32, float64, int8, int64, types, uint8, uint64
 
-from shoal.compiled import compiled, mix
+from shoal.jit import compiled, mix
 
 keys_in = types.Array(uint64, 1, "C", readonly=True)
 keys_out = types.Array(uint64, 1, "C")

@@ -14,7 +14,7 @@ import socket
 import time
 
 from shoal.errors import Invalid
-from shoal.wire.address import parsed as plain
+from shoal.security.address import parsed as plain
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/?#\s]+)(:(?P<port>\d{1,5}|\*))?")
 _ALL = ("0.0.0.0", "*", "[::]")  # bound, never called

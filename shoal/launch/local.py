@@ -23,26 +23,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shoal import limits
+from shoal.client import KV, client_of
+from shoal.client import connect as connect
 from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
-from shoal.launch.clients import client_of
-from shoal.launch.clients import connect as connect
-from shoal.launch.looking import Looking, Status
+from shoal.inspect.status import Looking, Status
 from shoal.launch.reopening import hold, saved_in
-from shoal.launch.telling import Listener, Telling
-from shoal.nodes.blocking import KV
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.journal import Journal
 from shoal.nodes.loop import Loop
-from shoal.nodes.records import afresh
-from shoal.nodes.storage import Journal
+from shoal.nodes.membership_journal import afresh
 from shoal.timing import Timing, timing_from
+from shoal.training.event_thread import Listener, Telling
 from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended
-from shoal.wire.groups import member_name
+from shoal.wire.messages.groups import member_name
 
 if TYPE_CHECKING:
     from shoal.files import Lock
-    from shoal.launch.coordination import Facts
+    from shoal.launch.coordinator_process import Facts
 
 START_WITHIN = 120.0  # seconds: the first start on a machine compiles the kernels
 _LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
@@ -88,7 +87,7 @@ def local(
         journal = Journal(Path(folder) / "coordinator.journal" if folder is not None else None)
         if processes:
             from shoal.launch.processes import ProcessCluster
-            from shoal.wire.security import Safety
+            from shoal.security.safety import Safety
 
             safety = (Safety.local() if keys is None else Safety.with_keys(keys)).checking(checksums)
             cluster = ProcessCluster(servers, transport, modules, journal, copies, copies > 1, safety)
@@ -182,7 +181,7 @@ class Cluster:
 
     def remove_server(self, name: str) -> None:
         """Others take over what it has, and it goes; returns when it is gone. Raises if it cannot be, or does not get on."""
-        from shoal.launch.leaving import let_go
+        from shoal.inspect.drain import let_go
 
         let_go(self._looking, name)
         self._forget_server(name)
@@ -336,7 +335,7 @@ class ThreadCluster(Cluster):
             self._place.cleanup()
 
     def start(self) -> None:
-        from shoal.launch.child import prepare
+        from shoal.launch.process_main import prepare
 
         prepare(self._modules)
         self._coordinate()
@@ -345,7 +344,7 @@ class ThreadCluster(Cluster):
         self._wait_for_servers(self._servers)
 
     def _start_server(self, name: str) -> None:
-        from shoal.launch.serving import Serving
+        from shoal.launch.server_process import Serving
 
         transport = self._hub.open(name)
         serving = Serving(name, secrets.token_hex(8), transport)
@@ -362,7 +361,12 @@ class ThreadCluster(Cluster):
                 self._threads.remove(thread)
 
     def _coordinate(self) -> None:
-        from shoal.launch.coordination import dealing_of, moves_of, saving_for, timing_of
+        from shoal.launch.coordinator_process import (
+            dealing_of,
+            moves_of,
+            saving_for,
+            timing_of,
+        )
 
         facts, records = self._run_facts, self._journal.records
         dealing, saving = None if facts is None else dealing_of(facts), saving_for(facts, str(self.checkpoints or ""))

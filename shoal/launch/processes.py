@@ -23,21 +23,21 @@ from typing import Any
 import msgspec
 
 from shoal import limits
-from shoal.cluster.moves import Moves
+from shoal.cluster.move_settings import Moves
 from shoal.errors import ClusterError, Invalid, StartFailed, Unanswered
 from shoal.events import RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch.addresses import bind_of, check_callable, check_free, host_of
-from shoal.launch.child import Orders, sweep
-from shoal.launch.children import Children
-from shoal.launch.coordination import Coordination, Ends, Saw
+from shoal.launch.coordinator_process import Coordination, Ends, Saw
+from shoal.launch.forkserver import Setup
 from shoal.launch.local import START_WITHIN, Cluster
-from shoal.launch.nursery import Setup
-from shoal.launch.supervising import Supervisor
-from shoal.nodes.storage import Journal
+from shoal.launch.process_main import MAINS, Orders, sweep
+from shoal.launch.process_pool import Children
+from shoal.launch.restarts import Supervisor
+from shoal.nodes.journal import Journal
+from shoal.security.address import check_address
+from shoal.security.safety import Safety
 from shoal.wire import Transport
-from shoal.wire.address import check_address
-from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 _SEEN_OFF = 2.0  # seconds for nodes of others to hear that it is over
@@ -118,13 +118,13 @@ class ProcessCluster(Cluster):
         self._wait_for_servers(self._names)
 
     def fork(self, name: str, kind: str, work: dict[str, Any]) -> int:
-        """Start one more process, a "server", a "worker" or a "rank"; returns its number once it runs.
+        """Start one more process, a "server", a "worker" or what a module's ``main`` does; returns its number once it runs.
 
         A worker gets ``work`` as it is. However it ends, ``on_ended`` is told: "it ended" if its work was done.
         """
         self._check_usable()
-        if kind not in ("server", "worker", "rank"):
-            raise Invalid(f"kind={kind!r}: needs 'server', 'worker' or 'rank'")
+        if kind not in ("server", "worker") and "." not in kind:
+            raise Invalid(f"kind={kind!r}: needs 'server', 'worker' or the module of a strategy's worker")
         if not re.fullmatch(r"\w[\w.-]{0,63}", name):
             raise Invalid(f"name={name!r}: needs 1 to 64 letters, digits, dots and dashes")
         if name == "coordinator" or any(one.name == name and not one.closed for one in self._clients):
@@ -219,12 +219,13 @@ class ProcessCluster(Cluster):
         self._children.wait_until_running(["coordinator"], deadline)
         self._address = self._children.known["coordinator"].address
 
-    def _orders(self, name: str, kind: Any, work: dict[str, Any]) -> Orders:
+    def _orders(self, name: str, kind: str, work: dict[str, Any]) -> Orders:
         if kind == "server":
             self._servers.add(name)
         self._tokens[name] = token = secrets.token_hex(8)
         told = (self._safety.plain, self._advertise)
-        return Orders(name, kind, token, self._bind(name), self._address, self._folder, work, *told)
+        main, hears = MAINS.get(kind, kind), kind in ("coordinator", "scheduler")
+        return Orders(name, main, token, self._bind(name), self._address, self._folder, work, *told, inbox=hears)
 
     def _bind(self, name: str) -> str:
         if name == "coordinator" and self._address:  # where everybody knows it

@@ -20,13 +20,13 @@ import msgspec
 
 from shoal.errors import Invalid
 from shoal.files import Disk, Lock
-from shoal.nodes.records import Kept, members_and_tables
-from shoal.nodes.saving import Bare
-from shoal.store import checkpoint
+from shoal.nodes.membership_journal import Kept, members_and_tables
+from shoal.nodes.rollback import Bare
+from shoal.store.checkpoint import manifest as checkpoint
 
 if TYPE_CHECKING:
+    from shoal.client import KV
     from shoal.launch.local import Cluster
-    from shoal.nodes.blocking import KV
 
 
 @dataclass(frozen=True, slots=True)

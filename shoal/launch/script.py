@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from shoal import limits
+from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
 from shoal.launch.local import local
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.blocking import KV
-from shoal.store.update import Sum
+from shoal.store.table.update import Sum
 from shoal.tables import Dense
 
 ADDRESS, RANK, WORLD = "SHOAL_ADDRESS", "SHOAL_RANK", "SHOAL_WORLD"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal import limits
-from shoal.nodes.guest import Guest
+from shoal.nodes.drainable import Guest
 
 FIRST = 3 * limits.SECOND  # of silence at least, until it is told: beats come twice a second, as a rule
 AGAIN = 10 * limits.SECOND

@@ -32,13 +32,13 @@ import msgspec
 
 from shoal import limits
 from shoal.errors import Invalid
-from shoal.launch.child import Line
-from shoal.launch.children import start_nursery
-from shoal.launch.endings import refuse
+from shoal.launch.exit_status import refuse
+from shoal.launch.process_main import Line
+from shoal.launch.process_pool import start_nursery
 
 if TYPE_CHECKING:
     from shoal.job import Job
-    from shoal.launch.ranks import Head
+    from shoal.launch.torchrun_cluster import Head
 
 MEET_WITHIN = 60.0  # seconds until all ranks have found each other
 LINE = 4_096  # bytes of one message
@@ -120,7 +120,7 @@ def take_part(call: Callable[[Head | None], object]) -> object:
         return call(None)
     if me.number:
         sys.exit(follow(me))
-    from shoal.launch.ranks import Head
+    from shoal.launch.torchrun_cluster import Head
 
     with Head(me) as head:
         return call(head)

@@ -12,7 +12,7 @@ import math
 from numba import boolean, float32, float64, int64, uint32, uint64
 from numba.core import types
 
-from shoal.compiled import compiled
+from shoal.jit import compiled
 from shoal.models.kernels import (
     LOGISTIC,
     columns_in,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.data.batch import Batch, Floats, Ids
 from shoal.data.batch import Columns as Places
-from shoal.data.localise import Localiser
+from shoal.data.local_keys import Localiser
 from shoal.errors import Invalid
 from shoal.keys import KeyList, Keys
 from shoal.models.linear import KINDS, NONE, Loss

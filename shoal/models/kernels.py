@@ -16,7 +16,7 @@ import numpy as np
 from numba import boolean, float32, float64, int64, uint32, uint64
 from numba.core import types
 
-from shoal.compiled import compiled
+from shoal.jit import compiled
 
 LOGISTIC, HINGE, SQUARED = 0, 1, 2
 ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.packed import Packed
-from shoal.models.learning import LinearLearner, Metrics
+from shoal.data.csr_file import Packed
+from shoal.models.learner import LinearLearner, Metrics
 from shoal.models.linear import Floats, Linear
 
 

@@ -24,13 +24,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from shoal.data.arrays import Arrays
-from shoal.data.packed import Packed
+from shoal.data.csr_file import Packed
+from shoal.data.dense_file import Arrays
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyRange
 from shoal.models.inputs import Inputs, Piece
 from shoal.models.linear import Floats
-from shoal.models.torch_making import computing, device_of, keep_memory, loss_of, made, moved, named, trainable
+from shoal.models.torch_factory import (
+    computing,
+    device_of,
+    keep_memory,
+    loss_of,
+    made,
+    moved,
+    named,
+    trainable,
+)
 from shoal.models.torch_module import WIDTH, Module
 from shoal.models.trained_module import TrainedModule
 
@@ -189,7 +198,7 @@ class ModuleLearner:
     def gradient(
         self, local: Any, weights: Floats, mean: bool, wrapped: Any = None, share: float = 1.0
     ) -> tuple[float, Floats]:
-        """``wrapped`` is called in the module's place, and takes part when its gradient is computed (``launch/ddp.py``).
+        """``wrapped`` is called in the module's place, and takes part when its gradient is computed (``strategies/averaging/ddp.py``).
 
         That has to be done then, whatever the loss; ``share`` is what the gradient is multiplied by.
         """

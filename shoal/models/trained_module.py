@@ -45,7 +45,7 @@ class TrainedModule:
     def module(self) -> Any:
         """A ``torch.nn.Module`` with these weights, ready to predict."""
         self._torch()
-        from shoal.models.torch_making import made
+        from shoal.models.torch_factory import made
 
         module = made(msgspec.structs.replace(self.model, start=""), self.inputs, 0)
         module.load_state_dict(self.state_dict(), strict=False)  # an extra state, which may be anything, is not kept

@@ -20,8 +20,8 @@ import msgspec
 from shoal import limits
 from shoal.events import Saved, Warned
 from shoal.files import Disk
-from shoal.store import checkpoint
-from shoal.store.snapping import LATE
+from shoal.store.checkpoint import manifest as checkpoint
+from shoal.store.checkpoint.writer import LATE
 from shoal.tables import Step
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m

@@ -16,22 +16,27 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.membership import Roster
-from shoal.cluster.moves import Moves
+from shoal.cluster.move_settings import Moves
+from shoal.cluster.roster import Roster
 from shoal.events import LEFT
-from shoal.nodes import records
-from shoal.nodes.changing import Changing
-from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
-from shoal.nodes.doorway import Doorway
-from shoal.nodes.elastic import Elastic
-from shoal.nodes.greeting import why_not
-from shoal.nodes.saving import Saving
-from shoal.nodes.standing import standing
+from shoal.nodes import membership_journal
+from shoal.nodes.admission import why_not
+from shoal.nodes.public_info import Doorway
+from shoal.nodes.rebalancer import Elastic
+from shoal.nodes.rollback import Saving
+from shoal.nodes.scheduling import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.status import standing
+from shoal.nodes.table_admin import Changing
+from shoal.security.address import check_address
 from shoal.timing import DEFAULT, Intervals
 from shoal.wire import messages as m
-from shoal.wire.address import check_address
 from shoal.wire.effects import Dismiss, Durable, Effect, Ended, Event, Persist, Received, Send, Stored, Wake
-from shoal.wire.groups import Allow, Dissolve, Lost, dealer
+from shoal.wire.messages.groups import (
+    Allow,
+    Dissolve,
+    Lost,
+    dealer,
+)
 
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 _WHY = 200  # characters of a reason that others give
@@ -73,9 +78,9 @@ class Coordinator:
         return self.roster.timing
 
     def _replay(self, journal: list[bytes], timing: Intervals | None) -> None:
-        last, others = records.split(journal)
+        last, others = membership_journal.split(journal)
         if last is not None:
-            kept = records.replay(self.roster, last)
+            kept = membership_journal.replay(self.roster, last)
             self.changing.replay(kept.changes)
         self.view = self.roster.view()  # the newest that is on disk, and so may be told
         if last is not None:  # from here on another term; its first view is written before anything else is done
@@ -156,7 +161,7 @@ class Coordinator:
             return []  # tables of another past than its journal would take the run up from
         self._token += 1
         self._writing, self._written = self._token, self.roster.view()
-        return [Persist(self._token, records.record_of(self.roster, self.changing.done))]
+        return [Persist(self._token, membership_journal.record_of(self.roster, self.changing.done))]
 
     def _durable(self, now: int, error: str) -> list[Effect]:
         self._writing = 0

@@ -23,12 +23,17 @@ import numpy as np
 from shoal import limits
 from shoal.errors import Fenced, ShoalError, Unanswered
 from shoal.keys import KeyRange, KeyValues, Values
-from shoal.models.learning import Learner
-from shoal.nodes.going_back import goes_back
-from shoal.nodes.spent import COMMUNICATE, EVALUATE, IDLE, Spent
+from shoal.models.learner import Learner
+from shoal.nodes.rollback_wait import goes_back
+from shoal.nodes.strategy import TABLE
+from shoal.nodes.time_accounting import (
+    COMMUNICATE,
+    EVALUATE,
+    IDLE,
+    Spent,
+)
 from shoal.nodes.worker import Worker
-from shoal.store.task import Task
-from shoal.strategies import TABLE
+from shoal.store.client.task import Task
 from shoal.wire import messages as m
 
 _ASK = 20 * limits.MILLISECOND

@@ -16,25 +16,25 @@ import msgspec
 from shoal import limits
 from shoal.events import Started
 from shoal.filters import described
-from shoal.models.learning import Learner, LinearLearner, learner_of
-from shoal.nodes.dealt import State, counted_everywhere, to_begin_with
-from shoal.nodes.rows import Rows
-from shoal.nodes.saving import Saving
-from shoal.nodes.slices import Slices
-from shoal.strategies.block_proximal import BlockProximal
-from shoal.strategies.turns import Turns
+from shoal.models.learner import Learner, LinearLearner, learner_of
+from shoal.nodes.batch_cache import Rows
+from shoal.nodes.dense_batches import Slices
+from shoal.nodes.rollback import Saving
+from shoal.nodes.scheduler_state import State, counted_everywhere, to_begin_with
+from shoal.strategies.block_proximal.algorithm import BlockProximal
+from shoal.strategies.block_proximal.order import Turns
 
 if TYPE_CHECKING:
-    from shoal.data.arrays import Arrays
+    from shoal.data.csr_file import Packed
     from shoal.data.datasets import Dataset
-    from shoal.data.packed import Packed
+    from shoal.data.dense_file import Arrays
     from shoal.data.slots import Slots
     from shoal.files import Disk
     from shoal.job import Job
-    from shoal.nodes.dealing import Dealing
+    from shoal.nodes.scheduling import Dealing
     from shoal.nodes.trainer import Shelf, Trainer
     from shoal.nodes.worker import Worker
-    from shoal.store.checkpoint import Manifest
+    from shoal.store.checkpoint.manifest import Manifest
     from shoal.tables import Table
 
 
@@ -42,11 +42,11 @@ def make_dealing(
     job: Job, data: str, rows: int, test_rows: int, features: int, cores: int = 0, elsewhere: bool = False
 ) -> Dealing:
     """What the coordinator, or a group's scheduler, deals; ``elsewhere``: workers come and go by themselves."""
-    from shoal.cluster.delay import AutoDelay
-    from shoal.cluster.second_copies import SecondCopies
-    from shoal.cluster.stopping import ENDLESS, Stopping
-    from shoal.cluster.workload import Workload
-    from shoal.nodes.dealing import Dealing
+    from shoal.nodes.scheduling import Dealing
+    from shoal.schedule.auto_delay import AutoDelay
+    from shoal.schedule.slot_queue import Workload
+    from shoal.schedule.speculative import SecondCopies
+    from shoal.schedule.stop_rules import ENDLESS, Stopping
     from shoal.tables import Step
 
     slots = job.slots(rows)
@@ -130,7 +130,7 @@ def make_parts(job: Job, learner: Learner, turns: Turns) -> Shelf:
     """The rows of a run that goes block by block."""
     importlib.import_module("shoal.models.column_kernels")  # now: who compiles them as a member is silent meanwhile
     from shoal.models.columns import Blocks
-    from shoal.nodes.parts import Parts
+    from shoal.strategies.block_proximal.columns import Parts
 
     assert isinstance(learner, LinearLearner) and isinstance(job.strategy, BlockProximal)
     data, bias = learner.train, learner.model.bias

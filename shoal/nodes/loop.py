@@ -22,7 +22,7 @@ from typing import Any
 from shoal import limits
 from shoal.errors import Invalid
 from shoal.events import RunEvent
-from shoal.nodes.storage import Journal
+from shoal.nodes.journal import Journal
 from shoal.wire import Transport
 from shoal.wire.effects import (
     Compute,

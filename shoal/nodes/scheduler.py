@@ -17,17 +17,22 @@ import msgspec
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.member import Membership
+from shoal.cluster.membership_client import Membership
 from shoal.events import LEFT, Evaluated
 from shoal.nodes.checkpointing import Checkpointing, nowhere
-from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing, Line
-from shoal.nodes.records import split
-from shoal.nodes.standing import course
-from shoal.store.checkpoint import folder_of
-from shoal.strategies import TABLE
+from shoal.nodes.membership_journal import split
+from shoal.nodes.scheduling import JOURNAL_TOKEN, Dealing, Line
+from shoal.nodes.status import course
+from shoal.nodes.strategy import TABLE
+from shoal.store.checkpoint.manifest import folder_of
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Ended, Event, Received, Send, Stored, Tell, Wake
-from shoal.wire.groups import SCHEDULER, Lost, dealer, whole
+from shoal.wire.messages.groups import (
+    SCHEDULER,
+    Lost,
+    dealer,
+    whole,
+)
 
 
 @dataclass(slots=True)

@@ -12,23 +12,23 @@ from collections.abc import Callable, Mapping
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.member import Membership
+from shoal.cluster.membership_client import Membership
 from shoal.errors import Refused, ShoalError
 from shoal.files import Disk
 from shoal.nodes.backlog import Backlog
-from shoal.nodes.keeping import Keeping
-from shoal.nodes.too_soon import TooSoon
-from shoal.store.calling import Calls
-from shoal.store.handles import Handles
-from shoal.store.holding import FromServer, Holding
-from shoal.store.load import told as told_loads
-from shoal.store.ours import Ours, ours
-from shoal.store.outcome import Outcome, Work
-from shoal.store.pace import Pace
-from shoal.theirs import ends_us, said, told
+from shoal.nodes.early_requests import TooSoon
+from shoal.nodes.server_checkpoint import Keeping
+from shoal.store.client.remote_call import Calls
+from shoal.store.server.held_since import Ours, ours
+from shoal.store.server.key_lists import Handles
+from shoal.store.server.load import told as told_loads
+from shoal.store.server.outcome import Outcome, Work
+from shoal.store.server.rate_limit import Pace
+from shoal.store.server.table_server import FromServer, Holding
+from shoal.user_code import ends_us, said, told
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Stored, Wake
-from shoal.wire.groups import Group, namespace
+from shoal.wire.messages.groups import Group, namespace
 
 Request = m.Push | m.Pull | m.Call | m.Park | m.Ask
 _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others in a few of these

@@ -14,20 +14,20 @@ from functools import partial
 from typing import Any, Protocol
 
 from shoal import limits
-from shoal.cluster.runs import runs, spread
-from shoal.cluster.workload import MOST
 from shoal.data.slots import Slots
-from shoal.emulate import Pace
+from shoal.emulation import Pace
 from shoal.errors import Fenced, Invalid, ShoalError
-from shoal.models.learning import Learner
-from shoal.nodes.going_back import goes_back
-from shoal.nodes.lane import Lane
-from shoal.nodes.spent import Spent
+from shoal.models.learner import Learner
+from shoal.nodes.rollback_wait import goes_back
+from shoal.nodes.slot_stream import Lane
+from shoal.nodes.strategy import TABLE, TALLY, Rows, Slot
+from shoal.nodes.time_accounting import Spent
 from shoal.nodes.worker import Worker
-from shoal.store.task import Task
-from shoal.strategies import TABLE, TALLY, Rows, Slot
-from shoal.strategies.parameter_server import OnServers
-from shoal.strategies.turns import Turns
+from shoal.schedule.runs import runs, spread
+from shoal.schedule.slot_queue import MOST
+from shoal.store.client.task import Task
+from shoal.strategies.block_proximal.order import Turns
+from shoal.strategies.parameter_server.algorithm import OnServers
 from shoal.tables import Given
 from shoal.wire import messages as m
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shoal import limits
-from shoal.cluster.member import Membership
+from shoal.cluster.membership_client import Membership
 from shoal.errors import Closed, Refused, Unanswered
-from shoal.store.client import Client
-from shoal.store.task import Task
+from shoal.store.client.client import Client
+from shoal.store.client.task import Task
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Tick, Wake
-from shoal.wire.groups import SCHEDULER
+from shoal.wire.messages.groups import SCHEDULER
 
 
 class Sleep(Task):

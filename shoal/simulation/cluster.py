@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal import limits
-from shoal.cluster.membership import Roster
-from shoal.cluster.moves import Moves
+from shoal.cluster.move_settings import Moves
+from shoal.cluster.roster import Roster
 from shoal.events import RunEvent
 from shoal.limits import MILLISECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.dealing import Dealing
-from shoal.nodes.guest import Guest
-from shoal.nodes.saving import Saving
+from shoal.nodes.drainable import Guest
+from shoal.nodes.rollback import Saving
+from shoal.nodes.scheduling import Dealing
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.faults import Plan
 from shoal.simulation.world import World
-from shoal.store import checkpoint
-from shoal.store.part import Part
+from shoal.store.checkpoint import manifest
+from shoal.store.server.segment_state import Part
 from shoal.wire.effects import Ended
 from shoal.wire.messages import Place, Placed, Shrink
 
@@ -161,9 +161,9 @@ class Cluster:
     def rot(self, seed: int) -> bool:
         """A bit of the newest checkpoint's files flips, and stays so. False if there is none."""
         number = max((int(name) for name in self.disk.names(ROOT) if name.isdigit()), default=0)
-        folder = checkpoint.folder_of(ROOT, number)
+        folder = manifest.folder_of(ROOT, number)
         names = self.disk.names(folder) if number else []
-        if checkpoint.MANIFEST not in names:
+        if manifest.MANIFEST not in names:
             return False
         path = folder / names[seed % len(names)]
         with self.disk.open(path) as file:

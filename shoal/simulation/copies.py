@@ -13,10 +13,10 @@ from typing import Any
 from shoal import limits
 from shoal.simulation.checker import Violation
 from shoal.simulation.cluster import Cluster
-from shoal.store.part import Part
+from shoal.store.server.segment_state import Part
 from shoal.tables import Step
 from shoal.wire import messages as m
-from shoal.wire.base import tag_of
+from shoal.wire.messages.base import tag_of
 
 EMPTY = m.Counts(0)
 _ROOM = 8_000  # bytes beyond the bound: of the last push, and of what is neither a push nor says who came or went

@@ -25,7 +25,7 @@ from unittest import mock
 import msgspec
 
 from shoal.files import Disk
-from shoal.store import segment_file
+from shoal.store.checkpoint import segment_file
 from shoal.store.image import Image
 
 BLOCK = 512

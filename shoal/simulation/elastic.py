@@ -22,7 +22,7 @@ from typing import Protocol
 from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.guest import Guest
+from shoal.nodes.drainable import Guest
 from shoal.simulation.checker import Violation
 from shoal.simulation.cluster import COORDINATOR, Cluster
 from shoal.simulation.faults import Fault, Plan

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal.nodes.gossiper import Gossiper
-from shoal.nodes.meetings import Meetings
-from shoal.nodes.rounds import Rounds
-from shoal.nodes.stepper import Floats
 from shoal.simulation.checker import Violation
 from shoal.simulation.gossip_driver import GossipDriver
 from shoal.simulation.gossip_model import Doubles, SimStepper, name_of, node_of
+from shoal.strategies.gossip.model import Floats
+from shoal.strategies.gossip.pairwise import Meetings
+from shoal.strategies.gossip.synchronous import Rounds
+from shoal.strategies.gossip.worker import Gossiper
 
 CLOSE = 1e-4  # of numbers of size 1, after hundreds of roundings
 

@@ -12,14 +12,14 @@ from random import Random
 
 from shoal.data.slots import Slots
 from shoal.limits import MILLISECOND
-from shoal.nodes.gossip_controller import GossipController
-from shoal.nodes.gossip_home import HOME
-from shoal.nodes.stepper import Floats
 from shoal.simulation.gossip_model import name_of
 from shoal.simulation.gossip_plan import GossipPlan
 from shoal.simulation.world import World
-from shoal.strategies.parts import Parts
-from shoal.strategies.topology import Graph, Matrix
+from shoal.strategies.averaging.shards import Parts
+from shoal.strategies.gossip.controller import HOME
+from shoal.strategies.gossip.legs import GossipController
+from shoal.strategies.gossip.model import Floats
+from shoal.strategies.gossip.topology import Graph, Matrix
 from shoal.timing import Timing
 from shoal.wire.effects import Effect
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shoal.nodes.stepper import Floats, mix_into
+from shoal.strategies.gossip.model import Floats, mix_into
 
 STEP = 0.0625  # of the simulated rule
 

@@ -12,18 +12,24 @@ from unittest import mock
 import numpy as np
 
 from shoal.data.batch import Ids
-from shoal.nodes.gossip_controller import GossipController, WorkerLoss
-from shoal.nodes.gossip_home import Home, Told
-from shoal.nodes.gossip_tally import Tally
-from shoal.nodes.gossiper import Gossiper
-from shoal.nodes.hands import NEVER
-from shoal.nodes.meetings import Meetings
-from shoal.nodes.rounds import Rounds
-from shoal.nodes.stepper import Floats
-from shoal.strategies.parts import Parts
-from shoal.strategies.topology import Graph
+from shoal.strategies.averaging.shards import Parts
+from shoal.strategies.gossip.compute_queue import NEVER
+from shoal.strategies.gossip.controller import Home, Told
+from shoal.strategies.gossip.legs import GossipController, WorkerLoss
+from shoal.strategies.gossip.model import Floats
+from shoal.strategies.gossip.pairwise import Meetings
+from shoal.strategies.gossip.progress import Tally
+from shoal.strategies.gossip.synchronous import Rounds
+from shoal.strategies.gossip.topology import Graph
+from shoal.strategies.gossip.worker import Gossiper
 from shoal.wire.effects import Effect
-from shoal.wire.neighbours import Along, Meet, Met, Offer, Rest
+from shoal.wire.messages.gossip import (
+    Along,
+    Meet,
+    Met,
+    Offer,
+    Rest,
+)
 
 MUTANTS: dict[str, Callable[[], Any]] = {}
 

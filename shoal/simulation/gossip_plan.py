@@ -12,8 +12,8 @@ import msgspec
 
 from shoal.limits import MILLISECOND
 from shoal.simulation.scales import draw_scale
-from shoal.strategies.gossip import Gossip, Topology
-from shoal.strategies.topology import Graph
+from shoal.strategies.gossip.settings import Gossip, Topology
+from shoal.strategies.gossip.topology import Graph
 
 BOTH_WAYS: tuple[Topology, ...] = ("ring", "ring", "star", "complete", "exponential", "random")
 TROUBLE = ("loss", "repeat", "slow", "pause", "cut", "crash", "crash", "last words")

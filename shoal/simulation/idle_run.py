@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from shoal.events import RolledBack, RunEvent
 from shoal.job import Job
-from shoal.nodes.dealing import Dealing
 from shoal.nodes.factory import make_dealing
+from shoal.nodes.scheduling import Dealing
 from shoal.simulation.checker import Violation
 
 _JOB = Job.of({"data": {"source": "none", "batch": 1}, "strategy": "async", "stop": {"epochs": 1}})

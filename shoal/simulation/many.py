@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from shoal.simulation.kinds import kind, mutated
+from shoal.simulation.scenarios import kind, mutated
 
 _CHUNK = 25
 

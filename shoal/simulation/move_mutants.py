@@ -14,22 +14,22 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from shoal.cluster.handing import Handing
-from shoal.cluster.membership import Roster
+from shoal.cluster.assignment import Handing
+from shoal.cluster.roster import Roster
 from shoal.keys import KeyRange
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.guest import Guest
+from shoal.nodes.drainable import Guest
 from shoal.nodes.server import Server
-from shoal.store import anew, dispatch
-from shoal.store.filling import Filling
-from shoal.store.flight import Flight
-from shoal.store.follow import Follow
-from shoal.store.holding import Holding
-from shoal.store.operation import Operation
-from shoal.store.ours import Ours, ours
-from shoal.store.outcome import Outcome
-from shoal.store.replicate import Link, Log, Parcel
-from shoal.store.split import Layout
+from shoal.store.client import dispatch, resend
+from shoal.store.client.inflight import Flight
+from shoal.store.client.operation import Operation
+from shoal.store.client.split import Layout
+from shoal.store.server.backfill import Filling
+from shoal.store.server.backup import Follow
+from shoal.store.server.held_since import Ours, ours
+from shoal.store.server.outcome import Outcome
+from shoal.store.server.replicate import Link, Log, Parcel
+from shoal.store.server.table_server import Holding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Event, Persist, Send
 
@@ -291,7 +291,7 @@ def former_share_answered() -> Any:
 @mutant
 def heirs_not_asked() -> Any:
     """Who is refused asks the same server again for what it still has, and nobody for the rest."""
-    real = anew.asked_anew
+    real = resend.asked_anew
 
     def asked(op: Operation, layout: Layout, flight: Flight) -> list[str] | None:
         refused = list(op.refused)

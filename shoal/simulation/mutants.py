@@ -13,18 +13,18 @@ from unittest import mock
 from msgspec.structs import replace
 
 from shoal import limits
-from shoal.cluster.membership import Roster
+from shoal.cluster.roster import Roster
 from shoal.keys import KeyRange, Keys, KeyValues
-from shoal.store.aggregate import OpenStep, Piece
-from shoal.store.clock import Clocks
-from shoal.store.follow import Follow
-from shoal.store.handles import Handles
-from shoal.store.holding import FromServer, Holding
-from shoal.store.ledger import Mask, Stream
-from shoal.store.outcome import Asker, Outcome
-from shoal.store.part import Part
-from shoal.store.replicate import Entry, Log
-from shoal.store.segment import Segments
+from shoal.store.server.aggregate import OpenStep, Piece
+from shoal.store.server.backup import Follow
+from shoal.store.server.clock import Clocks
+from shoal.store.server.key_lists import Handles
+from shoal.store.server.ledger import Mask, Stream
+from shoal.store.server.outcome import Asker, Outcome
+from shoal.store.server.primary import Segments
+from shoal.store.server.replicate import Entry, Log
+from shoal.store.server.segment_state import Part
+from shoal.store.server.table_server import FromServer, Holding
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Send

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
-from shoal.cluster.halves import Halves
-from shoal.cluster.joining import Donor, Newcomer, Other
-from shoal.cluster.mesh import Mesh
-from shoal.cluster.streams import Delivery, Kept, Streams
-from shoal.wire import peers as p
-from shoal.wire.base import Array, Arrays
+from shoal.strategies.peers.broadcast import Delivery, Kept, Streams
+from shoal.strategies.peers.join import Donor, Newcomer, Other
+from shoal.strategies.peers.mesh import Mesh
+from shoal.strategies.peers.partition_merge import Halves
 from shoal.wire.effects import Effect
+from shoal.wire.messages import peers as p
+from shoal.wire.messages.base import Array, Arrays
 
 MUTANTS: dict[str, Callable[[], Any]] = {}
 
@@ -126,4 +126,4 @@ def halves_that_never_call() -> Any:
 def no_half_gives_way() -> Any:
     """Each half goes on."""
 
-    return mock.patch("shoal.cluster.mesh.gives_way", lambda me, ours, beat, over: False)
+    return mock.patch("shoal.strategies.peers.mesh.gives_way", lambda me, ours, beat, over: False)

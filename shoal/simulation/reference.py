@@ -14,18 +14,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
-from shoal.data.localise import Localiser
+from shoal.data.dense_file import sparse
+from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.nodes.factory import dealing_for
 from shoal.simulation.reference_blocks import Hands, weights_by_iteration
-from shoal.store.table import Table
-from shoal.strategies.averaging import AllReduce
-from shoal.strategies.block_proximal import BlockProximal
-from shoal.strategies.parameter_server import Async, OnServers, Sync
+from shoal.store.table.table import Table
+from shoal.strategies.averaging.settings import AllReduce
+from shoal.strategies.block_proximal.algorithm import BlockProximal
+from shoal.strategies.parameter_server.algorithm import Async, OnServers, Sync
 from shoal.tables import Dense
 
 Floats = npt.NDArray[np.float32]

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset
+from shoal.data.dense_file import sparse
 from shoal.job import Job
 from shoal.keys import KeyRange
+from shoal.models.block_margins import Standing
 from shoal.models.columns import Blocks, Columns
-from shoal.models.standing import Standing
-from shoal.store.table import Table
-from shoal.strategies.block_proximal import BlockProximal
-from shoal.strategies.turns import Turns
+from shoal.store.table.table import Table
+from shoal.strategies.block_proximal.algorithm import BlockProximal
+from shoal.strategies.block_proximal.order import Turns
 
 Floats = npt.NDArray[np.float32]
 

@@ -16,16 +16,16 @@ from shoal import limits
 from shoal.errors import ShoalError
 from shoal.events import Event, RunEvent
 from shoal.nodes.worker import Worker
-from shoal.simulation.bystander import NAME, Bystander, little_load
+from shoal.simulation.background_load import NAME, Bystander, little_load
 from shoal.simulation.checker import Violation, check, check_end
 from shoal.simulation.cluster import COORDINATOR, Cluster
 from shoal.simulation.copies import Owners, differences, left_behind, settled
+from shoal.simulation.counters import counts_of
 from shoal.simulation.elastic import Elastic
 from shoal.simulation.faults import Fault, Plan
 from shoal.simulation.idle_run import IdleRun
 from shoal.simulation.nemesis import Nemesis
 from shoal.simulation.stragglers import Stragglers
-from shoal.simulation.tallied import counts_of
 from shoal.simulation.workload import (
     COLUMNS,
     TABLE,
@@ -41,7 +41,7 @@ from shoal.simulation.workload import (
     worker_life,
 )
 from shoal.simulation.world import World
-from shoal.store.task import Task
+from shoal.store.client.task import Task
 from shoal.tables import Dense, Each, Filter, Sparse, Step, Table, Wire
 
 BATCH = 3 * 4 * COLUMNS  # bytes: a few segments

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from shoal.simulation.checker import Violation
 from shoal.simulation.faults import Plan
 from shoal.simulation.run import Run, Verdict
-from shoal.simulation.training import TrainingScenario
 from shoal.simulation.training_plan import TrainingPlan
+from shoal.simulation.training_scenario import TrainingScenario
 
 MOST_TRIES = 400
 

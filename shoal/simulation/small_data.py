@@ -13,8 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Floats
+from shoal.data.csr_file import (
+    FORMAT,
+    LabelCount,
+    Meta,
+    Packed,
+)
 from shoal.data.datasets import Dataset
-from shoal.data.packed import FORMAT, LabelCount, Meta, Packed
 
 PER_ROW = 3  # features of a row, where rows are mixed
 FOLDER = Path("/memory")

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, ExitStack
 from random import Random
 from unittest import mock
 
-from shoal.cluster import delay
 from shoal.limits import MILLISECOND
+from shoal.schedule import auto_delay
 from shoal.simulation.faults import Fault, Plan
 
 LONGEST_BREAK = 1_000  # milliseconds
@@ -22,7 +22,7 @@ def quick() -> AbstractContextManager[object]:
     """Runs are short here: the delay is looked at more often, and decided upon fewer steps."""
     stack = ExitStack()
     window, settling = 100 * MILLISECOND, 30 * MILLISECOND
-    stack.enter_context(mock.patch.multiple(delay, FEWEST=1, WINDOW=window, SETTLING=settling))
+    stack.enter_context(mock.patch.multiple(auto_delay, FEWEST=1, WINDOW=window, SETTLING=settling))
     return stack
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from shoal.errors import ShoalError
 from shoal.keys import Values
 from shoal.limits import MILLISECOND
-from shoal.nodes.dealing import Dealing
+from shoal.nodes.scheduling import Dealing
+from shoal.nodes.strategy import TALLY
 from shoal.nodes.worker import Worker
 from shoal.simulation.checker import Violation
 from shoal.simulation.training_plan import TrainingPlan
-from shoal.strategies import TALLY
 
 
 class Auditor:

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal.cluster.runs import spread
-from shoal.cluster.stopping import ENDLESS
-from shoal.cluster.workload import DEATHS
 from shoal.errors import ShoalError
 from shoal.events import Evaluated, RolledBack, Saved, Started, Stopped, Voided
 from shoal.keys import Values
+from shoal.schedule.runs import spread
+from shoal.schedule.slot_queue import DEATHS
+from shoal.schedule.stop_rules import ENDLESS
 from shoal.simulation.checker import Violation
 from shoal.simulation.reference import weights_by_step
 from shoal.simulation.training_plan import STEP, TrainingPlan

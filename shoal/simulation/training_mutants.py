@@ -11,26 +11,26 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from shoal.cluster.delay import AutoDelay
-from shoal.cluster.membership import Roster
-from shoal.cluster.runs import Runs
-from shoal.cluster.stopping import Stopping
-from shoal.cluster.workload import Workload
+from shoal.cluster.roster import Roster
 from shoal.nodes import factory
-from shoal.nodes.dealing import Dealing
-from shoal.nodes.dealt import State
-from shoal.nodes.evaluations import Evaluations
 from shoal.nodes.evaluator import Asked, Evaluator, Judged
-from shoal.nodes.kept import Kept
-from shoal.nodes.lane import Lane
 from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler_journal import Kept
+from shoal.nodes.scheduler_state import State
+from shoal.nodes.scheduling import Dealing
+from shoal.nodes.slot_stream import Lane
+from shoal.nodes.strategy import Rows, Slot
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
+from shoal.schedule.auto_delay import AutoDelay
+from shoal.schedule.evaluations import Evaluations
+from shoal.schedule.runs import Runs
+from shoal.schedule.slot_queue import Workload
+from shoal.schedule.stop_rules import Stopping
 from shoal.simulation.disk import CHECKPOINT_MUTANTS
-from shoal.store.clock import Clocks
-from shoal.store.task import Task
-from shoal.strategies import Rows, Slot
-from shoal.strategies.parameter_server import Begun, ParameterServer
+from shoal.store.client.task import Task
+from shoal.store.server.clock import Clocks
+from shoal.strategies.parameter_server.algorithm import Begun, ParameterServer
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from shoal.data.datasets import Dataset
 from shoal.job import Job
 from shoal.limits import MILLISECOND
-from shoal.models.learning import Learner
+from shoal.models.learner import Learner
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.factory import make_judge, make_table, make_trainer
+from shoal.nodes.strategy import TABLE, TALLY
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.simulation.world import World
-from shoal.store.checkpoint import Manifest
-from shoal.store.task import Task
-from shoal.strategies import TABLE, TALLY
+from shoal.store.checkpoint.manifest import Manifest
+from shoal.store.client.task import Task
 from shoal.tables import Dense, Update
 from shoal.wire.effects import Node, Send
-from shoal.wire.groups import member_name
+from shoal.wire.messages.groups import member_name
 
 CACHE = 1 << 30  # bytes of rows that a worker keeps
 EVALUATOR, LAUNCHER = "evaluator", "launcher"

@@ -20,7 +20,7 @@ from shoal.limits import INLINE_ELEMENTS
 from shoal.simulation import faults
 from shoal.simulation.faults import Fault, Plan
 from shoal.simulation.training_nodes import EVALUATOR
-from shoal.wire.groups import SCHEDULER, member_name
+from shoal.wire.messages.groups import SCHEDULER, member_name
 
 GROUP = "group"  # the name of the worker group, where there is one
 STEP = 2.0**-6  # of the update: a power of two, so that counts are exact

@@ -16,8 +16,7 @@ from unittest import mock
 import msgspec
 
 from shoal import limits
-from shoal.cluster import delay, placement
-from shoal.cluster.runs import spread
+from shoal.cluster import placement
 from shoal.data.datasets import Dataset
 from shoal.errors import Refused, ShoalError
 from shoal.events import Evaluated, RunEvent, Saved, Started, Stopped, Warned
@@ -26,10 +25,13 @@ from shoal.keys import Values
 from shoal.limits import MILLISECOND, SECOND
 from shoal.nodes import evaluator as evaluating
 from shoal.nodes import trainer as training
-from shoal.nodes.dealing import Dealing, Whole
-from shoal.nodes.dealt import counted_everywhere
 from shoal.nodes.factory import dealing_for, make_saving, state_to_resume
 from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduler_state import counted_everywhere
+from shoal.nodes.scheduling import Dealing, Whole
+from shoal.nodes.strategy import TABLE
+from shoal.schedule import auto_delay
+from shoal.schedule.runs import spread
 from shoal.simulation.cluster import COORDINATOR, ROOT, Cluster
 from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.elastic import Elastic
@@ -42,12 +44,11 @@ from shoal.simulation.training_nodes import EVALUATOR, LAUNCHER, TrainingNodes
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_watch import DelayWatch, PartsWatch, StalenessWatch
 from shoal.simulation.world import Journal, World
-from shoal.store import checkpoint
-from shoal.store.checkpoint import Manifest
-from shoal.strategies import TABLE
+from shoal.store.checkpoint import manifest as checkpoint
+from shoal.store.checkpoint.manifest import Manifest
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended, Node
-from shoal.wire.groups import dealer, whole
+from shoal.wire.messages.groups import dealer, whole
 
 MOST_EVENTS = 60_000
 BEGINS_WITHIN = 30 * SECOND
@@ -388,7 +389,7 @@ def paced(plan: TrainingPlan) -> Iterator[None]:
     """Runs are short here: nodes ask for few slots at a time, and less often; all computing takes its time."""
     with ExitStack() as stack:
         stack.enter_context(quick())
-        stack.enter_context(mock.patch.object(delay, "LONGEST", 3))  # so that some runs come to it
+        stack.enter_context(mock.patch.object(auto_delay, "LONGEST", 3))  # so that some runs come to it
         slow = mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND)
         stack.enter_context(slow)
         stack.enter_context(mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND))

@@ -16,19 +16,20 @@ from dataclasses import dataclass, field
 from itertools import product
 from unittest import mock
 
-from shoal.cluster import delay
 from shoal.events import Delayed, RunEvent
+from shoal.nodes.strategy import TABLE, Lane, Slot
+from shoal.schedule import auto_delay
 from shoal.simulation.checker import Violation
 from shoal.simulation.reference_blocks import Began, Hands, Turn
 from shoal.simulation.world import World
-from shoal.store.client import Client
-from shoal.store.task import Task
-from shoal.strategies import TABLE, Lane, Slot, block_proximal
-from shoal.strategies.block_proximal import BlockProximal, Held
-from shoal.strategies.parameter_server import is_newer
-from shoal.strategies.turns import Turns
+from shoal.store.client.client import Client
+from shoal.store.client.task import Task
+from shoal.strategies.block_proximal import algorithm
+from shoal.strategies.block_proximal.algorithm import BlockProximal, Held
+from shoal.strategies.block_proximal.order import Turns
+from shoal.strategies.parameter_server.algorithm import is_newer
 from shoal.wire import messages as m
-from shoal.wire.groups import whole
+from shoal.wire.messages.groups import whole
 
 
 @dataclass(slots=True)
@@ -125,9 +126,9 @@ class DelayWatch:
             return
         before, self._delay = self._delay, event.max_delay
         self.changes += 1
-        if not 0 <= event.max_delay <= delay.LONGEST:
-            self.violations.append(Violation("P11 delay", f"{event.max_delay} steps, of at most {delay.LONGEST}"))
-        if before is not None and (event.waiting > delay.MOST_WAITING) != (event.max_delay > before):
+        if not 0 <= event.max_delay <= auto_delay.LONGEST:
+            self.violations.append(Violation("P11 delay", f"{event.max_delay} steps, of at most {auto_delay.LONGEST}"))
+        if before is not None and (event.waiting > auto_delay.MOST_WAITING) != (event.max_delay > before):
             what = f"from {before} to {event.max_delay}, with {event.waiting:.0%} of the time waited"
             self.violations.append(Violation("P11 delay", what))
 
@@ -162,7 +163,7 @@ class PartsWatch:
             self._read[client, slot] = min(pull.steps, default=0)
             return is_newer(client, pull, slot)
 
-        async def begun(strategy: BlockProximal, lane: Lane, slot: Slot, part: block_proximal.Part) -> Held | None:
+        async def begun(strategy: BlockProximal, lane: Lane, slot: Slot, part: algorithm.Part) -> Held | None:
             client = lane.client
             held = await begin(strategy, lane, slot, part)
             if held is not None:
@@ -179,7 +180,7 @@ class PartsWatch:
 
         with ExitStack() as stack:
             stack.enter_context(mock.patch.multiple(BlockProximal, _begin=begun, _iterate=iterated))
-            stack.enter_context(mock.patch.object(block_proximal, "is_newer", looked))
+            stack.enter_context(mock.patch.object(algorithm, "is_newer", looked))
             yield
 
     def _note(self, turn: Turn, past: tuple[int, int], began: Began) -> None:

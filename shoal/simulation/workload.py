@@ -23,8 +23,8 @@ from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.checker import steps_of
 from shoal.simulation.faults import Plan
-from shoal.store.split import Layout
-from shoal.store.task import Task
+from shoal.store.client.split import Layout
+from shoal.store.client.task import Task
 from shoal.tables import Step
 from shoal.wire import messages as m
 

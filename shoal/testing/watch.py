@@ -22,14 +22,15 @@ import numpy.typing as npt
 
 from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, RunEvent
-from shoal.folder import Log
 from shoal.job import Job
-from shoal.launch.training import Outcome, Training
-from shoal.launch.underway import Underway, underway
-from shoal.models.learning import learner_of
-from shoal.run import summarise
-from shoal.strategies import TABLE
-from shoal.strategies.block_proximal import BlockProximal
+from shoal.models.learner import learner_of
+from shoal.nodes.strategy import TABLE
+from shoal.run.folder import Log
+from shoal.run.handle import Underway, underway
+from shoal.run.run import summarise
+from shoal.strategies.block_proximal.algorithm import BlockProximal
+from shoal.strategies.parameter_server.run import Training
+from shoal.training.result import Outcome
 from shoal.wire.messages import Course
 
 PATIENCE = 150.0  # seconds: a guard against hanging, not a measure; a busy machine may take long

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from shoal.client import KV
 from shoal.errors import BadValues, Invalid
 from shoal.keys import Keys, KeyValues, Values
 from shoal.launch.local import Cluster, local
-from shoal.nodes.blocking import KV
-from shoal.store.task import Task
-from shoal.store.update import AdaGrad
+from shoal.store.client.task import Task
+from shoal.store.table.update import AdaGrad
 from shoal.tables import Initial, Normal, Sparse, Update
 from shoal.torch.embedding_init import create_with
 from shoal.torch.rank import Place, ensure

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from shoal.client import KV
 from shoal.cluster.placement import segments_of
 from shoal.errors import BadKeys
 from shoal.files import Disk
 from shoal.keys import Keys, Values, as_keys, as_values
-from shoal.nodes.blocking import KV
-from shoal.store import checkpoint
+from shoal.store.checkpoint import manifest as checkpoint
+from shoal.store.checkpoint.segment_file import write_segment
 from shoal.store.hashed import mixed
 from shoal.store.image import Image
-from shoal.store.segment_file import write_segment
-from shoal.store.update import rule_named
+from shoal.store.table.update import rule_named
 from shoal.tables import Sparse, checked
-from shoal.wire.copies import Books
+from shoal.wire.messages.replication import Books
 
 
 def create_with(kv: KV, name: str, spec: Sparse, ids: Any, values: Any) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 
 from shoal.errors import Invalid, TimedOut
 from shoal.launch.script import ENDED
-from shoal.store.task import Task
-from shoal.store.update import Sum
+from shoal.store.client.task import Task
+from shoal.store.table.update import Sum
 from shoal.tables import Dense
 from shoal.torch.rank import Place, ensure
 

@@ -29,7 +29,7 @@ import torch
 
 from shoal.errors import BadValues, Fenced, Invalid, RunFailed, SegmentsLost
 from shoal.keys import Values
-from shoal.store.update import Assign
+from shoal.store.table.update import Assign
 from shoal.tables import Apply, Dense, Each, Given, Step, Wire, whole
 from shoal.torch.flatten import Flat
 from shoal.torch.group import Crew

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 
 from shoal.errors import Invalid
-from shoal.store.update import SGD, AdaGrad, Adam, AdamW, Momentum, Nesterov, RMSProp
+from shoal.store.table.update import (
+    SGD,
+    AdaGrad,
+    Adam,
+    AdamW,
+    Momentum,
+    Nesterov,
+    RMSProp,
+)
 from shoal.tables import Update
 
 Group = dict[str, Any]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
+from shoal.client import KV
 from shoal.errors import Invalid, ShoalError
 from shoal.launch.local import Cluster, connect
 from shoal.launch.script import ADDRESS, RANK, SAYS, WORLD
 from shoal.limits import SLOTS_PER_STEP
-from shoal.nodes.blocking import KV
 from shoal.tables import Table
 
 

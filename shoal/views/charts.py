@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.events import Evaluated
-from shoal.views import marks, words
-from shoal.views.account import OF_WORKERS, Account, seconds_of
-from shoal.views.attendance import moves_of
+from shoal.views import format, marks
 from shoal.views.drawing import DASHES, INK, LEGIBLE, PALE, SERIES, canvas, tidy, titled
 from shoal.views.explain import most_stale
+from shoal.views.members import moves_of
 from shoal.views.plots import FEW, WIDE, Series, draw_spread, spread_of
+from shoal.views.run_metrics import OF_WORKERS, Account, seconds_of
+from shoal.views.run_record import Told
 from shoal.views.timeline import COLORS
-from shoal.views.told import Told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +31,8 @@ def losses(runs: Sequence[Told]) -> Figure:
     upper, lower = figure.subplots(2, 1)
     for number, told in enumerate(runs):
         judged = told.run.finite
-        _curve(upper, [seconds_of(event) for event in judged], judged, number, words.clean(told.name))
-        _curve(lower, [event.passes for event in judged], judged, number, words.clean(told.name))
+        _curve(upper, [seconds_of(event) for event in judged], judged, number, format.clean(told.name))
+        _curve(lower, [event.passes for event in judged], judged, number, format.clean(told.name))
     titled(upper, "test loss over time")
     titled(lower, "test loss over passes: what each row was worth")
     drawn = [event.test_loss for told in runs for event in told.run.finite]
@@ -72,7 +72,7 @@ def _one_loss(axes: Axes, run: Account) -> list[float]:
     label = "test, of the mean of all models" if each else "test"
     _curve(axes, [seconds_of(event) for event in judged], judged, 1, label, "-")
     if run.best is not None:
-        said = f"best: {words.loss(run.best.test_loss)} at pass {words.passes(run.best.passes)}"
+        said = f"best: {format.loss(run.best.test_loss)} at pass {format.passes(run.best.passes)}"
         at = ([seconds_of(run.best)], [run.best.test_loss])
         axes.plot(*at, "*", color=SERIES[1], markersize=14, markeredgecolor="white", zorder=5, label=said)
     return [*train.y, *(event.test_loss for event in judged), *draw_spread(axes, each)]
@@ -115,7 +115,7 @@ def shares(rows: Sequence[tuple[str, dict[str, float]]]) -> Figure:
                 color = "#111111" if kind in ("idle", "communicate") else "white"
                 axes.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", fontsize=8.5, color=color)
             left += share
-    axes.set_yticks(range(len(rows[:BARS])), [words.clean(name)[:28] for name, _ in rows[:BARS]])
+    axes.set_yticks(range(len(rows[:BARS])), [format.clean(name)[:28] for name, _ in rows[:BARS]])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.set(xlim=(0, 1), ylim=(len(rows[:BARS]) - 0.5, -0.5))
@@ -165,7 +165,7 @@ def costs(runs: Sequence[Told]) -> Figure:
     ):
         bars = axes.barh([row + shift for row in rows], of, 0.36, color=color, label=label)
         axes.bar_label(bars, [f"{value:,.3g}" if value < 1_000 else f"{value:,.0f}" for value in of], padding=3)
-    axes.set_yticks(rows, [words.clean(one.name)[:28] for one in shown])
+    axes.set_yticks(rows, [format.clean(one.name)[:28] for one in shown])
     for text in axes.get_yticklabels():
         text.set_parse_math(False)
     axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel="seconds")
@@ -202,7 +202,7 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
                 va="center",
                 fontsize=8.5,
             )
-        axes.set_yticks(range(len(bars)), [words.clean(said)[:28] for said, _, _ in bars])
+        axes.set_yticks(range(len(bars)), [format.clean(said)[:28] for said, _, _ in bars])
         axes.set(ylim=(len(bars) - 0.5, -0.5))
         axes.set_xlim(
             0, 1.75 * max(max(before, after) for _, before, after in bars)
@@ -211,7 +211,7 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
         axes.locator_params(axis="x", nbins=6)
         axes.tick_params(axis="y", length=0)
         tidy(axes, grid="x")
-        titled(axes, f"{words.clean(name) + ', ' if len(told) > 1 else ''}{way.replace('_', ' ')}")
+        titled(axes, f"{format.clean(name) + ', ' if len(told) > 1 else ''}{way.replace('_', ' ')}")
     return figure
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from shoal.views import words
-from shoal.views.account import median, seconds_of
+from shoal.views import format
 from shoal.views.drawing import clock
 from shoal.views.explain import MUCH, VERBS, emulated, percent, times
-from shoal.views.told import STILL, Told
+from shoal.views.run_metrics import median, seconds_of
+from shoal.views.run_record import STILL, Told
 
 SLACK = 0.005  # of a loss: less than that is chance
 
@@ -22,7 +22,7 @@ def of_several(runs: list[Told]) -> list[str]:
     judged = [one for one in runs if one.run.best is not None]
     said = [emulated(runs)]
     silent = [one.name for one in runs if one.run.best is None]
-    said += [f"No loss is known of {words.names(silent)}: not compared."] if silent else []
+    said += [f"No loss is known of {format.names(silent)}: not compared."] if silent else []
     if len(judged) < 2:
         return [one for one in (*said, "There are no two runs with a loss to compare.") if one]
     if (differ := other_task(judged)) is not None:
@@ -35,12 +35,13 @@ def of_several(runs: list[Told]) -> list[str]:
     common = common_loss(judged)
     order = sorted(judged, key=lambda one: time_to(one, common))
     first = order[0]
-    told = [f"{words.clean(first.name)} was there first, after {_short(time_to(first, common))}"]
+    told = [f"{format.clean(first.name)} was there first, after {_short(time_to(first, common))}"]
     told += [
-        f"{words.clean(one.name)} took {_short(time_to(one, common))}{_longer(one, first, common)}" for one in order[1:]
+        f"{format.clean(one.name)} took {_short(time_to(one, common))}{_longer(one, first, common)}"
+        for one in order[1:]
     ]
     said.append(
-        f"All runs reached a test loss of {words.loss(common)} (0.5% above the highest of their best). {'; '.join(told)}."
+        f"All runs reached a test loss of {format.loss(common)} (0.5% above the highest of their best). {'; '.join(told)}."
     )
     said.append(" ".join(_why(first, one, common) for one in order[1:]))
     spaces = [space for one in judged if (space := _space(one)) is not None]
@@ -53,7 +54,7 @@ def of_several(runs: list[Told]) -> list[str]:
         said.append("A serial run has one core and nobody to talk to.")
     if 0 < len(still) < len(judged):
         said.append(
-            f"The clock of {words.names(still)} stands still while a model is judged, that of the others does not: their "
+            f"The clock of {format.names(still)} stands still while a model is judged, that of the others does not: their "
             f"evaluator computes beside the workers."
         )
     return [one for one in said if one]
@@ -75,7 +76,7 @@ def other_task(runs: list[Told]) -> str | None:
     for what in ("data", "model", "test_rows", "features"):
         found = {str(getattr(one.run.started, what)) for one in runs if one.run.started}
         if len(found) > 1:
-            return f"{what.replace('_', ' ')}: {words.names(sorted(found))}"
+            return f"{what.replace('_', ' ')}: {format.names(sorted(found))}"
     return None
 
 
@@ -92,8 +93,8 @@ def _why(first: Told, one: Told, loss: float) -> str:
     speeds = [
         examples / seconds for examples, seconds in ((x.examples, seconds_of(x)) for x in (here, there)) if seconds
     ]
-    said = f"Up to there {words.clean(one.name)} needed {times(there.examples / here.examples)} times the rows of "
-    said += words.clean(first.name)
+    said = f"Up to there {format.clean(one.name)} needed {times(there.examples / here.examples)} times the rows of "
+    said += format.clean(first.name)
     said += f", at {times(speeds[1] / speeds[0])} times its speed" if len(speeds) == 2 and speeds[0] else ""
     mine, theirs = first.run.shares, one.run.shares
     if mine and theirs:
@@ -101,7 +102,7 @@ def _why(first: Told, one: Told, loss: float) -> str:
         verb = VERBS[kind]
         if abs(theirs[kind] - mine[kind]) >= MUCH:
             said += f"; over the whole run its workers {verb} {percent(theirs[kind])} of their time, those of "
-            said += f"{words.clean(first.name)} {percent(mine[kind])}"
+            said += f"{format.clean(first.name)} {percent(mine[kind])}"
     return f"{said}."
 
 
@@ -111,4 +112,4 @@ def _space(told: Told) -> float | None:
 
 
 def _short(seconds: float) -> str:
-    return words.duration(seconds) if seconds >= 1 else clock(seconds)
+    return format.duration(seconds) if seconds >= 1 else clock(seconds)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import Invalid
-from shoal.views import words
+from shoal.views import format
 from shoal.views.sections import Picture
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both", ""] = "both") -> None:
 
 
 def titled(axes: Axes, said: str) -> None:
-    axes.set_title(words.clean(said), loc="left", fontsize=10.5, weight="bold", color=INK, parse_math=False)
+    axes.set_title(format.clean(said), loc="left", fontsize=10.5, weight="bold", color=INK, parse_math=False)
 
 
 def svg(figure: Figure) -> bytes:

@@ -11,11 +11,11 @@ import re
 
 from shoal import limits
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved
-from shoal.views import agreement, words
-from shoal.views.account import began, median, seconds_of
-from shoal.views.attendance import moves_of
+from shoal.views import consensus, format
 from shoal.views.drawing import clock
-from shoal.views.told import Told
+from shoal.views.members import moves_of
+from shoal.views.run_metrics import began, median, seconds_of
+from shoal.views.run_record import Told
 
 MUCH = 0.05  # of the time: worth a reason
 SLOW = 1.25  # times as long as others: worth a name
@@ -38,7 +38,7 @@ def of_one(told: Told, among: bool = False) -> list[str]:
         _idle(told),
         _even(told),
     ]
-    second = [_loss(told), agreement.seen(told), _solved(told), _end(told)]
+    second = [_loss(told), consensus.seen(told), _solved(told), _end(told)]
     third = [_part(told), _faults(told)]
     parts = ([*first, *second, *third],) if among else (first, second, third)
     return [text for part in parts if (text := " ".join(one for one in part if one))]
@@ -62,8 +62,8 @@ def _solved(told: Told) -> str:
     if len(judged) < 2:
         return ""
     first, last = judged[0], judged[-1]
-    figures = {name: words.metric(name, last.get(name)) for name in ("objective", "violation", "nonzero", "skipped")}
-    said = f"The objective fell from {words.metric('objective', first['objective'])} to {figures['objective']}"
+    figures = {name: format.metric(name, last.get(name)) for name in ("objective", "violation", "nonzero", "skipped")}
+    said = f"The objective fell from {format.metric('objective', first['objective'])} to {figures['objective']}"
     said += f", and the worst key is {figures['violation']} of l1 from the conditions of a minimum; "
     said += f"{figures['nonzero']} weights are not 0"
     return said + (f", and {figures['skipped']} of the keys were left out at last." if last.get("skipped") else ".")
@@ -77,10 +77,10 @@ def _work(told: Told) -> str:
     if run.started is None:
         return ""
     crew = run.attendance.crew().replace(" x ", " and ")
-    lasted = words.duration(run.seconds) if run.seconds >= 1 else clock(run.seconds)
+    lasted = format.duration(run.seconds) if run.seconds >= 1 else clock(run.seconds)
     rate = f", {told.speed:,.0f} a second" if told.speed else ""
     cost = f", with {cpu(told.cpu)} CPU seconds {_whose(told)}" if told.cpu else ""
-    return f"{crew}{words.on_cores(run.started)} computed {run.examples:,} rows in {lasted}{rate}{cost}."
+    return f"{crew}{format.on_cores(run.started)} computed {run.examples:,} rows in {lasted}{rate}{cost}."
 
 
 def _whose(told: Told) -> str:
@@ -97,7 +97,7 @@ def emulated(runs: list[Told]) -> str:
     if not found:
         return ""
     some = [one.name for one in runs if one.emulated]
-    whose = "The computing" if len(some) == len(runs) else f"The computing of {words.names(some)}, not of the others,"
+    whose = "The computing" if len(some) == len(runs) else f"The computing of {format.names(some)}, not of the others,"
     return f"{whose} is not real: {'; '.join(found)}. Waiting, delay and staleness are measured."
 
 
@@ -120,13 +120,13 @@ def _waiting(told: Told) -> str:
     node, factor = slowest
     if factor < SLOW:
         return (
-            f"No worker is much slower than the others (the slowest, {words.clean(node.name)}, computes {times(factor)} "
+            f"No worker is much slower than the others (the slowest, {format.clean(node.name)}, computes {times(factor)} "
             f"times as long for a slot as the median of the others): they wait for each other."
         )
     others = [one for one in told.run.workers if one is not node and one.per_slot is not None]
     late = sum((node.per_slot or 0.0) * one.slots - one.spent.get("compute", 0.0) for one in others)
     due = late / (sum(one.spent.get("wait", 0.0) for one in others) or 1.0)
-    slow = f"{words.clean(node.name)} computes {times(factor)} times as long for a slot as the median of the others"
+    slow = f"{format.clean(node.name)} computes {times(factor)} times as long for a slot as the median of the others"
     if due < 0.5:  # the arithmetic of the slowest: others cannot wait longer for its computing than that takes
         return f"The slowest worker is not the reason: {slow}, and that is {percent(due)} of what the others waited."
     waited = percent(median([one.shares.get("wait", 0.0) for one in others]))
@@ -171,7 +171,7 @@ def _stale(told: Told) -> str:
 
 
 def _lost(told: Told) -> str:
-    said = words.lost(told.summary.get("lost_updates"))
+    said = format.lost(told.summary.get("lost_updates"))
     return f"{said[:1].upper()}{said[1:]}: workers write without a lock." if said else ""
 
 
@@ -220,7 +220,7 @@ def _even(told: Told) -> str:
     (least, who), (most, other) = done[0], done[-1]
     if most <= 1.1 * least:
         return f"Work was even: {least:,} to {most:,} slots each."
-    return f"{words.clean(who)} did fewest slots, {least:,} ({percent(least / whole)}), {words.clean(other)} most, {most:,}."
+    return f"{format.clean(who)} did fewest slots, {least:,} ({percent(least / whole)}), {format.clean(other)} most, {most:,}."
 
 
 def _loss(told: Told) -> str:
@@ -228,20 +228,20 @@ def _loss(told: Told) -> str:
     if not run.evaluations:
         return "The model was never judged: nothing can be said of its loss."
     ran_away = next((event for event in run.evaluations if not math.isfinite(event.test_loss)), None)
-    away = "" if ran_away is None else f"At pass {words.passes(ran_away.passes)} the test loss was no number any more."
+    away = "" if ran_away is None else f"At pass {format.passes(ran_away.passes)} the test loss was no number any more."
     if (best := run.best) is None:
         return away
     first, last = run.finite[0], run.finite[-1]
     if len(run.finite) == 1:
-        return f"The model was judged once: test loss {words.loss(first.test_loss)}. {away}".strip()
-    said = f"Test loss went from {words.loss(first.test_loss)} to {words.loss(last.test_loss)}."
+        return f"The model was judged once: test loss {format.loss(first.test_loss)}. {away}".strip()
+    said = f"Test loss went from {format.loss(first.test_loss)} to {format.loss(last.test_loss)}."
     if "objective" in last.metrics:  # it solves something: a test loss that rises is no mistake of the run
         return f"{said} {away}".strip()
     if best.test_loss < last.test_loss:
-        said += f" The best, {words.loss(best.test_loss)}, was at pass {words.passes(best.passes)}; it rose since."
+        said += f" The best, {format.loss(best.test_loss)}, was at pass {format.passes(best.passes)}; it rose since."
         if best.train_loss is not None and last.train_loss is not None and last.train_loss < best.train_loss:
             said += (
-                f" The training loss fell further, from {words.loss(best.train_loss)} to {words.loss(last.train_loss)}: "
+                f" The training loss fell further, from {format.loss(best.train_loss)} to {format.loss(last.train_loss)}: "
                 f"it overfits."
             )
     else:
@@ -258,7 +258,7 @@ def _end(told: Told) -> str:
     if told.run.stopped.why == "interrupted":
         return "It was interrupted."  # by whoever ran it: nothing failed
     failed = "It failed" if told.summary.get("failed") else "It stopped"
-    return f"{failed}: {words.clean(told.run.stopped.why)}."
+    return f"{failed}: {format.clean(told.run.stopped.why)}."
 
 
 def _part(told: Told) -> str:
@@ -271,7 +271,7 @@ def _part(told: Told) -> str:
         return f"All {most} workers were at work at every evaluation."
     least = min(fewer, key=lambda event: event.workers)
     return (
-        f"At {len(fewer):,} of {words.many(len(run.evaluations), 'evaluation')} fewer than {most} workers were at work, "
+        f"At {len(fewer):,} of {format.many(len(run.evaluations), 'evaluation')} fewer than {most} workers were at work, "
         f"{least.workers} at the fewest (evaluation {least.number:,}): times are not those of {most} workers throughout."
     )
 
@@ -284,23 +284,23 @@ def _faults(told: Told) -> str:
     saved = [event for event in happened if isinstance(event, Saved)]
     said = []
     came = [event for event in moves_of(happened) if isinstance(event, Joined)]
-    left = [event for event in gone if words.left_in_order(event)]
-    lost = [event for event in gone if not words.left_in_order(event)]
+    left = [event for event in gone if format.left_in_order(event)]
+    lost = [event for event in gone if not format.left_in_order(event)]
     for events, what in ((came, "joined while it ran"), (left, "left in order"), (lost, "lost")):
         if events:
             verb = "" if events is not lost else " was" if len(events) == 1 else " were"
-            said.append(f"{words.nodes(events)}{verb} {what}.")
+            said.append(f"{format.nodes(events)}{verb} {what}.")
     if gone:
         slots = sum(event.slots for event in gone)
         said += [f"Slots of theirs that were dealt again: {slots:,}."] if slots else []
     if back:
         steps = sum(max(0, event.steps_before - event.steps_after) for event in back)
-        said.append(f"The run went back to a checkpoint {_often(len(back))}, {words.many(steps, 'step')} in all.")
+        said.append(f"The run went back to a checkpoint {_often(len(back))}, {format.many(steps, 'step')} in all.")
     said += [f"It was taken up again {_often(len(again))}."] if again else []
     faults: list[Gone | RolledBack] = [*lost, *back]
     felt = [after for event in faults if (after := told.run.back_after(began(event))) is not None]
     said += [_felt(felt)] if felt else []
-    said += [f"{words.many(len(saved), 'checkpoint')} went to disk."] if saved else []
+    said += [f"{format.many(len(saved), 'checkpoint')} went to disk."] if saved else []
     return " ".join(said)
 
 
@@ -308,7 +308,7 @@ def _felt(after: list[float]) -> str:
     never = sum(math.isinf(one) for one in after)
     worst = max((one for one in after if math.isfinite(one)), default=0.0)
     if never:
-        return f"After {never:,} of {words.many(len(after), 'such fault')} rows/s did not come back to 90% of what they were while it ran."
+        return f"After {never:,} of {format.many(len(after), 'such fault')} rows/s did not come back to 90% of what they were while it ran."
     if not worst:
         return "Rows/s were at 90% or more of what they were in the second after."
     return f"Rows/s were back at 90% of what they were after {clock(worst)} at the latest."

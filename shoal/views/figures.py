@@ -16,8 +16,8 @@ from shoal.events import Evaluated, RunEvent
 from shoal.filters import acts
 from shoal.views import charts
 from shoal.views.drawing import pictures
+from shoal.views.run_record import Told
 from shoal.views.sections import Picture, Section, Table
-from shoal.views.told import Told
 
 ALL = "all"  # the name under which plain bytes, and those that went, are counted
 HANDLES = "handles"

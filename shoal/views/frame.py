@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.events import Evaluated, Gone, RolledBack, Warned
-from shoal.views import words
+from shoal.views import format
 from shoal.views.braille import Stroke, chart
-from shoal.views.moving import Moved, said, together
-from shoal.views.sofar import SoFar
+from shoal.views.live_state import SoFar
+from shoal.views.moves import Moved, said, together
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -49,7 +49,7 @@ def frame(
 
     width, budget = max(1, min(width, WIDEST) - 1), max(1, height - 1)
     head = _head(so_far, width, max(now, so_far.seconds), epochs, plain)
-    tail = _tail(so_far, words.clean(note))
+    tail = _tail(so_far, format.clean(note))
     head = head[:budget]
     tail = tail[-(budget - len(head)) :] if budget > len(head) else []
     room = budget - len(head) - len(tail)
@@ -73,7 +73,7 @@ def _head(so_far: SoFar, width: int, now: float, epochs: float | None, plain: bo
     if so_far.started is None and now == 0:
         return []
     point = " | " if plain else " · "
-    parts = [Text(part, "bold") for part in words.title(so_far.started)] if so_far.started else []
+    parts = [Text(part, "bold") for part in format.title(so_far.started)] if so_far.started else []
     return [
         *_folded(parts, Text(point, "dim"), width),
         _bar(so_far, width, now, epochs, plain),
@@ -84,30 +84,32 @@ def _head(so_far: SoFar, width: int, now: float, epochs: float | None, plain: bo
 def _figures(so_far: SoFar, now: float) -> list[Text]:
     from rich.text import Text
 
-    figures = [Text(words.rate(so_far.rate)), Text(f"train loss {words.loss(so_far.train_loss)}", TRAIN)]
+    figures = [Text(format.rate(so_far.rate)), Text(f"train loss {format.loss(so_far.train_loss)}", TRAIN)]
     if so_far.stopped:
         return figures
     if so_far.workers is not None:
         asked = so_far.started.workers if so_far.started else so_far.workers
         short = so_far.workers < asked
-        text = f"{so_far.workers:,} of {words.many(asked, 'worker')}" if short else words.many(so_far.workers, "worker")
+        text = (
+            f"{so_far.workers:,} of {format.many(asked, 'worker')}" if short else format.many(so_far.workers, "worker")
+        )
         figures.append(Text(f"{text} at work", BAD if short else ""))
     if so_far.best and so_far.best not in so_far.evaluations:
-        figures.append(Text(f"best test loss {words.loss(so_far.best.test_loss)}", TEST))
+        figures.append(Text(f"best test loss {format.loss(so_far.best.test_loss)}", TEST))
     if now - so_far.seconds > SILENCE:
-        figures.append(Text(f"no word for {words.duration(now - so_far.seconds)}", BAD))
+        figures.append(Text(f"no word for {format.duration(now - so_far.seconds)}", BAD))
     return figures
 
 
 def _bar(so_far: SoFar, width: int, now: float, epochs: float | None, plain: bool) -> Text:
     from rich.text import Text
 
-    known = epochs is not None and words.finite(epochs) and epochs > 0
-    of = f" of {words.passes(epochs)}" if epochs is not None and known else ""
-    time = words.duration(so_far.seconds if so_far.stopped else now)
-    said = f"pass {words.passes(so_far.passes)}{of}   {time}"
+    known = epochs is not None and format.finite(epochs) and epochs > 0
+    of = f" of {format.passes(epochs)}" if epochs is not None and known else ""
+    time = format.duration(so_far.seconds if so_far.stopped else now)
+    said = f"pass {format.passes(so_far.passes)}{of}   {time}"
     cells = width - len(said) - 2
-    if epochs is None or not known or not words.finite(so_far.passes) or cells < 6:
+    if epochs is None or not known or not format.finite(so_far.passes) or cells < 6:
         return Text(said)
     done = round(cells * min(1.0, max(0.0, so_far.passes / epochs)))
     full, empty = ("#", "-") if plain else ("━", "╌")
@@ -120,11 +122,11 @@ def _table(shown: list[Evaluated], best: Evaluated | None, width: int, plain: bo
     if not shown:
         return []
     names = list(dict.fromkeys(name for event in shown for name in event.metrics))
-    told = [{name: words.metric(name, event.metrics.get(name)) for name in names} for event in shown]
-    columns = [max(len(words.clean(name)) + 1, 7, *(len(one[name]) + 1 for one in told)) for name in names]
+    told = [{name: format.metric(name, event.metrics.get(name)) for name in names} for event in shown]
+    columns = [max(len(format.clean(name)) + 1, 7, *(len(one[name]) + 1 for one in told)) for name in names]
     while columns and 23 + sum(columns) > width:
         columns.pop()
-    heads = "".join(f"{words.clean(name):>{wide}}" for name, wide in zip(names, columns, strict=False))
+    heads = "".join(f"{format.clean(name):>{wide}}" for name, wide in zip(names, columns, strict=False))
     lines = [Text(""), Text(f" pass seconds test loss{heads}", "dim")]
     star = "*" if plain else "★"
     for event, figures in zip(shown, told, strict=True):
@@ -132,8 +134,8 @@ def _table(shown: list[Evaluated], best: Evaluated | None, width: int, plain: bo
         mark, style = (star, f"bold {TEST}") if event is best else (" ", TEST)
         lines.append(
             Text.assemble(
-                f"{words.passes(event.passes):>5}{words.seconds(event.seconds):>8}",
-                (f" {mark} {words.loss(event.test_loss)}".rjust(10), style),
+                f"{format.passes(event.passes):>5}{format.seconds(event.seconds):>8}",
+                (f" {mark} {format.loss(event.test_loss)}".rjust(10), style),
                 rest,
             )
         )
@@ -146,7 +148,7 @@ def _chart(so_far: SoFar, width: int, now: float) -> list[Text]:
     drawn = chart([Stroke(so_far.train.points, TRAIN), Stroke(so_far.test.points, TEST)], width - 9, CHART_ROWS, now)
     if drawn is None:
         return []
-    labels = [words.loss(drawn.top), *[""] * (CHART_ROWS - 2), words.loss(drawn.bottom)]
+    labels = [format.loss(drawn.top), *[""] * (CHART_ROWS - 2), format.loss(drawn.bottom)]
     lines = [Text.assemble(("loss".rjust(8), "dim"), " ", ("test", TEST), "  ", ("train", TRAIN))]
     for label, row in zip(labels, drawn.rows, strict=True):
         lines.append(Text.assemble((f"{label:>8} ", "dim"), *row))
@@ -158,23 +160,25 @@ def _tail(so_far: SoFar, note: str) -> list[Text]:
 
     lines = [
         Text(
-            f"{words.seconds(event.seconds):>6} s  {said(event) if isinstance(event, Moved) else words.news(event)}",
+            f"{format.seconds(event.seconds):>6} s  {said(event) if isinstance(event, Moved) else format.news(event)}",
             BAD if _is_bad(event) else "",
         )
         for event in together(so_far.happenings)[-HAPPENINGS:]
     ]
     if so_far.stopped:
-        lines.append(Text(f"stopped: {words.clean(so_far.stopped.why)}", "bold"))
+        lines.append(Text(f"stopped: {format.clean(so_far.stopped.why)}", "bold"))
         if best := so_far.best:
-            lines.append(Text(f"best test loss {words.loss(best.test_loss)} at pass {words.passes(best.passes)}", TEST))
+            lines.append(
+                Text(f"best test loss {format.loss(best.test_loss)} at pass {format.passes(best.passes)}", TEST)
+            )
     if note:
         lines.append(Text(note, "dim"))
     return lines
 
 
-def _is_bad(event: words.News | Moved) -> bool:
+def _is_bad(event: format.News | Moved) -> bool:
     if isinstance(event, Gone):
-        return not words.left_in_order(event)
+        return not format.left_in_order(event)
     return isinstance(event, RolledBack | Warned)
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import Invalid
 from shoal.events import Linked, RunEvent
-from shoal.strategies.shapes import sides
-from shoal.views import words
+from shoal.strategies.gossip.graphs import sides
+from shoal.views import format
 from shoal.views.drawing import INK, PALE, SERIES, canvas, target_of, titled, write
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ def draw_last(events: Iterable[RunEvent], path: str | Path | None = None) -> Fig
 
 def title(event: Linked) -> str:
     ways = "one-way link" if event.directed else "link"
-    return (
-        f"{words.clean(event.topology)}: {words.many(len(event.nodes), 'worker')}, {words.many(len(event.links), ways)}"
-    )
+    return f"{format.clean(event.topology)}: {format.many(len(event.nodes), 'worker')}, {format.many(len(event.links), ways)}"
 
 
 def caption(event: Linked) -> str:
@@ -82,9 +80,9 @@ def caption(event: Linked) -> str:
     elif event.rounds > 0 and event.pairs:
         said += "; two meet at a time"
     elif event.rounds > 0:
-        said += f": a hundredth of the distance from the mean is left after {words.rounds(event.rounds)}"
+        said += f": a hundredth of the distance from the mean is left after {format.rounds(event.rounds)}"
     gone = len(event.nodes) - sum(len(part) for part in event.parts)
-    return said + (f"; grey: {words.many(gone, 'worker')} gone" if gone > 0 else "")
+    return said + (f"; grey: {format.many(gone, 'worker')} gone" if gone > 0 else "")
 
 
 def places(event: Linked) -> Points:

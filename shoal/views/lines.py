@@ -31,8 +31,8 @@ from shoal.events import (
     Started,
     Stopped,
 )
-from shoal.views import every, words
-from shoal.views.sofar import SoFar
+from shoal.views import event_line, format
+from shoal.views.live_state import SoFar
 
 FIRST = 1.0  # seconds
 LONGEST = 600.0
@@ -66,7 +66,7 @@ class Lines:
         self._notes = Pace()
         self._counted = (0.0, 0)  # seconds and examples when the last rate was told
         self._held: Evaluated | None = None  # evaluated, not told yet
-        self._news: list[words.News] = []  # happened, not told yet
+        self._news: list[format.News] = []  # happened, not told yet
         self._last_news = -math.inf
         self._shown = 0.0  # the latest time that a line has
         self._subject = ""
@@ -77,21 +77,21 @@ class Lines:
         if self._verbosity < 1:
             return []
         if self._verbosity > 2 and not isinstance(event, Stopped):
-            return [every.line(event)]
+            return [event_line.line(event)]
         match event:
             case Started():
-                return [every.started(event)]
+                return [event_line.started(event)]
             case Progress():
                 return [*self._tell_news(event.seconds), *self._tell_progress(event)]
             case Evaluated():
                 return [*self._tell_news(event.seconds), *self._tell_evaluation(event)]
             case Stopped():
                 return [*self.end(), self._stopped(event)]
-            case _ if self._verbosity > 1 and isinstance(event, words.News | Saved | Delayed):
-                return [every.line(event)]
+            case _ if self._verbosity > 1 and isinstance(event, format.News | Saved | Delayed):
+                return [event_line.line(event)]
             case Linked(why=""):  # as it begins
-                return [f"{every.clock(event.seconds)}  {words.linked(event)}"]
-            case _ if words.is_news(event):
+                return [f"{event_line.clock(event.seconds)}  {format.linked(event)}"]
+            case _ if format.is_news(event):
                 return self._tell_happening(event)
             case _:  # a checkpoint was saved, say: that is as it should be
                 return []
@@ -99,7 +99,7 @@ class Lines:
     def note(self, now: float, text: str) -> list[str]:
         if self._verbosity < 1:
             return []
-        text = words.clean(text)
+        text = format.clean(text)
         subject = re.sub(r"\d[\d,.]*", "#", text)
         if subject != self._subject:
             self._subject = subject
@@ -122,12 +122,12 @@ class Lines:
         seconds, examples = self._counted
         elapsed, done = event.seconds - seconds, event.examples - examples
         self._counted = event.seconds, event.examples
-        rate = words.rate(done / elapsed if elapsed > 0 and done >= 0 else None)  # less than before: a rollback
-        loss = words.loss(self._so_far.train_loss)
+        rate = format.rate(done / elapsed if elapsed > 0 and done >= 0 else None)  # less than before: a rollback
+        loss = format.loss(self._so_far.train_loss)
         self._shown = max(self._shown, event.seconds)
-        where = f"  {every.shares(self._spent)}" if self._verbosity > 1 and self._spent else ""
+        where = f"  {event_line.shares(self._spent)}" if self._verbosity > 1 and self._spent else ""
         self._spent.clear()
-        return [f"{_at(event)}  {rate}  train loss {loss}  {words.many(event.workers, 'worker')}{where}"]
+        return [f"{_at(event)}  {rate}  train loss {loss}  {format.many(event.workers, 'worker')}{where}"]
 
     def _tell_evaluation(self, event: Evaluated) -> list[str]:
         first = len(self._so_far.evaluations) == 1
@@ -138,7 +138,7 @@ class Lines:
         self._held = event
         return []
 
-    def _tell_happening(self, event: words.News) -> list[str]:
+    def _tell_happening(self, event: format.News) -> list[str]:
         if event.seconds - self._last_news > max(QUIET, self._happenings.wait):
             self._happenings = Pace(-math.inf)
         self._last_news = event.seconds
@@ -148,22 +148,22 @@ class Lines:
     def _tell_news(self, now: float) -> list[str]:
         if not self._news or not self._happenings.due(now):
             return []
-        when, said = self._news[-1].seconds, words.summary(self._news)
+        when, said = self._news[-1].seconds, format.summary(self._news)
         self._news.clear()
         if when < self._shown:  # it was held back, and others were told meanwhile: times go one way
-            return [f"{every.clock(self._shown)}  {said} (at {words.duration(when)})"]
+            return [f"{event_line.clock(self._shown)}  {said} (at {format.duration(when)})"]
         self._shown = when
-        return [f"{every.clock(when)}  {said}"]
+        return [f"{event_line.clock(when)}  {said}"]
 
     def _stopped(self, event: Stopped) -> str:
         best = self._so_far.best
-        so_good = f"; best test loss {words.loss(best.test_loss)} at pass {words.passes(best.passes)}" if best else ""
-        return f"{every.clock(event.seconds)}  stopped: {words.clean(event.why)}{so_good}"
+        so_good = f"; best test loss {format.loss(best.test_loss)} at pass {format.passes(best.passes)}" if best else ""
+        return f"{event_line.clock(event.seconds)}  stopped: {format.clean(event.why)}{so_good}"
 
 
 def _at(event: Progress | Evaluated) -> str:
-    return f"{every.clock(event.seconds)}  pass {words.passes(event.passes):<3}"
+    return f"{event_line.clock(event.seconds)}  pass {format.passes(event.passes):<3}"
 
 
 def _evaluated(event: Evaluated) -> str:
-    return f"{_at(event)}  {words.evaluation(event)}"
+    return f"{_at(event)}  {format.evaluation(event)}"

@@ -12,9 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.views import words
-from shoal.views.attendance import ROLES, Move, kind, role_of
+from shoal.views import format
 from shoal.views.drawing import GRID, INK, JOINED, LOST
+from shoal.views.members import (
+    ROLES,
+    Move,
+    kind,
+    role_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +127,7 @@ def _names(axes: Axes, row: int, mine: Sequence[Move], end: float, scale: float,
     taken = -letter
     for number, (group, at) in enumerate(zip(groups, marks, strict=True)):
         others = len({event.name for event in group}) - 1
-        said = words.clean(group[0].name)[:32] + (f" +{others:,}" if others else "")
+        said = format.clean(group[0].name)[:32] + (f" +{others:,}" if others else "")
         wide, last = len(said) * letter, group[-1].seconds / scale
         after = marks[number + 1] if number + 1 < len(marks) else end + letter
         if last + (1.2 * letter) + wide <= after:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.files import replace_file
-from shoal.views import words
+from shoal.views import format
 from shoal.views.sections import Picture, Section, Table
 
 # Colours of the pictures, by the names that the page gives them: in the dark they are others.
@@ -172,7 +172,7 @@ def _cell(tag: str, text: str, right: bool) -> str:
 
 
 def _text(text: str) -> str:
-    return html.escape(words.clean(text), quote=True)
+    return html.escape(format.clean(text), quote=True)
 
 
 def _anchor(number: int, title: str) -> str:
@@ -203,7 +203,7 @@ def _file(name: str) -> str:
 
 def _plain(text: str) -> str:
     """No text makes a tag, a link, a table or a heading of itself."""
-    escaped = re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", words.clean(text))
+    escaped = re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", format.clean(text))
     return re.sub(r"&(?=#?\w+;)", "&amp;", escaped)
 
 

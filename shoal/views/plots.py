@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Started, Stopped, Voided, Warned
-from shoal.views import marks, words
-from shoal.views.attendance import Attendance, Move
+from shoal.views import format, marks
 from shoal.views.drawing import LEGIBLE, canvas, target_of, write
+from shoal.views.members import Attendance, Move
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,8 +126,8 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
         marks.strip(lower, run.moves, end, scale)
     lower.set_xlim(-0.012 * end, 1.012 * end)
     if title or run.started:
-        said = title or " · ".join(words.what(run.started) if run.started else [])
-        figure.suptitle(words.clean(said), x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
+        said = title or " · ".join(format.what(run.started) if run.started else [])
+        figure.suptitle(format.clean(said), x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
     caption = "\n".join(textwrap.wrap(_caption(run), 150))
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color=INK, parse_math=False)
     if target is not None:
@@ -203,24 +203,24 @@ def _caption(run: Run) -> str:
     if run.started:
         s = run.started
         said.append(
-            f"{words.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features. "
-            f"{words.clean(s.model)}, {words.clean(s.strategy)}, {run.attendance.crew()}{words.on_cores(s)}, "
+            f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features. "
+            f"{format.clean(s.model)}, {format.clean(s.strategy)}, {run.attendance.crew()}{format.on_cores(s)}, "
             f"batches of {s.batch:,}, seed {s.seed}."
         )
-        said += [f"Not real: {words.clean(s.emulated)}."] if s.emulated else []
-    passes = words.passes(run.far[-1][1]) if run.far else "0"
+        said += [f"Not real: {format.clean(s.emulated)}."] if s.emulated else []
+    passes = format.passes(run.far[-1][1]) if run.far else "0"
     far = f"{passes} {'pass' if passes == '1' else 'passes'}, {run.examples:,} rows"
-    lasted = words.duration(run.seconds) if run.seconds >= 1 else f"{run.seconds * 1_000:.3g} ms"
+    lasted = format.duration(run.seconds) if run.seconds >= 1 else f"{run.seconds * 1_000:.3g} ms"
     if run.stopped:
-        said.append(f"Stopped after {lasted} ({far}): {words.clean(run.stopped.why)}.")
+        said.append(f"Stopped after {lasted} ({far}): {format.clean(run.stopped.why)}.")
     else:
         said.append(f"No end is recorded after {lasted} ({far}): it goes on, or was cut short.")
     if left_out := run.train.left_out + run.test.left_out:
         said.append(f"Left out, not being finite: {left_out:,} {'loss' if left_out == 1 else 'losses'}.")
     if run.voided:
-        said.append(f"{words.many(run.voided, 'slot')} void.")
+        said.append(f"{format.many(run.voided, 'slot')} void.")
     if run.warned:
-        said.append(f"{words.summary(run.warned).capitalize()}.")
+        said.append(f"{format.summary(run.warned).capitalize()}.")
     return " ".join(said)
 
 
@@ -242,7 +242,7 @@ def _draw_losses(axes: Axes, run: Run, scale: float) -> None:
             line.set(linewidth=1.4, markersize=2)
     if run.best:
         at, height = run.best.seconds / scale, run.best.test_loss
-        label = f"best test loss {words.loss(height)} at pass {words.passes(run.best.passes)}"
+        label = f"best test loss {format.loss(height)} at pass {format.passes(run.best.passes)}"
         axes.plot([at], [height], "*", color=TEST, markersize=15, markeredgecolor="white", zorder=5, label=label)
     losses = [*train.y, *test.y]
     losses += draw_spread(axes, [(at / scale, best, worst) for at, best, worst in run.each])
@@ -300,7 +300,7 @@ def _step(most: float) -> float:
 
 def _draw_metrics(axes: Axes, metrics: dict[str, Series], scale: float) -> None:
     for (name, series), color in zip(metrics.items(), METRICS, strict=False):
-        label = words.clean(name)
+        label = format.clean(name)
         axes.plot(_over(series.x, scale), series.y, color=color, linewidth=1.2, marker=".", label=label)
     for text in axes.legend(frameon=False, loc="lower right", ncols=len(metrics)).get_texts():
         text.set_parse_math(False)

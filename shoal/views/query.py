@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.cluster.stopping import ENDLESS
-from shoal.launch.querying import Asked
-from shoal.views import words
+from shoal.inspect.query import Asked
+from shoal.schedule.stop_rules import ENDLESS
+from shoal.views import format
 from shoal.views.braille import Stroke, chart
 from shoal.wire.messages import Course
 
@@ -76,11 +76,11 @@ def facts(seen: Look) -> dict[str, Any]:
 
 def line(seen: Look) -> str:
     told = seen.overview
-    parts = [f"pass {words.passes(_passes(seen.course))}"] if seen.course is not None else []
+    parts = [f"pass {format.passes(_passes(seen.course))}"] if seen.course is not None else []
     parts.append(f"{told['nonzero']:,} of {told['weights']:,} weights are not zero")
     parts += [f"{name} {_figure(told[name])}" for name in ("l1", "l2", "largest")]
     if seen.top:
-        parts.append(f"largest is {words.clean(seen.top[0][3])}")
+        parts.append(f"largest is {format.clean(seen.top[0][3])}")
     return "  ".join(parts)
 
 
@@ -98,7 +98,7 @@ def page(seen: Look, width: int, history: History | None = None, note: str = "")
     if history is not None and (drawn := _curves(history, width)):
         parts += [Text(""), *drawn]
     if note:
-        parts += [Text(""), Text(words.clean(note), "yellow")]
+        parts += [Text(""), Text(format.clean(note), "yellow")]
     return Group(*parts)
 
 
@@ -109,14 +109,14 @@ def _passes(course: Course) -> float:
 def _head(seen: Look, width: int) -> Text:
     from rich.text import Text
 
-    text = Text.assemble((words.clean(seen.where), "bold"), ("  table ", "dim"), (words.clean(seen.table), ""))
+    text = Text.assemble((format.clean(seen.where), "bold"), ("  table ", "dim"), (format.clean(seen.table), ""))
     course = seen.course
     if course is None:
         return text.append("" if seen.live else "  as its run has left it", "dim")
-    said = f"pass {words.passes(_passes(course))}"
+    said = f"pass {format.passes(_passes(course))}"
     if course.limit < ENDLESS:
-        said += f" of {words.passes(course.limit / max(1, course.per_pass))}"
-    return text.append(f"  {said}  {course.steps:,} steps  {words.duration(course.seconds)}", "green")
+        said += f" of {format.passes(course.limit / max(1, course.per_pass))}"
+    return text.append(f"  {said}  {course.steps:,} steps  {format.duration(course.seconds)}", "green")
 
 
 def _figures(seen: Look) -> list[Text]:
@@ -144,7 +144,7 @@ def _figures(seen: Look) -> list[Text]:
             "(block-proximal: keys left out)   ", "dim"
         )
     if strange := told["histogram"]["not finite"]:
-        second.append(f"{words.many(strange, 'weight')} infinite or no number", "bold red")
+        second.append(f"{format.many(strange, 'weight')} infinite or no number", "bold red")
     second.rstrip()
     return [first, second]
 
@@ -202,7 +202,7 @@ def _block(count: int, tallest: int, row: int) -> str:
 def _top(seen: Look, width: int) -> list[Text]:
     from rich.text import Text
 
-    names = [words.clean(one[3]) for one in seen.top]
+    names = [format.clean(one[3]) for one in seen.top]
     room = max(map(len, names))
     largest = max((abs(one[2]) for one in seen.top if math.isfinite(one[2])), default=0.0) or 1.0
     lines = [Text("largest weights", "dim")]
@@ -210,7 +210,7 @@ def _top(seen: Look, width: int) -> list[Text]:
         share = abs(weight) / largest if math.isfinite(weight) else 1.0
         style = _NEGATIVE if weight < 0 else _POSITIVE
         bar = "█" * max(1, round(share * min(_BAR, max(4, width - room - 18))))
-        lines.append(Text.assemble(f"  {name:>{room}}  ", (f"{words.loss(weight):>10}", style), "  ", (bar, style)))
+        lines.append(Text.assemble(f"  {name:>{room}}  ", (f"{format.loss(weight):>10}", style), "  ", (bar, style)))
     return lines
 
 

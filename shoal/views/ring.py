@@ -18,7 +18,7 @@ from shoal.views.braille import BLANK, DOTS
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from shoal.launch.looking import Segment
+    from shoal.inspect.status import Segment
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 ROWS = 13  # of a ring

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal import limits
-from shoal.cluster.stopping import ENDLESS
 from shoal.events import LEFT
-from shoal.launch.looking import Copy, Segment, Status
+from shoal.inspect.status import Copy, Segment, Status
+from shoal.schedule.stop_rules import ENDLESS
+from shoal.security.address import parsed
 from shoal.timing import others_than, seconds_of
-from shoal.views import words
+from shoal.views import format
 from shoal.views.ring import band, ring, style_of
-from shoal.wire.address import parsed
-from shoal.wire.groups import SCHEDULER
 from shoal.wire.messages import Seen
+from shoal.wire.messages.groups import SCHEDULER
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -110,7 +110,7 @@ def page(
         parts += [Text(""), Text("no tables yet", "dim")]
     if len(segments) > SEGMENTS and not everything and not brief:
         parts.append(fitted(Text(f"  {len(segments):,} parts: --segments shows them one by one", "dim")))
-    parts += [fitted(Text(f"{words.clean(name)} does not answer", "red")) for name in status.silent]
+    parts += [fitted(Text(f"{format.clean(name)} does not answer", "red")) for name in status.silent]
     if refused := refused_of(status):
         said = ", ".join(f"{number:,} by {what}" for what, number in refused.items())
         parts += [Text(""), Text(f"callers and messages that were refused: {said}", "yellow")]
@@ -152,7 +152,7 @@ def _head(status: Status, where: str, width: int, numbers: bool) -> list[Text]:
 
     standing = status.standing
     parts = ["1 copy of each part" if standing.copies == 1 else f"{standing.copies} copies of each part"]
-    saved = words.clean(standing.checkpoint).rstrip("/").rpartition("/")[2]
+    saved = format.clean(standing.checkpoint).rstrip("/").rpartition("/")[2]
     parts.append(f"checkpoint {saved}" if saved else "no checkpoint yet")
     if standing.term > 1:
         parts.append(f"coordinator started {standing.term:,} times")
@@ -164,7 +164,7 @@ def _head(status: Status, where: str, width: int, numbers: bool) -> list[Text]:
         parts.append(f"timing {other}")
     if numbers:
         parts += [f"term {standing.term:,}", f"view {standing.view:,}", f"generation {standing.generation:,}"]
-    name, said = Text(words.clean(parsed(where).plain), "bold"), Text(" · ".join(parts), "dim")
+    name, said = Text(format.clean(parsed(where).plain), "bold"), Text(" · ".join(parts), "dim")
     if name.cell_len + 2 + said.cell_len <= width:
         return [Text.assemble(name, "  ", said)]
     return [fitted(name), fitted(said)]
@@ -175,12 +175,12 @@ def _course(status: Status, width: int) -> Text:
 
     course = status.standing.course
     assert course is not None
-    said = f"pass {words.passes(course.done / course.per_pass)}"
+    said = f"pass {format.passes(course.done / course.per_pass)}"
     if course.limit < ENDLESS:
-        said += f" of {words.passes(course.limit / course.per_pass)}"
-    said += f"   {course.steps:,} steps   {words.duration(course.seconds)}"
+        said += f" of {format.passes(course.limit / course.per_pass)}"
+    said += f"   {course.steps:,} steps   {format.duration(course.seconds)}"
     if course.over:
-        said += f"   {words.clean(course.over)}"
+        said += f"   {format.clean(course.over)}"
     cells = min(width, 100) - len(said) - 3
     if course.limit >= ENDLESS or cells < 8:
         return Text(said)
@@ -201,7 +201,7 @@ def _members(status: Status, letters: dict[str, str], numbers: bool) -> Table:
         clock = clocks.get(one.name)
         rows.append({
             "": _letter(one.name, letters),
-            "member": words.clean(one.name),
+            "member": format.clean(one.name),
             "role": one.role,
             "incarnation": f"{one.incarnation:,}" if numbers else "",
             "heard": _heard(one, newest),
@@ -235,7 +235,7 @@ def _gone(status: Status) -> list[RenderableType]:
     """A line each: reasons are too long for a column."""
     here = {one.name for one in status.standing.members}
     lost = {name: why for name, why in status.standing.lost.items() if name not in here}
-    return [fitted(_went(words.clean(name), words.clean(why))) for name, why in lost.items()]
+    return [fitted(_went(format.clean(name), format.clean(why))) for name, why in lost.items()]
 
 
 def _went(name: str, why: str) -> Text:
@@ -247,7 +247,7 @@ def _went(name: str, why: str) -> Text:
 
 def _place(address: str) -> str:
     """Host and port; on this machine's own sockets there is nothing to tell."""
-    return words.clean(parsed(address).plain.removeprefix("tcp://")) if address.startswith("tcp://") else ""
+    return format.clean(parsed(address).plain.removeprefix("tcp://")) if address.startswith("tcp://") else ""
 
 
 def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
@@ -255,11 +255,11 @@ def _table_line(name: str, mine: list[Segment], copies: int) -> Text:
 
     versions = [copy.version for one in mine for copy in one.copies[:1] if copy.version is not None]
     whole = sum(sum(copy.role != "filling" for copy in one.copies) >= copies for one in mine)
-    said = [words.many(len(mine), "part")]
+    said = [format.many(len(mine), "part")]
     if versions:
         low, high = min(versions), max(versions)
         said.append(f"version {low:,}" if low == high else f"versions {low:,} to {high:,}")
-    text = Text.assemble((f"table {words.clean(name)}", "bold"), ("  " + ", ".join(said), ""))
+    text = Text.assemble((f"table {format.clean(name)}", "bold"), ("  " + ", ".join(said), ""))
     if whole == len(mine):
         return text.append(f", all with {copies} of {copies} copies" if copies > 1 else "", "green")
     lost = sum(not one.copies for one in mine)
@@ -279,7 +279,9 @@ def _segments(mine: list[Segment], letters: dict[str, str], numbers: bool) -> Ta
             f"{one.number:,}",
             f"{one.start:,} .. {one.stop - 1:,}",
             *([f"{one.epoch:,}"] if numbers else []),
-            _holder(first, letters) if first is not None else _styled(f"nobody (last: {words.clean(one.last)})", "red"),
+            _holder(first, letters)
+            if first is not None
+            else _styled(f"nobody (last: {format.clean(one.last)})", "red"),
             version,
             *([_others(one, letters)] if kept else []),
         )
@@ -307,7 +309,7 @@ def _others(one: Segment, letters: dict[str, str]) -> Text:
 
 
 def _holder(copy: Copy, letters: dict[str, str]) -> Text:
-    return _letter(copy.server, letters).append(f" {words.clean(copy.server)}", "")
+    return _letter(copy.server, letters).append(f" {format.clean(copy.server)}", "")
 
 
 def _letter(server: str, letters: dict[str, str]) -> Text:

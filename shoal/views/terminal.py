@@ -22,12 +22,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from shoal.aside import GONE, Outlet
+from shoal.background import GONE, Outlet
 from shoal.events import RunEvent
 from shoal.limits import HEAR_WITHIN, SECOND
 from shoal.views.frame import frame
 from shoal.views.lines import Lines
-from shoal.views.sofar import SoFar
+from shoal.views.live_state import SoFar
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.events import Gone, Joined, Resumed, RolledBack, RunEvent, Saved
-from shoal.nodes.spent import KINDS
-from shoal.views import words
-from shoal.views.account import OF_WORKERS, Account, Node, Span, account, median
+from shoal.nodes.time_accounting import KINDS
+from shoal.views import format
 from shoal.views.drawing import GRID, INK, JOINED, LOST, PALE, canvas, clock, save, tidy, titled
+from shoal.views.run_metrics import (
+    OF_WORKERS,
+    Account,
+    Node,
+    Span,
+    account,
+    median,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +59,8 @@ def drawn(runs: Sequence[tuple[str, Account]], window: Window | None = None) -> 
     for panel, (title, run), nodes, part in zip(panels, runs, shown, windows, strict=True):
         _panel(panel, run, nodes, part)
         hidden = len(run.nodes) - len(nodes)
-        said = words.clean(title) + (" (emulated compute)" if run.started and run.started.emulated else "")
-        titled(panel, said + (f", {words.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
+        said = format.clean(title) + (" (emulated compute)" if run.started and run.started.emulated else "")
+        titled(panel, said + (f", {format.many(hidden, 'more node')} not shown" if hidden > 0 else ""))
     panels[-1].set_xlabel("seconds since training began")
     _legend(figure)
     figure.draw_without_rendering()  # laid out twice: what stands beside a panel is as far away as the panel is wide
@@ -132,7 +139,7 @@ def _panel(axes: Axes, run: Account, nodes: Sequence[Node], part: Window) -> Non
     _marks(axes, run, part)
     axes.set_xlim(*part)
     axes.set_ylim(max(1, len(nodes)) - 0.5, -0.5)
-    axes.set_yticks(range(len(nodes)), [words.clean(node.name)[:24] for node in nodes])
+    axes.set_yticks(range(len(nodes)), [format.clean(node.name)[:24] for node in nodes])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.tick_params(axis="y", length=0)
@@ -178,9 +185,9 @@ def _marks(axes: Axes, run: Account, part: Window) -> None:
             case Saved(number=number):
                 said, color = f"checkpoint {number:,}", INK
             case Joined():
-                said, color = f"{words.who(event)} joined", JOINED
+                said, color = f"{format.who(event)} joined", JOINED
             case Gone():
-                said, color = f"{words.who(event)} {'left' if words.left_in_order(event) else 'gone'}", LOST
+                said, color = f"{format.who(event)} {'left' if format.left_in_order(event) else 'gone'}", LOST
             case RolledBack() | Resumed():
                 said, color = "goes back" if isinstance(event, RolledBack) else "goes on", LOST
             case _:
@@ -226,11 +233,11 @@ def step(run: Account) -> Figure | None:
         axes, computed, end - begin, f"2 push … 4 pull\n{clock(end - begin - computed)}", COLORS["communicate"], -0.18
     )
     _brace(axes, computed, end - begin, "3 update, on the servers, some time in here", INK, 0.68)
-    axes.set_yticklabels([words.clean(node.name)[:24]], parse_math=False)
+    axes.set_yticklabels([format.clean(node.name)[:24]], parse_math=False)
     axes.tick_params(axis="y", length=0)
     tidy(axes, grid="")
     axes.spines["left"].set_visible(False)
-    titled(axes, f"one step of {words.clean(node.name)}, {begin:.2f} s after the beginning")
+    titled(axes, f"one step of {format.clean(node.name)}, {begin:.2f} s after the beginning")
     return figure
 
 

@@ -17,8 +17,8 @@ import msgspec
 
 from shoal.events import RunEvent, Saved
 from shoal.files import replace_file
-from shoal.views import words
-from shoal.views.account import Account, Happened, account
+from shoal.views import format
+from shoal.views.run_metrics import Account, Happened, account
 
 RUN = 0  # the thread of what concerns everybody
 
@@ -51,9 +51,9 @@ def write(whole: dict[str, Any], path: Path) -> None:
 
 
 def _named(pid: int, title: str, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", pid, RUN, words.clean(title))
+    yield _name("process_name", pid, RUN, format.clean(title))
     for name, tid in {"run": RUN, **threads}.items():
-        yield _name("thread_name", pid, tid, words.clean(name))
+        yield _name("thread_name", pid, tid, format.clean(name))
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "ts": 0, "args": {"sort_index": tid}}
 
 
@@ -86,7 +86,7 @@ def _moments(run: Account, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
 def _said(event: Happened) -> str:
     if isinstance(event, Saved):
         return f"checkpoint {event.number:,}"
-    return words.news(event)
+    return format.news(event)
 
 
 def _counts(run: Account) -> Iterator[dict[str, Any]]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from shoal import limits
 from shoal.events import Evaluated, RunEvent
-from shoal.launch.looking import Status
-from shoal.views import every, words
+from shoal.inspect.status import Status
+from shoal.views import event_line, format
 from shoal.views.lines import Lines
-from shoal.views.moving import Moved, said, together
+from shoal.views.moves import Moved, said, together
 from shoal.views.status import fitted, page
 from shoal.wire.messages import Move
 
@@ -64,15 +64,15 @@ class Watching:
         for role in ("server", "worker"):
             here = [one for one in standing.members if one.role == role]
             leaving = sum(one.leaving for one in here)
-            said.append(words.many(len(here), role) + (f" ({leaving} leaving)" if leaving else ""))
+            said.append(format.many(len(here), role) + (f" ({leaving} leaving)" if leaving else ""))
         if (course := standing.course) is not None:
-            said.insert(0, f"pass {words.passes(course.done / course.per_pass)}")
+            said.insert(0, f"pass {format.passes(course.done / course.per_pass)}")
         if self._rate is not None:
             said.append(f"{self._rate:,.0f} rows/s")
         if self._loss is not None:
             said.append(f"test loss {self._loss:.4f}")
         if standing.moves:
-            said.append(f"{words.many(len(standing.moves), 'part')} on the way")
+            said.append(f"{format.many(len(standing.moves), 'part')} on the way")
         return ", ".join(said)
 
     def page(self, width: int, height: int = 0) -> RenderableType:
@@ -95,7 +95,7 @@ class Watching:
     def _said(self, group: RunEvent | Moved) -> list[str]:
         """Many moves are one line."""
         if isinstance(group, Moved):
-            return [f"{every.clock(group.until)}  {said(group)}"]
+            return [f"{event_line.clock(group.until)}  {said(group)}"]
         return self._lines.take(group)
 
     def _measure(self, now: float, status: Status) -> None:
@@ -112,13 +112,13 @@ class Watching:
         """Of a store, which tells no events."""
         was = {one.incarnation: one for one in before.standing.members}
         now = {one.incarnation: one for one in after.standing.members}
-        news = [f"{words.clean(one.name)} joined" for life, one in now.items() if life not in was]
+        news = [f"{format.clean(one.name)} joined" for life, one in now.items() if life not in was]
         for life, one in was.items():
             if life not in now:
-                why = words.clean(after.standing.lost.get(one.name, ""))
-                news.append(f"{words.clean(one.name)} is gone{f': {why}' if why else ''}")
+                why = format.clean(after.standing.lost.get(one.name, ""))
+                news.append(f"{format.clean(one.name)} is gone{f': {why}' if why else ''}")
         news += [
-            f"{words.clean(one.name)} is leaving"
+            f"{format.clean(one.name)} is leaving"
             for life, one in now.items()
             if one.leaving and life in was and not was[life].leaving
         ]
@@ -147,8 +147,8 @@ def _ways(moves: Sequence[Move]) -> list[str]:
         ways.setdefault((one.table, one.source, one.target, one.why), []).append(one)
     found = []
     for (table, source, target, why), those in ways.items():
-        parts = f"part {those[0].segment:,}" if len(those) == 1 else words.many(len(those), "part")
-        since = words.duration(max(one.since for one in those) / limits.SECOND)
-        way = f"{words.clean(source)} -> {words.clean(target)}"
-        found.append(f"{parts} of {words.clean(table)} on the way: {way} ({words.reason(why)}), for {since}")
+        parts = f"part {those[0].segment:,}" if len(those) == 1 else format.many(len(those), "part")
+        since = format.duration(max(one.since for one in those) / limits.SECOND)
+        way = f"{format.clean(source)} -> {format.clean(target)}"
+        found.append(f"{parts} of {format.clean(table)} on the way: {way} ({format.reason(why)}), for {since}")
     return found

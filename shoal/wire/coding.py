@@ -16,10 +16,10 @@ import numpy as np
 
 from shoal.errors import Damaged, OtherVersion, WireError
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
-from shoal.theirs import readable
+from shoal.user_code import readable
 from shoal.wire import messages as m
-from shoal.wire.base import tag_of
 from shoal.wire.checksum import checksum
+from shoal.wire.messages.base import tag_of
 
 MARK = 0x53  # "S"
 HEAD = 10  # bytes before the struct

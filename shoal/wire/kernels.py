@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, int64, types, uint16, uint32
 
-from shoal.compiled import compiled
+from shoal.jit import compiled
 
 SIZE = uint32(0x7FFFFFFF)  # all but the sign
 REBIAS = uint32(112 << 23)  # exponents of float32 start 112 lower

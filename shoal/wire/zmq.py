@@ -24,17 +24,17 @@ import zmq
 
 from shoal import limits
 from shoal.errors import Damaged, Invalid, OtherVersion, WireError
-from shoal.wire.address import check_address, parsed, with_key
-from shoal.wire.calling import EVENTS, Line, monitor
+from shoal.security.address import check_address, parsed, with_key
+from shoal.security.authorize import objection
+from shoal.security.connection_limit import Listening
+from shoal.security.curve import Door, Guests, Log
+from shoal.security.keyring import Key, bytes_of
+from shoal.security.reconnect import EVENTS, Line, monitor
+from shoal.security.safety import Safety
 from shoal.wire.coding import decode, encode, name_of, too_large
-from shoal.wire.door import Door, Guests, Log
 from shoal.wire.effects import Received
-from shoal.wire.keyring import Key, bytes_of
-from shoal.wire.listening import Listening
 from shoal.wire.messages import Allowed, Arrays, Message, No
-from shoal.wire.roles import objection
 from shoal.wire.routes import MOST, Routes, route_of
-from shoal.wire.security import Safety
 
 _BATCH = 64
 _COPIED = limits.MB  # smaller arrays are copied: cheaper than to be told by another thread when they may go

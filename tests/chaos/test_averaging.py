@@ -13,7 +13,7 @@ import shoal
 from shoal.errors import RunFailed
 from shoal.events import Gone, RunEvent, Saved
 from shoal.job import Job
-from shoal.launch.underway import Underway
+from shoal.run.handle import Underway
 from shoal.settings import changed
 from shoal.testing.watch import kill, reach, watch
 from tests.support.quick import AS_SETTINGS
@@ -108,7 +108,7 @@ def test_where_nobody_can_go_on_the_run_says_so_and_is_taken_up_again(
 ) -> None:
     if over == "gloo":
         pytest.importorskip("torch")
-    from shoal.run import execute
+    from shoal.run.run import execute
 
     killer = Killer(victim)
     with pytest.raises(RunFailed, match=said) as failed:

@@ -15,7 +15,7 @@ import shoal
 from shoal.errors import ShoalError
 from shoal.events import RunEvent, Saved, Warned, read_run
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.storage import Journal
+from shoal.nodes.journal import Journal
 from shoal.testing.watch import PATIENCE
 from tests.support.disks import Volume, missing
 from tests.support.sandbox import Den, soon

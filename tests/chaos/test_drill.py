@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from shoal.chaos.board import Audience
 from shoal.chaos.drill import Clean, clean_run, drill
 from shoal.chaos.plan import Settings
 from shoal.chaos.report import Report
 from shoal.chaos.same_bits import model_digest
+from shoal.chaos.state import Audience
 from shoal.cli.main import main
 from shoal.data.datasets import load
 from shoal.job import Job
-from shoal.launch.training import Training
+from shoal.strategies.parameter_server.run import Training
 
 PASSES, SLOTS = 2, 2 * 1_250
 BROKEN = '''"""A server that has forgotten how to remember."""

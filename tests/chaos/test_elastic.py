@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.storage import Journal
+from shoal.nodes.journal import Journal
 from tests.support.counting import Crowd, create, plan_of
 from tests.support.sandbox import Den, soon
 

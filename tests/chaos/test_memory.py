@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal import limits
-from shoal.launch.endings import Endings
+from shoal.launch.exit_status import Endings
 from shoal.launch.processes import ProcessCluster
 from shoal.testing.watch import PATIENCE
 from tests.support.sandbox import soon

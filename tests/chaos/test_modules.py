@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from shoal.data.datasets import VARIABLE
 from shoal.events import Gone
 from shoal.job import Job
-from shoal.launch.training import Training
+from shoal.strategies.parameter_server.run import Training
 from shoal.testing.watch import Watched, kill, watch
 
 

@@ -16,12 +16,12 @@ pytest.importorskip("mpi4py")
 
 import shoal
 from shoal.events import Gone, RunEvent, Started, Warned
-from shoal.folder import Log
 from shoal.job import Job
-from shoal.launch import mpi
-from shoal.launch.mpirun import UnderMpirun
-from shoal.launch.underway import Underway
+from shoal.run.folder import Log
+from shoal.run.handle import Underway
 from shoal.settings import changed
+from shoal.strategies.averaging import mpi_ranks
+from shoal.strategies.averaging.mpirun import UnderMpirun
 from shoal.testing.watch import kill, reach, watch
 from tests.support.sandbox import is_gone, soon
 
@@ -37,7 +37,7 @@ TOTALS = 30
 DIES = f"""
 import os, sys, zlib
 import numpy as np
-from shoal.launch import mpi
+from shoal.strategies.averaging import mpi_ranks as mpi
 
 here = mpi.world()
 group = here.group()
@@ -69,7 +69,7 @@ def test_whenever_ranks_die_the_others_have_the_same_sums(dies: list[str], tmp_p
     script = tmp_path / "dies.py"
     script.write_text(DIES)
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    start = [str(mpi.needs_mpi()), *root, "--oversubscribe", "--with-ft", "ulfm", "-n", "5"]
+    start = [str(mpi_ranks.needs_mpi()), *root, "--oversubscribe", "--with-ft", "ulfm", "-n", "5"]
     done = subprocess.run(
         [*start, sys.executable, str(script), *dies], capture_output=True, text=True, timeout=PATIENCE
     )

@@ -23,8 +23,8 @@ import pytest
 
 import shoal
 from shoal.errors import Closed, ClusterError, Invalid, StartFailed
-from shoal.launch.children import Children
-from shoal.launch.nursery import Setup
+from shoal.launch.forkserver import Setup
+from shoal.launch.process_pool import Children
 from shoal.launch.processes import ProcessCluster
 from shoal.testing.watch import PATIENCE
 from tests.support.sandbox import (
@@ -450,7 +450,7 @@ def test_a_module_may_use_a_thread_print_and_read(
     slow=[
         "../above-server-work3-needs 1 to 64 letters",
         "-server-work4-needs 1 to 64 letters",
-        "ann-evaluator-work5-'server', 'worker' or 'rank'",
+        "ann-evaluator-work5-needs 'server', 'worker' or the module",
         "ann-worker-work6-plain data",
         "coordinator-server-work1-taken",
         "client-ann-worker-work2-taken",
@@ -464,7 +464,7 @@ def test_a_module_may_use_a_thread_print_and_read(
         ("client-ann", "worker", {}, "taken"),
         ("../above", "server", {}, "needs 1 to 64 letters"),
         ("", "server", {}, "needs 1 to 64 letters"),
-        ("ann", "evaluator", {}, "'server', 'worker' or 'rank'"),
+        ("ann", "evaluator", {}, "needs 'server', 'worker' or the module"),
         ("ann", "worker", {"job": object()}, "plain data"),
     ],
 )

@@ -24,10 +24,10 @@ import shoal
 from shoal.errors import RunFailed
 from shoal.events import Elected, Evaluated, Gone, Joined, Resumed, Saved, read_run
 from shoal.job import Job
-from shoal.launch.peer_to_peer import PeerRun
-from shoal.launch.underway import Underway
-from shoal.run import Run, execute
+from shoal.run.handle import Underway
+from shoal.run.run import Run, execute
 from shoal.settings import changed
+from shoal.strategies.peers.run import PeerRun
 from shoal.testing.watch import Beside, Watched, kill, reach, watch
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
@@ -252,7 +252,7 @@ def test_a_peer_that_slept_too_long_is_put_out_and_comes_back_as_a_new_one() -> 
 
 
 BROKEN = """
-from shoal.launch.peer_core import PeerCore
+from shoal.strategies.peers.local_model import PeerCore
 
 learn, turns = PeerCore.run, []
 

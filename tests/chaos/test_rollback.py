@@ -11,8 +11,8 @@ import pytest
 
 from shoal.events import Evaluated, RolledBack, RunEvent, Saved
 from shoal.job import Job
-from shoal.launch.training import Training
-from shoal.run import Run, execute
+from shoal.run.run import Run, execute
+from shoal.strategies.parameter_server.run import Training
 
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 6000, "features": 3000, "batch": 20},

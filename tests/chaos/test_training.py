@@ -23,11 +23,11 @@ import pytest
 from shoal.data.datasets import load
 from shoal.errors import RunFailed, StartFailed
 from shoal.events import Evaluated, Gone, Joined, Progress, Stopped, read_run
-from shoal.folder import Log
 from shoal.job import Job
-from shoal.launch.training import Training
-from shoal.run import Run, execute
+from shoal.run.folder import Log
+from shoal.run.run import Run, execute
 from shoal.simulation.reference import serial
+from shoal.strategies.parameter_server.run import Training
 from shoal.testing.conformance import Candidate
 from shoal.testing.watch import PATIENCE, Beside, Meanwhile, Watched, kill, reach, watch
 from tests.support.quick import AS_SETTINGS

@@ -15,7 +15,7 @@ from shoal.filters import Bytes, Choosing, Mask, Pressing, Shortening
 from shoal.filters.chain import Chain, Flow
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.tables import Filter
-from shoal.wire.base import Array
+from shoal.wire.messages.base import Array
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 SPAN = 500

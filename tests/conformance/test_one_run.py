@@ -15,8 +15,8 @@ import pytest
 from shoal.data.datasets import load
 from shoal.events import Evaluated, Gone, Joined
 from shoal.job import Job
-from shoal.launch.training import Training
 from shoal.simulation.reference import serial
+from shoal.strategies.parameter_server.run import Training
 from shoal.testing.conformance import Candidate
 from shoal.testing.watch import kill, reach, watch
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.cluster.delay import LONGEST, MOST_WAITING
 from shoal.data.datasets import load
 from shoal.events import Delayed, Evaluated, Gone, Progress, Spans, Started
 from shoal.job import Job
+from shoal.schedule.auto_delay import LONGEST, MOST_WAITING
 from shoal.simulation.reference import serial
 from shoal.testing.conformance import PASSES, ROWS, Candidate
 from shoal.testing.watch import Watched, kill, watch

@@ -10,7 +10,7 @@ import pytest
 from shoal.data.datasets import Source, load
 from shoal.job import Job
 from shoal.models.linear import Linear
-from shoal.run import execute
+from shoal.run.run import execute
 
 ROWS, STEP, PASSES = 1_000, 0.002, 6
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.sparse_rivals import Serial, alike
-from shoal.data.arrays import sparse
 from shoal.data.datasets import Dataset, load
+from shoal.data.dense_file import sparse
 from shoal.job import Job
 from shoal.models.optimum import judge
 from tests.convergence.test_real_data import need

@@ -18,10 +18,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import shoal  # noqa: E402
-from shoal.data.arrays import Arrays  # noqa: E402
 from shoal.data.datasets import VARIABLE, Source, load  # noqa: E402
+from shoal.data.dense_file import Arrays  # noqa: E402
 from shoal.events import Evaluated  # noqa: E402
-from shoal.models.learning import learner_of  # noqa: E402
+from shoal.models.learner import learner_of  # noqa: E402
 from shoal.models.torch_module import Module  # noqa: E402
 
 ROWS, ROUNDS, STEP = 6_000, 6, 0.1

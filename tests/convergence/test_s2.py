@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 import shoal
 from shoal.data.datasets import VARIABLE
-from shoal.sweeping.study import Study
+from shoal.sweep.study import Study
 
 STUDY = Path(__file__).parents[2] / "studies" / "s2.toml"
 POINT = 0.01  # of accuracy

@@ -12,16 +12,21 @@ import pytest
 
 from shoal.data.batch import Batch
 from shoal.data.datasets import Source, load
-from shoal.data.localise import Localiser
+from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.models import Linear
 from shoal.models.linear import Loss
-from shoal.store.table import Table
-from shoal.store.update import FTRL, SGD, AdaGrad, rule_named
-from shoal.strategies.serial import serial_fit
+from shoal.store.table.table import Table
+from shoal.store.table.update import (
+    FTRL,
+    SGD,
+    AdaGrad,
+    rule_named,
+)
 from shoal.tables import Sparse, Update
+from shoal.training.one_core import serial_fit
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

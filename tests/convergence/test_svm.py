@@ -15,7 +15,7 @@ import pytest
 
 import shoal
 from shoal.data.datasets import Dataset, load
-from shoal.data.localise import Localiser
+from shoal.data.local_keys import Localiser
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.models import Linear

@@ -17,7 +17,7 @@ import shoal
 from shoal.errors import RankLost
 from shoal.events import Gone
 from shoal.job import Job
-from shoal.launch.group_gloo import GlooGroup
+from shoal.strategies.averaging.gloo import GlooGroup
 from shoal.testing.watch import kill, watch
 
 

@@ -18,12 +18,12 @@ from shoal.data.slots import Slots
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Resumed, RunEvent, Saved, Started
 from shoal.job import Job
-from shoal.launch.core import Core
-from shoal.models.learning import learner_of
-from shoal.run import Run
+from shoal.models.learner import learner_of
+from shoal.run.run import Run
 from shoal.settings import changed
-from shoal.strategies.parts import Parts
+from shoal.strategies.averaging.shards import Parts
 from shoal.testing.watch import Watched, watch
+from shoal.training.local_model import Core
 
 JOB = {
     "data": {"source": "rcv1-like", "rows": 1_000, "features": 1_000, "batch": 20},  # fifty slots
@@ -213,7 +213,7 @@ def test_a_run_that_is_to_end_before_where_it_was_ends_at_once(tmp_path: Path) -
 def test_a_run_is_kept_now_and_then_and_a_damaged_one_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.launch.kept_slab.Keeper.rest", 0)
+    monkeypatch.setattr("shoal.training.local_checkpoint.Keeper.rest", 0)
     interrupted(tmp_path / "run", at=9, evaluate__every=0.2, checkpoint__every=1e-3)
     kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
     assert len(kept) == 3

@@ -23,8 +23,8 @@ from click.testing import CliRunner, Result
 
 import shoal
 from shoal.cli.main import main
+from shoal.data.csr_file import ASIDE
 from shoal.data.datasets import Dataset, Source, load
-from shoal.data.packed import ASIDE
 from shoal.errors import Invalid
 
 GOOD = [f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5" for n in range(100)]
@@ -608,7 +608,7 @@ def test_a_full_disk_is_no_success_for_a_script(tmp_path: Path) -> None:
 FILLED_BY_COMMAND = """
 import contextlib, sys
 from pathlib import Path
-from shoal import folder
+from shoal.run import folder
 from shoal.cli.main import main
 disk, path = Path(sys.argv[1]), sys.argv[2]
 whole = folder.Folder.save
@@ -646,7 +646,8 @@ PACKED = """
 import resource, sys
 sys.dont_write_bytecode = True
 from shoal.cli.main import main
-from shoal.data import draw, kernels
+from shoal.data import kernels
+from shoal.data import synthetic_kernels as draw
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 main(["train", "clicks", "--set", "data.rows=50000", "--out", sys.argv[1]], prog_name="shoal")
 """

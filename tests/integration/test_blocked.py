@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from shoal.events import Evaluated, Stopped, read_run
-from shoal.run import Run
+from shoal.run.run import Run
 
 SMALL: dict[str, Any] = {"data.rows": 600, "data.features": 1_000, "data.batch": 20, "launch.how": "threads"}
 BEGIN = f"""
 import os, sys, time
-import shoal, shoal.folder
-shoal.folder._WITHIN = 2.0
+import shoal, shoal.run.folder
+shoal.run.folder._WITHIN = 2.0
 def go(on_event=None, **more):
     settings = {{**{SMALL!r}, "emulate.per_example": 0.005}}  # so long that there is something to interrupt
     return shoal.train("rcv1-like", epochs=2, out=sys.argv[1], settings=settings, on_event=on_event, **more)

@@ -16,9 +16,9 @@ import pytest
 
 import shoal
 from shoal.errors import BadKeys, DependencyFailed, Invalid, Refused, UnknownTable
+from shoal.inspect.anonymous_client import Visit
 from shoal.launch.local import Cluster
 from shoal.launch.processes import ProcessCluster
-from shoal.launch.visiting import Visit
 from tests.support.sandbox import soon
 
 MODULE = '''

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 import shoal
 from shoal.cli.main import main
 from shoal.launch.processes import ProcessCluster
-from shoal.launch.training import Training
-from shoal.run import execute
+from shoal.run.run import execute
+from shoal.strategies.parameter_server.run import Training
 from shoal.testing.conformance import Candidate
 from tests.support.sandbox import soon
 

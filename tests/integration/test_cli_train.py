@@ -22,10 +22,10 @@ import shoal
 from shoal.cli.main import main
 from shoal.errors import Invalid
 from shoal.events import Stopped, read_run
-from shoal.folder import Folder
 from shoal.job import Job
-from shoal.launch.training import Training
-from shoal.run import execute
+from shoal.run.folder import Folder
+from shoal.run.run import execute
+from shoal.strategies.parameter_server.run import Training
 from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))

@@ -18,9 +18,9 @@ from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid
 from shoal.events import Gone
 from shoal.job import Job
-from shoal.launch.training import Training
-from shoal.run import Run, train
-from shoal.store import dispatch
+from shoal.run.run import Run, train
+from shoal.store.client import dispatch
+from shoal.strategies.parameter_server.run import Training
 from shoal.views import figures
 from tests.support.one_thread_run import JOB, Ship
 
@@ -189,7 +189,10 @@ def test_an_error_after_the_training_does_not_cost_the_model(
             close(given[0])
         raise ZeroDivisionError
 
-    monkeypatch.setattr("shoal.run.summarise" if late == "summary" else "shoal.launch.training.Training.close", fails)
+    monkeypatch.setattr(
+        "shoal.run.run.summarise" if late == "summary" else "shoal.strategies.parameter_server.run.Training.close",
+        fails,
+    )
     with pytest.raises(ZeroDivisionError):
         small(tmp_path / "run", stop__epochs=1)
     assert shoal.query(tmp_path / "run", "nonzeros")["nonzero"] > 0

@@ -16,14 +16,14 @@ from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Gone, Joined, Linked, Progress, Resumed, RunEvent, Saved, Stopped, Warned
 from shoal.job import Job
-from shoal.launch.gossip_core import GossipCore, dealt
-from shoal.launch.kept_slab import Keeper
-from shoal.models.learning import learner_of
+from shoal.models.learner import learner_of
 from shoal.settings import changed
-from shoal.strategies.gossip import Gossip
-from shoal.strategies.parts import Parts
-from shoal.strategies.topology import Graph
+from shoal.strategies.averaging.shards import Parts
+from shoal.strategies.gossip.local_model import GossipCore, dealt
+from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip.topology import Graph
 from shoal.testing.watch import Watched, watch
+from shoal.training.local_checkpoint import Keeper
 
 JOB = {
     "data": {"source": "rcv1-like", "rows": 1_000, "features": 1_000, "batch": 20},  # fifty slots
@@ -165,7 +165,7 @@ def test_labels_split_over_two_groups_make_two_models_and_over_one_graph_one(tmp
 def test_links_of_a_file_are_kept_with_the_run_which_goes_on_with_them_whatever_the_file_says(tmp_path: Path) -> None:
     ring, told = edges(tmp_path / "links.txt", "0 1", "1 2", "2 3", "0 3"), list[RunEvent]()
     of = job(strategy__topology="file", strategy__edges=ring, checkpoint__every=0.001, checkpoint__keep=3)
-    shoal.run.execute(of, tmp_path / "run")
+    shoal.run.run.execute(of, tmp_path / "run")
     assert (tmp_path / "run" / "topology.txt").read_text() == "0 1\n0 3\n1 2\n2 3\n"
     edges(tmp_path / "links.txt", "0 1", "0 2", "0 3")
     shoal.train(resume=tmp_path / "run", epochs=3, on_event=told.append)

@@ -17,14 +17,14 @@ import shoal
 from shoal.data.datasets import load
 from shoal.errors import Invalid, Refused
 from shoal.events import Stopped
+from shoal.inspect.evaluate import Judging
+from shoal.inspect.query import opened
 from shoal.job import Job
-from shoal.launch.attached import guest
-from shoal.launch.judging import Judging
 from shoal.launch.processes import ProcessCluster
-from shoal.launch.querying import opened
-from shoal.launch.training import Training
+from shoal.security import keyring
 from shoal.settings import changed
-from shoal.wire import keyring
+from shoal.strategies.parameter_server.group_cluster import guest
+from shoal.strategies.parameter_server.run import Training
 from tests.support.sandbox import soon
 
 WITHIN = 60.0

@@ -23,13 +23,13 @@ from shoal.cli.main import main
 from shoal.data.datasets import load
 from shoal.errors import Invalid
 from shoal.events import Gone, Warned
+from shoal.inspect.evaluate import Judging
+from shoal.inspect.status import look_at
 from shoal.job import Job
-from shoal.launch.attached import AttachedCluster, guest
-from shoal.launch.judging import Judging
-from shoal.launch.looking import look_at
 from shoal.launch.processes import ProcessCluster
-from shoal.launch.training import Training
 from shoal.settings import changed
+from shoal.strategies.parameter_server.group_cluster import AttachedCluster, guest
+from shoal.strategies.parameter_server.run import Training
 from shoal.timing import Intervals
 from tests.support.sandbox import soon
 

@@ -19,10 +19,10 @@ import shoal
 from shoal.errors import BadCheckpoint, Invalid, RunFailed, StartFailed
 from shoal.events import Evaluated, Joined, Progress, Resumed, Saved, Started, Stopped, read_run
 from shoal.job import Job
-from shoal.launch import kept_slab
-from shoal.launch.hogwild import HogwildRun
-from shoal.run import Run, execute
+from shoal.run.run import Run, execute
 from shoal.settings import changed
+from shoal.strategies.hogwild.run import HogwildRun
+from shoal.training import local_checkpoint
 from tests.support.sandbox import soon
 
 ROWS, BATCH = 600, 20  # 30 slots in a pass
@@ -245,8 +245,8 @@ def test_any_number_of_workers_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_run_does_not_go_on_from_a_model_of_another_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = kept_slab.read
-    monkeypatch.setattr(kept_slab, "read", lambda path: replace(real(path), slab=np.ones((1, 1), np.float32)))
+    real = local_checkpoint.read
+    monkeypatch.setattr(local_checkpoint, "read", lambda path: replace(real(path), slab=np.ones((1, 1), np.float32)))
     interrupted(tmp_path / "run", 3)
     with pytest.raises(BadCheckpoint, match=r"has a model of \(1, 1\), and this run's is of \(1001, 2\)"):
         shoal.train(resume=tmp_path / "run")
@@ -255,7 +255,7 @@ def test_a_run_does_not_go_on_from_a_model_of_another_shape(tmp_path: Path, monk
 def test_a_run_is_kept_in_the_middle_of_a_round_and_no_slot_is_done_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_slab.Keeper, "rest", 0)
+    monkeypatch.setattr(local_checkpoint.Keeper, "rest", 0)
     run = execute(job_of(emulate__per_example=1e-3, checkpoint__every=0.02), tmp_path / "run")
     saved = [event.steps for event in run.events if isinstance(event, Saved)]
     assert any(steps % 30 for steps in saved) and saved == sorted(set(saved))

@@ -23,7 +23,7 @@ import zmq
 import shoal
 from shoal import limits
 from shoal.launch.processes import ProcessCluster
-from shoal.store.handles import crc_of
+from shoal.store.server.key_lists import crc_of
 from shoal.wire import coding
 from shoal.wire import messages as m
 

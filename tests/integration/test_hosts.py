@@ -19,7 +19,7 @@ import pytest
 import shoal
 from shoal.errors import ShoalError
 from shoal.events import Joined, Warned, read_run
-from shoal.launch.looking import look_at
+from shoal.inspect.status import look_at
 from tests.support.sandbox import Den, soon
 
 ENDLESS = ("--epochs", "1e6", "--set", "evaluate.every=5")

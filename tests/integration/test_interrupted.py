@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import shoal.run
+import shoal.run.run
 from shoal.events import Evaluated, RunEvent
-from shoal.run import Run, train
+from shoal.run.run import Run, train
 from tests.support.sandbox import Den
 
 HEARS = ("env", "--default-signal=INT")  # whoever started the tests may have it ignored
@@ -44,7 +44,7 @@ def test_ctrl_c_while_a_command_starts_leaves_no_traceback(command: tuple[str, .
 def test_ctrl_c_while_modules_are_imported_for_a_command_waits_until_they_are(den: Den) -> None:
     code = """
 import os, signal, sys, time
-from shoal.starting import awake, quietly
+from shoal.startup import awake, quietly
 
 class Interrupts:
     def find_spec(self, name, path, target=None):
@@ -68,7 +68,7 @@ except KeyboardInterrupt:
 def test_who_is_not_to_hear_ctrl_c_does_not(den: Den) -> None:
     code = """
 import signal
-from shoal.starting import awake, quietly
+from shoal.startup import awake, quietly
 quietly(); awake()
 signal.raise_signal(signal.SIGINT)
 print("went on")
@@ -107,7 +107,7 @@ def test_a_second_ctrl_c_while_a_run_is_put_aside_loses_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    aside = shoal.run.keep_aside
+    aside = shoal.run.run.keep_aside
 
     def impatient(run: Run, prefix: str) -> Path:
         signal.raise_signal(signal.SIGINT)
@@ -117,7 +117,7 @@ def test_a_second_ctrl_c_while_a_run_is_put_aside_loses_nothing(
         if isinstance(event, Evaluated) and event.number == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("shoal.run.keep_aside", impatient)
+    monkeypatch.setattr("shoal.run.run.keep_aside", impatient)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt) as caught:

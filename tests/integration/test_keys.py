@@ -29,14 +29,14 @@ import shoal
 from shoal import limits
 from shoal.cli.main import main
 from shoal.errors import Invalid, Refused
-from shoal.launch.looking import look_at
+from shoal.inspect.status import look_at
 from shoal.launch.processes import ProcessCluster
-from shoal.wire import keyring
+from shoal.security import keyring
+from shoal.security.address import parsed, with_key
+from shoal.security.keyring import Own
+from shoal.security.safety import Safety
 from shoal.wire import messages as m
-from shoal.wire.address import parsed, with_key
 from shoal.wire.coding import decode, encode
-from shoal.wire.keyring import Own
-from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.store.update import Sum
+from shoal.store.table.update import Sum
 from shoal.tables import Dense, Sparse, Step, Table
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure

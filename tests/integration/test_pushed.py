@@ -14,7 +14,7 @@ import pytest
 import shoal
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyList
-from shoal.store.update import BlockProximal, rule_named
+from shoal.store.table.update import BlockProximal, rule_named
 from shoal.tables import Table
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure

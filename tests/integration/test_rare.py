@@ -15,7 +15,7 @@ import pytest
 import shoal
 from shoal.events import Evaluated, RunEvent
 from shoal.models.trained import Trained
-from shoal.run import Run, train
+from shoal.run.run import Run, train
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 _names = (f"table {number}" for number in itertools.count())

@@ -25,12 +25,13 @@ import zmq
 import shoal
 from shoal import limits
 from shoal.errors import Refused
-from shoal.launch.looking import look_at
+from shoal.inspect.status import look_at
 from shoal.launch.processes import ProcessCluster
-from shoal.wire import coding, keyring
+from shoal.security import keyring
+from shoal.security.address import parsed
+from shoal.security.descriptors import room
+from shoal.wire import coding
 from shoal.wire import messages as m
-from shoal.wire.address import parsed
-from shoal.wire.descriptors import room
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
 STORM = 500
@@ -224,7 +225,7 @@ def test_a_coordinator_of_another_version_is_left_with_both_versions_in_words(ve
 
 @pytest.mark.parametrize("version", [limits.PROTOCOL - 1, limits.PROTOCOL + 1])
 def test_a_server_that_is_told_of_another_version_ends_and_says_why(version: int) -> None:
-    from shoal.launch.serving import Serving
+    from shoal.launch.server_process import Serving
     from shoal.wire.zmq import ZmqTransport
 
     with OtherCoordinator(version) as other:

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from shoal.cli.main import main
 from shoal.files import Lock
-from shoal.sweeping.disk import Sweep
-from shoal.sweeping.sections import sections
+from shoal.sweep.disk import Sweep
+from shoal.sweep.sections import sections
 from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))

@@ -21,7 +21,7 @@ import pytest
 import shoal
 from shoal.errors import BadValues, ShoalError
 from shoal.launch.processes import ProcessCluster
-from shoal.theirs import is_ready
+from shoal.user_code import is_ready
 from tests.support.sandbox import soon
 
 MODULE = """

@@ -14,7 +14,7 @@ import pytest
 
 import shoal
 from shoal.errors import Invalid, ShoalError
-from shoal.launch.looking import look_at
+from shoal.inspect.status import look_at
 from shoal.launch.processes import ProcessCluster
 from shoal.testing.watch import PATIENCE
 from shoal.timing import Timing

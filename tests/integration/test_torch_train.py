@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import shoal  # noqa: E402
 from shoal.errors import Invalid, RunFailed  # noqa: E402
-from shoal.run import Run  # noqa: E402
+from shoal.run.run import Run  # noqa: E402
 from tests.support.sandbox import is_gone  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]  # the same tests on a GPU, where there is one

@@ -16,10 +16,10 @@ import shoal
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Shared, Spans, Started, Stopped, read_run
 from shoal.job import Job
-from shoal.launch.training import Training
 from shoal.nodes.evaluator import Evaluator
-from shoal.run import Run, execute, train
+from shoal.run.run import Run, execute, train
 from shoal.settings import changed
+from shoal.strategies.parameter_server.run import Training
 
 ROWS, BATCH = 600, 20  # 30 slots in a pass
 BASE: dict[str, Any] = {
@@ -292,28 +292,28 @@ def test_a_worker_that_breaks_is_lost_and_the_others_go_on(monkeypatch: pytest.M
 
 
 def test_a_worker_that_never_comes_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shoal.launch import work
+    from shoal.launch import worker_process
 
-    make = work.run
+    make = worker_process.run
 
     def broken(trainer: Any, *rest: Any) -> None:
         if trainer.worker.name == "worker-1":
             raise MemoryError("no room for worker-1")
         make(trainer, *rest)
 
-    monkeypatch.setattr(work, "run", broken)
+    monkeypatch.setattr(worker_process, "run", broken)
     run = small(stop__epochs=1)
     assert run.summary["stopped_because"] == "1 epoch done" and run.summary["workers_lost"] == 1
     assert any(isinstance(event, Gone) and event.name == "worker-1" for event in run.events)
 
 
 def test_a_run_of_which_no_worker_comes_up_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from shoal.launch import work
+    from shoal.launch import worker_process
 
     def broken(*_: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(work, "run", broken)
+    monkeypatch.setattr(worker_process, "run", broken)
     with pytest.raises(RunFailed, match="no worker was there"):
         small(tmp_path / "run", stop__epochs=1)
 

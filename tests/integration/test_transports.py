@@ -383,7 +383,7 @@ def test_slots_and_steps_are_asked_for_where_they_belong(kv: shoal.KV, w: str) -
 
 def test_a_push_too_large_for_one_message_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where client and servers share the limit that is lowered here: on threads."""
-    monkeypatch.setattr("shoal.store.split.FRAME_BYTES", 256)
+    monkeypatch.setattr("shoal.store.client.split.FRAME_BYTES", 256)
     monkeypatch.setattr("shoal.limits.FRAME_BYTES", 256)
     with start("threads") as cluster:
         kv = cluster.client()
@@ -403,7 +403,7 @@ def test_a_push_too_large_for_one_message_is_split(monkeypatch: pytest.MonkeyPat
 
 
 def test_more_rows_for_one_segment_than_a_message_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.store.split.FRAME_BYTES", 64)
+    monkeypatch.setattr("shoal.store.client.split.FRAME_BYTES", 64)
     with start("threads", servers=1) as cluster:
         kv = cluster.client()
         kv.create("w", shoal.Dense(rows=800))

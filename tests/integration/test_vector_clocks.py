@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.store.vector import VectorClock
+from shoal.store.server.vector_clock import VectorClock
 
 
 @pytest.mark.parametrize("processes", [False, True])

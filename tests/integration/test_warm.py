@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.launch.children import Children
-from shoal.launch.nursery import Setup
+from shoal.launch.forkserver import Setup
+from shoal.launch.process_pool import Children
 from shoal.launch.processes import ProcessCluster
 from tests.support.sandbox import soon
 from tests.support.warm_forkserver import Warm, Warmed

@@ -16,9 +16,9 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.events import Gone, Joined, read_run
-from shoal.launch.looking import Looking, look_at
+from shoal.inspect.status import Looking, look_at
+from shoal.security.safety import Safety
 from shoal.testing.watch import PATIENCE
-from shoal.wire.security import Safety
 from tests.support.hosts import Hosts
 from tests.support.sandbox import soon
 

@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 from shoal.errors import BadCheckpoint
 from shoal.keys import KeyRange
 from shoal.simulation.disk import SimulatedDisk
-from shoal.store.checkpoint import MANIFEST, Manifest, Sealed, Tabled, finish, newest, prepare, verify
+from shoal.store.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    Sealed,
+    Tabled,
+    finish,
+    newest,
+    prepare,
+    verify,
+)
+from shoal.store.checkpoint.segment_file import read_segment, write_segment
 from shoal.store.image import Image
-from shoal.store.segment_file import read_segment, write_segment
 from shoal.tables import Dense, Sparse, Step
 from shoal.wire.messages import Books, Clocked, Counts, Written
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shoal.keys import KeyRange
 from shoal.limits import INLINE_ELEMENTS
-from shoal.store.segment import Segments
-from shoal.store.update import SGD
+from shoal.store.server.primary import Segments
+from shoal.store.table.update import SGD
 from shoal.tables import Dense, Each
 from shoal.wire import messages as m
 

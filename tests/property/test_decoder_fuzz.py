@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from shoal.errors import WireError
 from shoal.keys import KeyRange
 from shoal.limits import PROTOCOL, SECOND
+from shoal.nodes.early_requests import longest
 from shoal.nodes.server import Server
-from shoal.nodes.too_soon import longest
-from shoal.store.update import Assign
+from shoal.store.table.update import Assign
 from shoal.tables import Dense, Sparse, Step, Table
 from shoal.timing import DEFAULT
 from shoal.wire import coding

@@ -18,8 +18,8 @@ import shoal
 from shoal.errors import BadValues
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.worker import Worker
-from shoal.store.feedback import Feedback
-from shoal.store.task import Task
+from shoal.store.client.error_feedback import Feedback
+from shoal.store.client.task import Task
 from shoal.tables import Filter, Table
 from shoal.wire import messages as m
 from shoal.wire.effects import Tick

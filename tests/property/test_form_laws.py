@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.tables import Wire
-from shoal.wire.forms import restored, shortened, too_large
+from shoal.wire.half_precision import restored, shortened, too_large
 
 SHORT = [form for form in get_args(Wire) if form != "float32"]
 BITS = {"float16": 10, "bfloat16": 7}  # of the fraction

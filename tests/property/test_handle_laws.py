@@ -24,9 +24,9 @@ from shoal.simulation.cluster import Cluster
 from shoal.simulation.faults import Plan
 from shoal.simulation.idle_run import IdleRun
 from shoal.simulation.world import World
-from shoal.store import tending
-from shoal.store.segment import Segments
-from shoal.store.update import AdaGrad, Sum
+from shoal.store.server import row_lifecycle
+from shoal.store.server.primary import Segments
+from shoal.store.table.update import AdaGrad, Sum
 from shoal.tables import Dense, Sparse, Table, Uniform
 from shoal.timing import DEFAULT
 
@@ -167,7 +167,7 @@ class Twins:
 
 @contextmanager
 def room(kept: int) -> Iterator[None]:
-    with mock.patch.object(limits, "HANDLE_BYTES", kept), mock.patch.object(tending, "EVICT_ROWS", 16):
+    with mock.patch.object(limits, "HANDLE_BYTES", kept), mock.patch.object(row_lifecycle, "EVICT_ROWS", 16):
         yield
 
 

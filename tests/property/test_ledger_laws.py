@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.store.ledger import Stream
+from shoal.store.server.ledger import Stream
 
 LAWS = settings(max_examples=150, deadline=None)
 NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, 150), st.integers(0, 1_000))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.store.question import question_named
+from shoal.store.query import question_named
 
 ODD = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, -1e-45, 3.4e38, -2.0, 1e-3]
 WEIGHTS = st.one_of(st.sampled_from(ODD), st.floats(-4, 4, width=32))

@@ -15,11 +15,18 @@ from hypothesis import strategies as st
 from shoal import tables
 from shoal.keys import KeyRange
 from shoal.limits import COORDINATOR
-from shoal.store import tending
-from shoal.store.holding import FromServer, Holding
-from shoal.store.outcome import Outcome
-from shoal.store.table import Table
-from shoal.store.update import FTRL, SGD, Assign, Momentum, Sum, rule_named
+from shoal.store.server import row_lifecycle
+from shoal.store.server.outcome import Outcome
+from shoal.store.server.table_server import FromServer, Holding
+from shoal.store.table.table import Table
+from shoal.store.table.update import (
+    FTRL,
+    SGD,
+    Assign,
+    Momentum,
+    Sum,
+    rule_named,
+)
 from shoal.tables import Each, Sparse, Step
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
@@ -37,7 +44,7 @@ UPDATES = st.sampled_from([Sum(), Assign(), SGD(step=1.0, l1=0.5), Momentum(step
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tending, "EVICT_ROWS", 2)
+    monkeypatch.setattr(row_lifecycle, "EVICT_ROWS", 2)
 
 
 @dataclass

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shoal.cluster import placement
-from shoal.cluster.by_load import split
+from shoal.cluster.balance_plan import Wanted
+from shoal.cluster.load_balance import split
 from shoal.cluster.rebalance import plan, together
-from shoal.cluster.shares import Wanted
 from shoal.limits import COPIES_WITHIN, LOAD_ABOVE, MOVE_BYTES
 from shoal.tables import Dense
 from shoal.wire.messages import Place, Placed

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.keys import KeyRange, Keys
 from shoal.limits import FRAME_BYTES
-from shoal.store.split import Layout
+from shoal.store.client.split import Layout
 from shoal.tables import Sparse
 from shoal.wire.messages import Place, Placed
 

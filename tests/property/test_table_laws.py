@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from shoal import tables
 from shoal.keys import KeyRange, Keys, Values
-from shoal.store import kernels
-from shoal.store.table import Table
-from shoal.store.update import SGD, AdaGrad, Assign, Sum, rule_named
+from shoal.store.table import kernels
+from shoal.store.table.table import Table
+from shoal.store.table.update import (
+    SGD,
+    AdaGrad,
+    Assign,
+    Sum,
+    rule_named,
+)
 
 SPAN = 400
 LAWS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,9 +7,9 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.strategies.gossip import Gossip
-from shoal.strategies.shapes import both_ways
-from shoal.strategies.topology import Graph
+from shoal.strategies.gossip.graphs import both_ways
+from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip.topology import Graph
 
 NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random")
 

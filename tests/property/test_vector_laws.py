@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.keys import KeyRange
-from shoal.store.vector import GONE, Node, RangeClocks, VectorClock
+from shoal.store.server.vector_clock import (
+    GONE,
+    Node,
+    RangeClocks,
+    VectorClock,
+)
 
 NODES = (1, 2, 3, 4)
 SPAN = 24

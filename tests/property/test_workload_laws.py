@@ -11,8 +11,13 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.cluster.runs import runs, spread
-from shoal.cluster.workload import AGAIN, AHEAD, MOST, Workload
+from shoal.schedule.runs import runs, spread
+from shoal.schedule.slot_queue import (
+    AGAIN,
+    AHEAD,
+    MOST,
+    Workload,
+)
 from shoal.tables import Step
 
 LAWS = settings(max_examples=200, deadline=None)

@@ -16,7 +16,7 @@ from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation.world import World
-from shoal.store import question as door
+from shoal.store import query as door
 from shoal.tables import Dense, Sparse, Table
 from shoal.wire.effects import Ended
 from shoal.wire.messages import Call

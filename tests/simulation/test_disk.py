@@ -12,8 +12,16 @@ import pytest
 from shoal.files import Disk
 from shoal.keys import KeyRange
 from shoal.simulation.disk import BLOCK, CHECKPOINT_MUTANTS, Crashed, SimulatedDisk
-from shoal.store import checkpoint, segment_file
-from shoal.store.checkpoint import Manifest, Tabled, finish, newest, prepare, prune
+from shoal.store.checkpoint import manifest as checkpoint
+from shoal.store.checkpoint import segment_file
+from shoal.store.checkpoint.manifest import (
+    Manifest,
+    Tabled,
+    finish,
+    newest,
+    prepare,
+    prune,
+)
 from shoal.store.image import Image
 from shoal.tables import Dense, Sparse, Step, Update
 from shoal.wire.messages import Books, Clocked, Counts

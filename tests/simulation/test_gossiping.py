@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from shoal.cli.main import main
 from shoal.simulation.gossip_mutants import MUTANTS
 from shoal.simulation.gossip_plan import GossipPlan
-from shoal.simulation.gossiping import GossipRun, simulate
-from shoal.simulation.kinds import mutated
-from shoal.strategies.topology import Graph
+from shoal.simulation.gossip_scenario import GossipRun, simulate
+from shoal.simulation.scenarios import mutated
+from shoal.strategies.gossip.topology import Graph
 from tests.harness.seeds import check, check_caught
 
 FIRST, SEEDS, SOAK = 100, 300, 2_000  # and `make soak` runs thousands that nobody has run before
@@ -44,7 +44,7 @@ PLANS = {
 
 SCRIPT = """
 import json
-from shoal.simulation.gossiping import simulate
+from shoal.simulation.gossip_scenario import simulate
 print(json.dumps([(one.digest, one.events, one.seconds) for one in map(simulate, range(30))]))
 """
 

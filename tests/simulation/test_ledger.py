@@ -10,8 +10,8 @@ import pytest
 
 from shoal.simulation.faults import Plan
 from shoal.simulation.run import Run
-from shoal.simulation.training import TrainingScenario
 from shoal.simulation.training_plan import TrainingPlan
+from shoal.simulation.training_scenario import TrainingScenario
 
 BUGS = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text())["bug"]
 

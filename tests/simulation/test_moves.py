@@ -13,7 +13,7 @@ from shoal.limits import SECOND
 from shoal.simulation.faults import Fault, Plan
 from shoal.simulation.move_mutants import MUTANTS
 from shoal.simulation.moves_plan import PLANNED, RUSHED, draw, rushed, with_moves
-from shoal.simulation.moving import simulate
+from shoal.simulation.moves_scenario import simulate
 from shoal.simulation.run import Run
 from shoal.simulation.workload import COLUMNS
 from tests.harness.seeds import check, check_caught

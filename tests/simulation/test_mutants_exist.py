@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.simulation import kinds, names
+from shoal.simulation import names, scenarios
 from shoal.simulation.disk import CHECKPOINT_MUTANTS
 
-ALL = [(of, name) for of in names.MODULES for name in kinds.kind(of).MUTANTS]
+ALL = [(of, name) for of in names.MODULES for name in scenarios.kind(of).MUTANTS]
 
 
 @pytest.mark.parametrize(("of", "name"), ALL)
 def test_a_mutant_replaces_what_is_there(of: str, name: str) -> None:
-    with kinds.kind(of).MUTANTS[name]():
+    with scenarios.kind(of).MUTANTS[name]():
         pass
 
 

@@ -20,13 +20,13 @@ from unittest import mock
 import pytest
 
 import shoal
-from shoal.nodes.dealing import Dealing
 from shoal.nodes.evaluator import Evaluator
+from shoal.nodes.scheduling import Dealing
 from shoal.nodes.trainer import Trainer
-from shoal.simulation.kinds import kind
 from shoal.simulation.names import MODULES
-from shoal.strategies.block_proximal import BlockProximal
-from shoal.strategies.parameter_server import Async, Bounded, Sync
+from shoal.simulation.scenarios import kind
+from shoal.strategies.block_proximal.algorithm import BlockProximal
+from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
 
 PACKAGE = Path(shoal.__file__).parent
 MODELS = ("simulation",)  # its nodes are made for it

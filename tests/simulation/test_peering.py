@@ -15,12 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
-from shoal.cluster.book import Contribution
-from shoal.cluster.mesh import Mesh
-from shoal.simulation.counted import Learner
-from shoal.simulation.kinds import mutated
-from shoal.simulation.peering import MUTANTS, Peering, simulate
+from shoal.simulation.counting_peer import Learner
 from shoal.simulation.peers_plan import PeersPlan
+from shoal.simulation.peers_scenario import MUTANTS, Peering, simulate
+from shoal.simulation.scenarios import mutated
+from shoal.strategies.peers.mesh import Mesh
+from shoal.strategies.peers.run_log import Contribution
 from tests.harness.seeds import check, check_caught
 
 FIRST, SEEDS, SOAK = 60, 160, 2_000  # and `make soak` runs thousands that nobody has run before
@@ -160,7 +160,7 @@ def test_a_broken_variant_is_caught(name: str) -> None:
 
 SCRIPT = """
 import json
-from shoal.simulation.peering import simulate
+from shoal.simulation.peers_scenario import simulate
 print(json.dumps([simulate(seed).digest for seed in range(12)]))
 """
 

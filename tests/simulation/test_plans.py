@@ -11,8 +11,8 @@ import pytest
 
 from shoal.simulation.faults import Plan
 from shoal.simulation.run import Run
-from shoal.simulation.training import TrainingScenario
 from shoal.simulation.training_plan import TrainingPlan
+from shoal.simulation.training_scenario import TrainingScenario
 
 FILES = sorted((Path(__file__).parent / "plans").glob("*.txt"))
 TRAINING = sorted((Path(__file__).parent / "plans" / "training").glob("*.txt"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.simulation.world import World
 from shoal.wire.effects import Connect, Effect, Event, Received, Send
 from shoal.wire.messages import Message
-from shoal.wire.neighbours import Heard
+from shoal.wire.messages.gossip import Heard
 
 
 class Listener:

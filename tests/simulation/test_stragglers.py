@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from shoal.limits import SECOND
+from shoal.nodes.strategy import TABLE
 from shoal.simulation.faults import STRAGGLING, Fault, Plan
 from shoal.simulation.run import Run
 from shoal.simulation.stragglers import Stragglers
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_run import TrainingWorld, nemesis_of, paced, stopped
-from shoal.strategies import TABLE
 
 STEPS = {"kind": "step", "workers": 3, "servers": 2, "slots": 24, "slots_per_step": 4, "max_delay": 0, "lasts": 9_000}
 SLOW = Fault("slower", 0, 9_000, "worker-0", rate=10)

@@ -16,21 +16,26 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
-from shoal.cluster.workload import Workload
 from shoal.events import RolledBack, Saved
 from shoal.limits import SECOND
+from shoal.nodes.strategy import TABLE, TALLY
+from shoal.schedule.slot_queue import Workload
 from shoal.simulation.faults import Plan
-from shoal.simulation.kinds import mutated
 from shoal.simulation.reference import serial
 from shoal.simulation.reference_blocks import FIRST as FIRST_HAND
 from shoal.simulation.reference_blocks import Began, Turn, weights_by_iteration
-from shoal.simulation.training import MUTANTS, TrainingScenario, _lost, simulate
+from shoal.simulation.scenarios import mutated
 from shoal.simulation.training_checks import Ends, TrainingChecker
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
 from shoal.simulation.training_run import TrainingWorld, data_of, paced, stopped
+from shoal.simulation.training_scenario import (
+    MUTANTS,
+    TrainingScenario,
+    _lost,
+    simulate,
+)
 from shoal.simulation.training_watch import PartsWatch
-from shoal.strategies import TABLE, TALLY
-from shoal.strategies.block_proximal import BlockProximal, Held
+from shoal.strategies.block_proximal.algorithm import BlockProximal, Held
 from tests.harness.seeds import check, check_caught
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -188,7 +193,7 @@ SELDOM = ("rare: ", "disk: ", "fault: ", "run: ", "stopped: ", "void", "delays",
 
 SCRIPT = """
 import json
-from shoal.simulation.training import simulate
+from shoal.simulation.training_scenario import simulate
 print(json.dumps([(one.digest, one.events, one.seconds) for one in map(simulate, range(12))]))
 """
 

@@ -9,7 +9,7 @@ from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.server import Server
 from shoal.nodes.worker import Worker
 from shoal.simulation.world import World
-from shoal.store.task import Task
+from shoal.store.client.task import Task
 from shoal.tables import Dense
 from shoal.wire import messages as m
 

@@ -28,18 +28,18 @@ from typing import Any
 
 import msgspec
 
+from shoal.client import KV
 from shoal.events import Begin, End, Event, Note
 from shoal.limits import MILLISECOND
-from shoal.nodes.blocking import KV
 from shoal.nodes.loop import Loop
 from shoal.nodes.worker import Worker
+from shoal.security.safety import Safety
 from shoal.simulation.checker import Violation, check, check_end, client_name
 from shoal.simulation.faults import Plan
 from shoal.simulation.run import Run
 from shoal.simulation.workload import TABLE, Dealer, Scribe, Stop, client_life, in_order, worker_life
-from shoal.store.split import Layout
+from shoal.store.client.split import Layout
 from shoal.testing.watch import PATIENCE
-from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 from tests.support.sandbox import Den, soon
 

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shoal.cluster.runs import runs, spread
-from shoal.cluster.stopping import ENDLESS, Stop, Stopping
-from shoal.cluster.workload import Workload
 from shoal.data.slots import Slots
 from shoal.events import RunEvent, Started, Stopped
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.dealing import JOURNAL_TOKEN, Dealing
+from shoal.nodes.scheduling import JOURNAL_TOKEN, Dealing
+from shoal.schedule.runs import runs, spread
+from shoal.schedule.slot_queue import Workload
+from shoal.schedule.stop_rules import ENDLESS, Stop, Stopping
 from shoal.tables import Step
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Send, Tell

@@ -23,16 +23,17 @@ from typing import Any
 
 import msgspec
 
+from shoal.client import KV
 from shoal.errors import Unanswered
-from shoal.launch.looking import Looking
-from shoal.nodes.blocking import KV
+from shoal.inspect.status import Looking
 from shoal.nodes.worker import Worker
+from shoal.security import keyring
+from shoal.security.address import with_key
+from shoal.security.safety import Safety
 from shoal.simulation.workload import TABLE
 from shoal.testing.watch import PATIENCE
-from shoal.wire import Transport, keyring
+from shoal.wire import Transport
 from shoal.wire import messages as m
-from shoal.wire.address import with_key
-from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 from tests.support.counting import Crowd, create, plan_of
 from tests.support.hosts import Hosts

@@ -16,13 +16,13 @@ from typing import Literal
 import msgspec
 
 from shoal import limits
-from shoal.launch.child import prepare
-from shoal.launch.serving import Serving
+from shoal.launch.process_main import prepare
+from shoal.launch.server_process import Serving
 from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.journal import Journal
 from shoal.nodes.loop import Loop
-from shoal.nodes.records import needed
-from shoal.nodes.storage import Journal
-from shoal.wire.security import Safety
+from shoal.nodes.membership_journal import needed
+from shoal.security.safety import Safety
 from shoal.wire.zmq import ZmqTransport
 
 

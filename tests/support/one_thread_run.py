@@ -15,16 +15,16 @@ from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.dealing import Dealing
+from shoal.nodes.drainable import Guest
 from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.factory import dealing_for
-from shoal.nodes.guest import Guest
+from shoal.nodes.scheduling import Dealing
 from shoal.nodes.server import Server
 from shoal.nodes.trainer import Trainer
 from shoal.settings import changed
 from shoal.simulation.training_nodes import TrainingNodes
 from shoal.simulation.world import World
-from shoal.store.task import Task
+from shoal.store.client.task import Task
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended, Event, Node, Tick
 

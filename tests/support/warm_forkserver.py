@@ -24,7 +24,7 @@ from typing import IO
 
 import msgspec
 
-from shoal.launch import children, nursery
+from shoal.launch import forkserver, process_pool
 from tests.support import with_root
 
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # number of the system call
@@ -84,7 +84,7 @@ class Warm:
             [sys.executable, "-P", "-m", "tests.support.warm_forkserver", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env=with_root(children.environment()),
+            env=with_root(process_pool.environment()),
         )
         theirs.close()
         _waiting.add(self._process.pid)
@@ -96,13 +96,13 @@ class Warm:
         self._process.wait()
         _waiting.discard(self._process.pid)
 
-    def start(self) -> children.Hatchery:
+    def start(self) -> process_pool.Hatchery:
         sys.audit("tests.support.start")  # a process will be there that no system call of ours started
         orders, ours = os.pipe()
         reports, theirs = os.pipe()
         here = os.open(".", os.O_PATH)  # it may have been removed
         try:
-            asked = msgspec.json.encode(Asked(children.environment()))
+            asked = msgspec.json.encode(Asked(process_pool.environment()))
             with self._asking:
                 socket.send_fds(self._link, [asked], [orders, theirs, 2, here])
                 pid = int(self._link.recv(64) or b"0")
@@ -124,7 +124,7 @@ def offspring() -> list[int]:
 
 def wait(link: socket.socket) -> None:
     """Be the process that waits."""
-    for module in (*nursery.SERVERS_NEED, *nursery.WORKERS_NEED, "shoal.store.kernels"):
+    for module in (*forkserver.SERVERS_NEED, *forkserver.WORKERS_NEED, "shoal.store.table.kernels"):
         importlib.import_module(module)
     while True:
         said, descriptors, _, _ = socket.recv_fds(link, _ASKED, 4)
@@ -162,7 +162,7 @@ def _become(asked: Asked, descriptors: list[int]) -> None:
         for ours, theirs in enumerate(descriptors):
             os.dup2(theirs, ours)
             os.close(theirs)
-        nursery.main()
+        forkserver.main()
     finally:
         os._exit(1)
 

@@ -16,10 +16,15 @@ from shoal.errors import BadValues, Invalid
 from shoal.filters.chain import Chain, Flow
 from shoal.job import Job
 from shoal.keys import KeyRange
-from shoal.nodes.dealt import Account, State, Traffic, to_begin_with
-from shoal.store.client import Client
-from shoal.store.extent import Extent
-from shoal.store.filtering import checked_chain
+from shoal.nodes.scheduler_state import (
+    Account,
+    State,
+    Traffic,
+    to_begin_with,
+)
+from shoal.store.client.client import Client
+from shoal.store.client.filtering import checked_chain
+from shoal.store.server.request_check import Extent
 from shoal.tables import Filter
 from shoal.views import figures
 from shoal.wire import coding

@@ -12,19 +12,24 @@ ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("shoal/**/*.py"))
 DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may use, from anywhere
 
-# A module may import its own room and all that stands below. The last level is single modules that know each other.
+# A module may import its own package and all that stand below. The packages of FRIENDS, and the single modules
+# of the last level, know each other.
 LEVELS = (
     ("cli",),
-    ("torch", "testing", "sweeping", "chaos", "inspect"),
-    ("run", "folder", "resuming"),  # a run and its folder know each other
+    ("sweep", "chaos", "torch", "testing"),
+    ("run",),
     ("views",),
-    ("launch", "simulation"),
+    ("simulation",),
+    ("strategies",),
+    ("launch",),
+    ("training",),
+    ("inspect",),
+    ("client",),
     ("nodes",),
     ("job",),
-    ("strategies",),
-    ("store", "cluster"),
+    ("schedule", "store", "cluster"),
     ("filters", "models"),
-    ("data", "wire"),
+    ("data", "wire", "security"),
     (
         "tables",
         "keys",
@@ -32,26 +37,39 @@ LEVELS = (
         "errors",
         "limits",
         "timing",
-        "emulate",
+        "emulation",
         "settings",
         "cache",
-        "compiled",
+        "jit",
         "files",
         "decoding",
-        "theirs",
-        "registered",
-        "starting",
-        "aside",
+        "user_code",
+        "registry",
+        "startup",
+        "background",
         "signals",
     ),
 )
+FRIENDS = {"wire", "security"}
+# Until all strategies have one run, one tracker and one set of processes: this list only ever gets shorter.
+PENDING = frozenset((ROOT / "tests/unit/pending_imports.txt").read_text().split("\n"))
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
-PROTOCOL = ("shoal/store/", "shoal/cluster/", "shoal/wire/messages.py", "shoal/wire/effects.py")
+PROTOCOL = (
+    "shoal/store/",
+    "shoal/cluster/",
+    "shoal/schedule/",
+    "shoal/wire/messages/",
+    "shoal/wire/effects.py",
+    *(
+        f"shoal/strategies/peers/{name}.py"
+        for name in ("broadcast", "join", "liveness", "members", "mesh", "partition_merge", "run_log", "validate")
+    ),
+)
 BANNED = ("time", "random", "secrets", "uuid", "asyncio", "threading", "socket", "os")
 MAY = {
-    "shoal/store/generate.py": ("os", "threading"),  # it writes the kernels' source to a private folder, in turn
-    "shoal/store/places.py": ("id",),  # arrays that it holds are looked up by it, and never walked through
+    "shoal/store/table/codegen.py": ("os", "threading"),  # it writes the kernels' source to a private folder, in turn
+    "shoal/store/table/row_cache.py": ("id",),  # arrays that it holds are looked up by it, and never walked through
 }
 
 
@@ -82,7 +100,7 @@ def wrong_way(path: str, source: str) -> list[str]:
         target = rest.split(".")[0]
         if top != "shoal" or (target == room and room in LEVEL):
             continue
-        friends = LEVEL.get(target) == LEVEL[room] and LEVEL[room] in (len(LEVELS) - 1, LEVEL["run"])
+        friends = {room, target} == FRIENDS or LEVEL.get(target) == LEVEL[room] == len(LEVELS) - 1
         if target not in LEVEL or not (LEVEL[target] > LEVEL[room] or friends):
             wrong.append(name)
     return wrong
@@ -112,7 +130,13 @@ def is_set(node: ast.expr) -> bool:
 @pytest.mark.parametrize("path", [path for path in MODULES if path not in DOORS])
 def test_imports_point_one_way(path: str) -> None:
     assert room_of(path) in LEVEL, f"give {room_of(path)!r} its place among the levels"
-    assert wrong_way(path, (ROOT / path).read_text()) == []
+    assert [name for name in wrong_way(path, (ROOT / path).read_text()) if f"{path} {name}" not in PENDING] == []
+
+
+def test_no_import_is_pending_that_is_not_there() -> None:
+    inside = [path for path in MODULES if path not in DOORS]
+    found = {f"{path} {name}" for path in inside for name in wrong_way(path, (ROOT / path).read_text())}
+    assert PENDING - {""} <= found
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.startswith(PROTOCOL)])
@@ -123,12 +147,12 @@ def test_protocol_code_is_a_function_of_its_inputs(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("shoal/store/client.py", "from shoal.nodes.loop import run"),
-        ("shoal/store/client.py", "from shoal.cluster import place"),  # sideways
-        ("shoal/store/client.py", "from ..cluster import place"),
+        ("shoal/store/client/client.py", "from shoal.nodes.loop import run"),
+        ("shoal/store/client/client.py", "from shoal.cluster import place"),  # sideways
+        ("shoal/store/image.py", "from ..cluster import place"),
         ("shoal/store/__init__.py", "from ..nodes import loop"),
         ("shoal/wire/zmq.py", "if TYPE_CHECKING:\n    from shoal.store import client"),
-        ("shoal/wire/zmq.py", "def late():\n    import shoal.store.client"),
+        ("shoal/wire/zmq.py", "def late():\n    import shoal.store.client.client"),
         ("shoal/keys.py", "from shoal import wire"),
         ("shoal/views/page.py", "import shoal"),
         ("shoal/views/page.py", "from shoal import Client"),
@@ -141,8 +165,8 @@ def test_an_import_that_points_the_wrong_way_is_seen(path: str, source: str) -> 
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("shoal/store/client.py", "from shoal.store.ledger import Ledger\nfrom .clock import Clocks"),
-        ("shoal/store/client.py", "from shoal.wire import messages\nfrom shoal import errors\nimport numpy"),
+        ("shoal/store/client/client.py", "from shoal.store.server.ledger import Ledger\nfrom .clock import Clocks"),
+        ("shoal/store/client/client.py", "from shoal.wire import messages\nfrom shoal import errors\nimport numpy"),
         ("shoal/tables.py", "from shoal.errors import Invalid\nfrom shoal import limits"),
     ],
 )
@@ -164,14 +188,14 @@ def test_an_import_that_points_down_or_home_is_fine(path: str, source: str) -> N
     ],
 )
 def test_a_surprise_is_seen(source: str) -> None:
-    assert surprises("shoal/store/segment.py", source)
+    assert surprises("shoal/store/server/primary.py", source)
 
 
 @pytest.mark.parametrize("source", ["for name in sorted({'a', 'b'}): pass", "self.id(3)", "ok = name in {'a', 'b'}"])
 def test_an_order_that_is_stated_is_no_surprise(source: str) -> None:
-    assert surprises("shoal/store/segment.py", source) == []
+    assert surprises("shoal/store/server/primary.py", source) == []
 
 
 def test_the_kernel_generator_may_ask_for_its_folder_and_for_nothing_else() -> None:
-    assert surprises("shoal/store/generate.py", "import os") == []
-    assert surprises("shoal/store/generate.py", "import random")
+    assert surprises("shoal/store/table/codegen.py", "import os") == []
+    assert surprises("shoal/store/table/codegen.py", "import random")

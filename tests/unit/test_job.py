@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Source
 from shoal.errors import Invalid
 from shoal.job import Evaluate, Job, Launch, Rule
 from shoal.models.linear import Linear
+from shoal.schedule.stop_rules import Stop
 from shoal.settings import changed, settings_of, toml_lines, value_of
-from shoal.strategies.parameter_server import Async, Bounded, Sync
+from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
 
 
 def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

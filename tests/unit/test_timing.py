@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cluster.member import Membership
+from shoal.cluster.membership_client import Membership
 from shoal.errors import Invalid
 from shoal.job import Job
 from shoal.limits import SECOND
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.guest import Guest
-from shoal.nodes.records import afresh
-from shoal.store.client import Client
+from shoal.nodes.drainable import Guest
+from shoal.nodes.membership_journal import afresh
+from shoal.store.client.client import Client
 from shoal.timing import DEFAULT, LEAST, MOST, SCALES, Intervals, Timing, others_than, seconds_of, timing_from
 from shoal.wire import coding
 from shoal.wire import messages as m

@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 READERS = {"time", "time_ns", "ctime", "asctime", "localtime", "gmtime", "strftime", "CLOCK_REALTIME", "CLOCK_TAI"}
 DATES = {"now", "today", "utcnow"}
 ALLOWED = {
-    "shoal/data/packed.py": "a folder that a killed writer left is swept a minute later, if nobody has locked it",
-    "shoal/wire/expiry.py": "a key is good until a day of the calendar",
+    "shoal/data/csr_file.py": "a folder that a killed writer left is swept a minute later, if nobody has locked it",
+    "shoal/security/expiry.py": "a key is good until a day of the calendar",
 }
 
 

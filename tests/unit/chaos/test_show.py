@@ -6,12 +6,12 @@ import io
 
 import pytest
 
-from shoal.chaos.account import Account
-from shoal.chaos.board import Board
-from shoal.chaos.patients import Healed
+from shoal.chaos.audit import Account
 from shoal.chaos.plan import Fault
+from shoal.chaos.recovery import Healed
 from shoal.chaos.report import Report, judged, shown
 from shoal.chaos.show import audience, frame
+from shoal.chaos.state import Board
 from shoal.job import Job
 
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
+from shoal import client as clients
 from shoal.cli.main import main
 from shoal.errors import Unanswered
+from shoal.inspect.evaluate import Judging
 from shoal.job import Job
-from shoal.launch import clients
-from shoal.launch.judging import Judging
 
 
 def told(*words: str) -> str:

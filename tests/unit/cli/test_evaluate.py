@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 from shoal.cli import groups
 from shoal.errors import ShoalError
-from shoal.launch import judging
-from shoal.launch.judging import Found
+from shoal.inspect import evaluate
+from shoal.inspect.evaluate import Found
 
 
 class Judging:
@@ -35,7 +35,7 @@ class Judging:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "Judging", Judging)
+    monkeypatch.setattr(evaluate, "Judging", Judging)
     monkeypatch.setattr(groups, "_ENDS", 0.0)
 
 

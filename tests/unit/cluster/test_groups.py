@@ -6,12 +6,22 @@ import pytest
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.membership import Roster
+from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
-from shoal.nodes import records
+from shoal.nodes import membership_journal
 from shoal.tables import Dense, Sparse
 from shoal.wire import messages as m
-from shoal.wire.groups import CLUSTER, Allow, Dissolve, Group, Lost, is_group, namespace, seen, whole
+from shoal.wire.messages.groups import (
+    CLUSTER,
+    Allow,
+    Dissolve,
+    Group,
+    Lost,
+    is_group,
+    namespace,
+    seen,
+    whole,
+)
 
 SMALL = Dense(rows=1_000)
 
@@ -164,7 +174,7 @@ def test_what_groups_may_have_outlives_the_coordinator() -> None:
     roster = roster_of("b/ann")
     groups.allow(roster, Group("b", mb=7, reads=[CLUSTER]))
     after = Roster()
-    records.replay(after, records.record_of(roster))
+    membership_journal.replay(after, membership_journal.record_of(roster))
     assert after.groups == roster.groups
     assert after.people["b/ann"].member.group == "b"
     assert groups.by_name(after.view())["b"].mb == 7

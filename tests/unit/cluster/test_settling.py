@@ -12,9 +12,9 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from shoal.cluster.loads import Loads
+from shoal.cluster.balance_plan import Wanted
+from shoal.cluster.load_stats import Loads
 from shoal.cluster.rebalance import plan
-from shoal.cluster.shares import Wanted
 from shoal.limits import LOAD_ABOVE, LOAD_KEPT, LOAD_LEAST, SECOND
 from shoal.tables import Dense
 from shoal.timing import DEFAULT

@@ -217,7 +217,8 @@ def test_the_named_sets_have_the_rows_they_are_known_for(
 TOGETHER = """
 import sys
 from pathlib import Path
-from shoal.data import draw, kernels
+from shoal.data import kernels
+from shoal.data import synthetic_kernels as draw
 from shoal.data.datasets import Source, load
 print("ready", flush=True)
 sys.stdin.readline()
@@ -243,7 +244,8 @@ FULL = """
 import resource, sys
 sys.dont_write_bytecode = True
 from pathlib import Path
-from shoal.data import draw, kernels
+from shoal.data import kernels
+from shoal.data import synthetic_kernels as draw
 from shoal.data.datasets import Source, load
 from shoal.errors import Invalid
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shoal.data.batch import Batch
+from shoal.data.csr_file import Packed, Writer
 from shoal.data.labels import are_classes, check_labels, signs
-from shoal.data.packed import Packed, Writer
 from shoal.errors import Invalid
 
 

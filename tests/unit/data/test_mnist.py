@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from shoal.data import mnist
-from shoal.data.arrays import Arrays
 from shoal.data.datasets import Source, load, names
+from shoal.data.dense_file import Arrays
 from shoal.errors import Invalid
 
 needs_data = pytest.mark.skipif("SHOAL_DATA" not in os.environ, reason="SHOAL_DATA is not set")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from shoal.data import digits, npz
-from shoal.data.arrays import Arrays
 from shoal.data.datasets import Dataset, Source, load
+from shoal.data.dense_file import Arrays
 from shoal.errors import Invalid
 
 X = np.arange(200 * 4 * 3, dtype=np.uint8).reshape(200, 4, 3)

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shoal.data import picture
-from shoal.data.arrays import Arrays
+from shoal.data import split_plot
+from shoal.data.csr_file import Packed
 from shoal.data.datasets import Dataset, Source, load
-from shoal.data.packed import Packed
+from shoal.data.dense_file import Arrays
 from shoal.data.split import Split, assign, check_split, split
 from shoal.errors import Invalid
-from shoal.strategies.gossip import Gossip
+from shoal.strategies.gossip.settings import Gossip
 
 WAYS = ["even", "shuffled", "label", "dirichlet"]
 
@@ -178,7 +178,7 @@ def test_a_folder_that_is_there_too_many_clients_and_a_disk_that_refuses_leave_n
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.skipif(not picture.installed(), reason="matplotlib is not installed")
+@pytest.mark.skipif(not split_plot.installed(), reason="matplotlib is not installed")
 @pytest.mark.parametrize(("clients", "labels"), [(1, 1), (3, 2), (5_000, 30), (2, 50)])
 def test_the_picture_is_drawn_whatever_the_number_of_clients_and_labels(
     tmp_path: Path, clients: int, labels: int
@@ -189,9 +189,9 @@ def test_the_picture_is_drawn_whatever_the_number_of_clients_and_labels(
         [f"client-{n}.npz" for n in range(clients)], "test.npz",
         [7 * labels] * clients, [float(n) for n in range(labels)], counts, [],
     )  # fmt: skip
-    picture.draw(said, tmp_path / "split.png")
+    split_plot.draw(said, tmp_path / "split.png")
     assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
-    assert picture.title(said).endswith("clients (dirichlet, alpha 0.5, seed 3)")
+    assert split_plot.title(said).endswith("clients (dirichlet, alpha 0.5, seed 3)")
 
 
 def test_an_alpha_without_measure_is_refused() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.data.batch import Batch
-from shoal.data.make import make
+from shoal.data.export import make
 from shoal.data.readers import read
 from shoal.data.synthetic import MAKERS, TEST_FROM, Clicks, Texts
 from shoal.errors import Invalid
@@ -147,8 +147,8 @@ def test_what_cannot_be_made_or_written_says_why(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from shoal.data import draw
-from shoal.data.make import make
+from shoal.data import synthetic_kernels as draw
+from shoal.data.export import make
 from shoal.errors import Invalid
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import ClusterError
-from shoal.launch import leaving
-from shoal.launch.children import Child
+from shoal.inspect import drain
+from shoal.launch.process_pool import Child
 from shoal.launch.processes import ProcessCluster
-from shoal.nodes.storage import Journal
+from shoal.nodes.journal import Journal
 
 NAME = "server-1"
 
@@ -46,7 +46,7 @@ def ends(cluster: ProcessCluster) -> None:
 def test_a_server_that_leaves_to_be_started_again_is_not_if_it_is_let_go_meanwhile(
     cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "let_go", lambda looking, name: ends(cluster))
+    monkeypatch.setattr(drain, "let_go", lambda looking, name: ends(cluster))
     cluster.remove_server(NAME)
     cluster._again(NAME)  # a restart that had been begun before
     assert told(cluster) == [] and not cluster._servers and not cluster._going
@@ -60,7 +60,7 @@ def test_a_server_that_could_not_be_let_go_is_started_again_if_it_ended_meanwhil
         (cluster._again(name) if begun else ends(cluster))
         raise ClusterError("the coordinator does not answer")
 
-    monkeypatch.setattr(leaving, "let_go", let_go)
+    monkeypatch.setattr(drain, "let_go", let_go)
     with pytest.raises(ClusterError, match="does not answer"):
         cluster.remove_server(NAME)
     assert told(cluster) == ["it was to be started again" if begun else "it left"] and not cluster._going

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shoal.data.datasets import load
 from shoal.job import Job
-from shoal.launch.score import Score
-from shoal.models.learning import learner_of
+from shoal.models.learner import learner_of
+from shoal.training.tracker import Score
 
 
 def test_steps_are_those_that_were_taken_when_a_rank_is_lost_or_others_go_on() -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
-from shoal.launch import ranks
-from shoal.launch.ranks import Head
+from shoal.launch import torchrun_cluster
 from shoal.launch.torchrun import Closed, Here, Nurse, Over, Rank, rank, roles, staffed, take_part
+from shoal.launch.torchrun_cluster import Head
 
 VARIABLES = {
     "RANK": "3",
@@ -177,7 +177,7 @@ def test_only_ranks_that_are_awaited_are_let_in() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "MEET_WITHIN", 1.0)
+    monkeypatch.setattr(torchrun_cluster, "MEET_WITHIN", 1.0)
     words = "no word from rank 1, 3 in 1 s: look at what it printed"
     with (
         head_of(of(4)) as head,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data.batch import Batch, Local
-from shoal.data.localise import Localiser
+from shoal.data.local_keys import Localiser
 from shoal.errors import Invalid
 from shoal.models import Linear
 from shoal.models.linear import Loss

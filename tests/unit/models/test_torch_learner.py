@@ -15,13 +15,13 @@ from torch import nn  # noqa: E402
 from shoal.data.datasets import Dataset, Source, load  # noqa: E402
 from shoal.data.slots import Slots  # noqa: E402
 from shoal.errors import BadValues, Invalid  # noqa: E402
-from shoal.models.learning import learner_of, trained  # noqa: E402
+from shoal.models.learner import learner_of, trained  # noqa: E402
+from shoal.models.torch_factory import device_of  # noqa: E402
 from shoal.models.torch_learner import ModuleLearner  # noqa: E402
-from shoal.models.torch_making import device_of  # noqa: E402
 from shoal.models.torch_module import Module  # noqa: E402
 from shoal.models.trained_module import TrainedModule  # noqa: E402
 from shoal.models.zoo import cnn, sheet  # noqa: E402
-from shoal.nodes.slices import Piece, Slices  # noqa: E402
+from shoal.nodes.dense_batches import Piece, Slices  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]  # the same tests on a GPU, where there is one
 NETS = """

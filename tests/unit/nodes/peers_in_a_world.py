@@ -8,15 +8,15 @@ from itertools import count as numbers
 import numpy as np
 import numpy.typing as npt
 
-from shoal.cluster.book import State
-from shoal.cluster.mesh import Mesh
-from shoal.cluster.stopping import Stop
 from shoal.data.slots import Slots
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.lead import Facts
-from shoal.nodes.peer import PeerNode
+from shoal.schedule.stop_rules import Stop
 from shoal.simulation.world import World
-from shoal.wire import peers as p
+from shoal.strategies.peers.leader import Facts
+from shoal.strategies.peers.mesh import Mesh
+from shoal.strategies.peers.peer import PeerNode
+from shoal.strategies.peers.run_log import State
+from shoal.wire.messages import peers as p
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]

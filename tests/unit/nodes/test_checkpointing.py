@@ -18,9 +18,17 @@ from shoal.events import RunEvent, Saved, Warned
 from shoal.keys import KeyRange
 from shoal.nodes.checkpointing import Checkpointing
 from shoal.simulation.disk import Crashed, SimulatedDisk
-from shoal.store.checkpoint import Best, Manifest, folder_of, images, newest, prepare, read_best
+from shoal.store.checkpoint.manifest import (
+    Best,
+    Manifest,
+    folder_of,
+    images,
+    newest,
+    prepare,
+    read_best,
+)
+from shoal.store.checkpoint.writer import LATE, Snapping, Snappings
 from shoal.store.image import Image
-from shoal.store.snapping import LATE, Snapping, Snappings
 from shoal.tables import Dense, Sparse, Step
 from shoal.wire import coding
 from shoal.wire import messages as m

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from shoal import limits
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes import records
+from shoal.nodes import membership_journal
 from shoal.nodes.coordinator import Coordinator
 from shoal.tables import Dense, Table, Update
 from shoal.timing import DEFAULT
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Ended, Persist, Received, Send, Tick, Wake
-from shoal.wire.groups import Allow, Group
+from shoal.wire.messages.groups import Allow, Group
 
 
 @dataclass
@@ -549,18 +549,18 @@ def test_an_end_that_is_told_late_ends_the_life_it_is_about_and_no_other() -> No
 def test_a_journal_is_replayed_from_its_last_record_alone() -> None:
     office = with_all()
     assert len(office.journal) > 3
-    short = records.needed(office.journal)
+    short = membership_journal.needed(office.journal)
     assert len(short) == 1
     assert Coordinator(journal=short).view == office.coordinator.view
 
 
 def test_a_new_cluster_takes_the_counters_of_the_old_one_and_nobody_of_it() -> None:
     office = with_all()
-    new = Office(Coordinator(journal=records.afresh(office.journal)))
+    new = Office(Coordinator(journal=membership_journal.afresh(office.journal)))
     new.feed(Tick())
     assert (new.members, new.coordinator.view.tables, new.coordinator.view.term) == ([], [], 2)
     assert new.join("ann", token="another").incarnation == 5
-    assert records.afresh([]) == []
+    assert membership_journal.afresh([]) == []
 
 
 def test_whatever_was_on_disk_when_it_was_killed_no_incarnation_that_was_told_is_given_again() -> None:

@@ -11,16 +11,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.cluster.runs import runs, spread
-from shoal.cluster.second_copies import SecondCopies
-from shoal.cluster.stopping import Stop
 from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided, Warned
 from shoal.job import Job
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.dealing import Dealing, Marked, State, Whole
-from shoal.nodes.dealt import about_dealing, counted_everywhere, folded, joined, without
 from shoal.nodes.evaluator import Judged
+from shoal.nodes.scheduler_state import (
+    about_dealing,
+    counted_everywhere,
+    folded,
+    joined,
+    without,
+)
+from shoal.nodes.scheduling import (
+    Dealing,
+    Marked,
+    State,
+    Whole,
+)
+from shoal.schedule.runs import runs, spread
+from shoal.schedule.speculative import SecondCopies
+from shoal.schedule.stop_rules import Stop
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended, Persist, Send
 from tests.support.fake_run import PER_PASS, Desk, dealing

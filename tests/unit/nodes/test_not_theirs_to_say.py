@@ -8,19 +8,25 @@ import pytest
 
 from shoal import limits
 from shoal.cluster import groups
-from shoal.cluster.member import Membership
-from shoal.cluster.membership import Roster
+from shoal.cluster.membership_client import Membership
+from shoal.cluster.roster import Roster
 from shoal.errors import Invalid, ShoalError
 from shoal.files import Disk
 from shoal.nodes.coordinator import Coordinator
-from shoal.nodes.keeping import Keeping
-from shoal.nodes.saving import Saving
-from shoal.store.holding import Holding
+from shoal.nodes.rollback import Saving
+from shoal.nodes.server_checkpoint import Keeping
+from shoal.store.server.table_server import Holding
 from shoal.tables import Dense, Given, Table
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Persist, Received, Send
-from shoal.wire.groups import CLUSTER, Allow, Dissolve, Group, namespace
+from shoal.wire.messages.groups import (
+    CLUSTER,
+    Allow,
+    Dissolve,
+    Group,
+    namespace,
+)
 
 
 class Office:

@@ -13,9 +13,9 @@ from shoal import limits
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
 from shoal.nodes.backlog import Backlog
+from shoal.nodes.early_requests import longest
 from shoal.nodes.server import Server
-from shoal.nodes.too_soon import longest
-from shoal.store import slab
+from shoal.store.table import slab
 from shoal.tables import Dense, Sparse, Table, Update
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from shoal.limits import SECOND
 from shoal.nodes.server import Server
-from shoal.store import question as door
+from shoal.store import query as door
 from shoal.tables import Dense
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Send, Tick
-from shoal.wire.groups import CLUSTER, Group
+from shoal.wire.messages.groups import CLUSTER, Group
 
 
 @dataclass

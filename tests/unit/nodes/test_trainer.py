@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.cluster.second_copies import SecondCopies
-from shoal.cluster.workload import Workload
 from shoal.data.datasets import Dataset, load
 from shoal.errors import Fenced
 from shoal.events import Evaluated, Gone, Started, Stopped, Voided
 from shoal.job import Job
-from shoal.models.learning import LinearLearner
+from shoal.models.learner import LinearLearner
 from shoal.models.linear import Linear
-from shoal.nodes.lane import Lane
+from shoal.nodes.slot_stream import Lane
+from shoal.schedule.slot_queue import Workload
+from shoal.schedule.speculative import SecondCopies
 from shoal.wire import messages as m
 from shoal.wire.effects import Ended, Tick
 from tests.support.one_thread_run import JOB, Ship

@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import Closed, Fenced, Refused, Unanswered
 from shoal.limits import SECOND
 from shoal.nodes.worker import Worker
-from shoal.store.task import Task
+from shoal.store.client.task import Task
 from shoal.tables import Dense
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m

@@ -12,16 +12,16 @@ import pytest
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.limits import COORDINATOR, SECOND
-from shoal.store.follow import Arriving, Follow, Kept
-from shoal.store.holding import FromServer, Holding
-from shoal.store.outcome import Outcome
-from shoal.store.part import Part
-from shoal.store.replicate import Entry, Log, packed
-from shoal.store.update import Assign, Sum
+from shoal.store.server.backup import Arriving, Follow, Kept
+from shoal.store.server.outcome import Outcome
+from shoal.store.server.replicate import Entry, Log, packed
+from shoal.store.server.segment_state import Part
+from shoal.store.server.table_server import FromServer, Holding
+from shoal.store.table.update import Assign, Sum
 from shoal.tables import Dense, Each, Sparse, Step, Wire
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
-from shoal.wire.forms import shortened
+from shoal.wire.half_precision import shortened
 
 ANN = 9
 SERVERS = {"server-0": 1, "server-1": 2, "server-2": 3}

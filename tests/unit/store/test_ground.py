@@ -10,11 +10,11 @@ import pytest
 from shoal import tables
 from shoal.keys import KeyRange
 from shoal.limits import MB
-from shoal.store.part import Part
 from shoal.store.ranges import joined, without
-from shoal.store.reserve import Reserve
-from shoal.store.slab import DenseRows
-from shoal.store.table import Table, ground_of
+from shoal.store.server.segment_state import Part
+from shoal.store.table.dense_arena import Reserve
+from shoal.store.table.slab import DenseRows
+from shoal.store.table.table import Table, ground_of
 from shoal.wire import messages as m
 
 

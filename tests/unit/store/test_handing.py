@@ -12,9 +12,9 @@ import pytest
 
 from shoal import limits
 from shoal.limits import COORDINATOR, SECOND
-from shoal.store.holding import FromServer, Holding
-from shoal.store.outcome import Outcome
-from shoal.store.update import Sum
+from shoal.store.server.outcome import Outcome
+from shoal.store.server.table_server import FromServer, Holding
+from shoal.store.table.update import Sum
 from shoal.tables import Dense, Sparse, Step, Table
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m

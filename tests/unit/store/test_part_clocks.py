@@ -7,8 +7,8 @@ import numpy as np
 
 from shoal.keys import KeyRange, KeyValues
 from shoal.limits import HEADER_BYTES
-from shoal.store.part import Part
-from shoal.store.vector import VectorClock
+from shoal.store.server.segment_state import Part
+from shoal.store.server.vector_clock import VectorClock
 from shoal.tables import Dense
 from shoal.wire import messages as m
 

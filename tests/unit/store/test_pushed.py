@@ -13,8 +13,16 @@ import pytest
 
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyRange, Values
-from shoal.store.table import Table
-from shoal.store.update import BlockProximal, Rule, _builtin, _rules, check_pushed, rule_named, update
+from shoal.store.table.table import Table
+from shoal.store.table.update import (
+    BlockProximal,
+    Rule,
+    _builtin,
+    _rules,
+    check_pushed,
+    rule_named,
+    update,
+)
 from shoal.tables import Dense, Sparse, Update, checked
 
 ROWS = 700  # more than one block of a kernel

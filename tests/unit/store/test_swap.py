@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shoal.cluster.splitting import halved
+from shoal.cluster.split import halved
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
 from shoal.wire import messages as m
+from tests.unit.store.server.test_renumber import ALL, digests, two
 from tests.unit.store.test_copies import ANN, ROWS, SERVERS, Town, placed
-from tests.unit.store.test_renumber import ALL, digests, two
 
 
 def swapped(table: m.Placed, view: int, segments: list[int] | None = None) -> m.Placed:

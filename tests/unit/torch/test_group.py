@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import TimedOut
-from shoal.store.task import Task
+from shoal.store.client.task import Task
 from shoal.torch.group import Crew
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shoal.events import RunEvent
 from shoal.views.compare import of_several
-from shoal.views.told import Told, tell
+from shoal.views.run_record import Told, tell
 
 
 def judged(story: Any, *losses: float, every: float = 1.0) -> list[RunEvent]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shoal.events import Delayed, Gone, Joined, Resumed, RolledBack, RunEvent, Saved, Stopped
 from shoal.limits import STALENESS_BUCKETS
 from shoal.views.explain import of_one, percent, times
-from shoal.views.told import tell
+from shoal.views.run_record import tell
 
 
 def words_of(events: list[RunEvent], summary: dict[str, Any] | None = None) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shoal.events import Handed, Stopped, Voided, Warned
 from shoal.views.braille import Stroke, chart
 from shoal.views.frame import frame
-from shoal.views.sofar import SoFar
+from shoal.views.live_state import SoFar
 
 
 def seen(events: Any) -> SoFar:

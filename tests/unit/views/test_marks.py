@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from shoal.events import Gone, Joined
-from shoal.views.attendance import Move
 from shoal.views.drawing import canvas
 from shoal.views.marks import height, strip, upright
+from shoal.views.members import Move
 
 pytest.importorskip("matplotlib")
 

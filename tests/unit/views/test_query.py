@@ -13,7 +13,7 @@ from rich.console import Console
 
 from shoal.cli import query
 from shoal.errors import ClusterError, Unanswered
-from shoal.launch.querying import Kept
+from shoal.inspect.query import Kept
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
 from shoal.views.query import History, Look, facts, line, look, page

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from shoal.cluster.membership import ROLES
-from shoal.launch.looking import Status
+from shoal.cluster.roster import ROLES
+from shoal.inspect.status import Status
 from shoal.limits import SECOND
 from shoal.tables import Dense
 from shoal.views.status import facts, page

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from shoal.events import Handed, Leaving
-from shoal.launch.looking import Status
+from shoal.inspect.status import Status
 from shoal.limits import SECOND
 from shoal.views.watching import Watching
 from shoal.wire import messages as m

@@ -11,10 +11,10 @@ import pytest
 from shoal.errors import Damaged
 from shoal.job import Job
 from shoal.launch.processes import safety_of
+from shoal.security.safety import Safety
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.checksum import _LONG, _ROW, checksum
-from shoal.wire.security import Safety
 
 SIZES = [1, 4, 8, 1_000, _LONG - 4, _LONG, _LONG + 4, 8 * _ROW * 4, 8 * _ROW * 5 + 12, 100_004]
 

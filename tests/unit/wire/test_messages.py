@@ -12,9 +12,10 @@ from shoal.errors import OtherVersion, WireError
 from shoal.events import Joined
 from shoal.limits import FRAME_BYTES, FRAMES, HEADER_BYTES, PROTOCOL
 from shoal.tables import Constant, Dense, Each, Normal, Sparse, Step, Uniform, Update, Wire
-from shoal.wire import coding, neighbours, peers
-from shoal.wire import groups as groups_page
+from shoal.wire import coding
 from shoal.wire import messages as m
+from shoal.wire.messages import gossip, peers
+from shoal.wire.messages import groups as groups_page
 
 KINDS = typing.get_args(m.AnyMessage)
 SPECS = [
@@ -38,7 +39,7 @@ CHANGES = [
     m.Change(8, "step", 2, 0, 8, [1, 3]),
 ]
 PEER = peers.Peer("worker-1.3f9c", "worker-1", 1, "tcp://here")
-LINK = neighbours.Link("worker-2", "ipc://there", 0.25)
+LINK = gossip.Link("worker-2", "ipc://there", 0.25)
 WORDS: list[peers.Word] = [
     peers.Learned([(0, 3)], 96, 2.5, [1, 2, 3], (4, 5)),
     peers.Dealt([("worker-1.3f9c", [(3, 9)])], 2),
@@ -65,16 +66,16 @@ EXAMPLES: list[m.Message] = [
     peers.Weigh(1, 2, 3),
     peers.Stop(1, "interrupted", True, "worker-1.3f9c"),
     peers.Share("worker-1.3f9c", 4, 2, [0, 5]),
-    neighbours.Leg(1, 8, 0.5, [LINK], [LINK], 1),
-    neighbours.Without(1, "worker-2"),
-    neighbours.Offer(1, 7, 0.5),
-    neighbours.Reached(1, 7, True),
-    neighbours.Meet(7),
-    neighbours.Met(7),
-    neighbours.Along(1, 7, 96, 2.5, [1, 2, 3], 4, 5, ["worker-2"]),
-    neighbours.Rest(1, [8.0, 96.0, 2.5, 4.0, 5.0], 0.5, 3, 0.25, "no memory"),
-    neighbours.Show(1),
-    neighbours.Heard(1, True),
+    gossip.Leg(1, 8, 0.5, [LINK], [LINK], 1),
+    gossip.Without(1, "worker-2"),
+    gossip.Offer(1, 7, 0.5),
+    gossip.Reached(1, 7, True),
+    gossip.Meet(7),
+    gossip.Met(7),
+    gossip.Along(1, 7, 96, 2.5, [1, 2, 3], 4, 5, ["worker-2"]),
+    gossip.Rest(1, [8.0, 96.0, 2.5, 4.0, 5.0], 0.5, 3, 0.25, "no memory"),
+    gossip.Show(1),
+    gossip.Heard(1, True),
     VIEW,
     m.Hello("ann", "server", "token.0", "tcp://here"),
     m.Hello("ann", "server", "token.0"),
@@ -191,7 +192,7 @@ def test_a_text_that_utf_8_cannot_say_is_sent_as_well_as_it_can_be(message: m.Me
 
 def test_no_kind_of_message_is_left_out_above() -> None:
     assert {type(message) for message in EXAMPLES} == set(KINDS)
-    pages = [kind for page in (m, groups_page, neighbours, peers) for kind in vars(page).values()]
+    pages = [kind for page in (m, groups_page, gossip, peers) for kind in vars(page).values()]
     said = {kind for kind in pages if isinstance(kind, type) and issubclass(kind, m.Message)} - {m.Message}
     assert said == set(KINDS)
 

@@ -12,11 +12,11 @@ import pytest
 import zmq
 
 from shoal import limits
+from shoal.security.safety import Safety
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Received
 from shoal.wire.routes import MOST, Routes, route_of
-from shoal.wire.security import Safety
 from shoal.wire.zmq import ZmqTransport
 
 PATIENCE = 120.0  # seconds: a guard against hanging, not a measure

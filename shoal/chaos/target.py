@@ -1,0 +1,237 @@
+"""The run that is broken: the one place that knows how a training is reached from outside.
+
+A thread looks at the coordinator all the time, from outside and without being a member; what it saw last is there for the
+taking, and nobody waits for a coordinator that may be dead. The account is written and read by a client of our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.chaos import audit
+from shoal.chaos.audit import Account, Probes
+from shoal.chaos.proxy import ProxiedCluster, Proxy, Weather
+from shoal.client import KV
+from shoal.data.datasets import Dataset
+from shoal.errors import ShoalError
+from shoal.events import RunEvent
+from shoal.inspect.status import look_at
+from shoal.job import Job
+from shoal.launch.local import Cluster
+from shoal.nodes.journal import Journal
+from shoal.nodes.strategy import TABLE, TALLY
+from shoal.store.client.task import Task
+from shoal.strategies.parameter_server.run import Training
+from shoal.training.result import Outcome
+from shoal.wire import messages as m
+
+LOOK_EVERY = 0.1  # seconds
+LOOK_WITHIN = 1.0  # seconds: who takes longer is asked again
+READ_WITHIN = 30.0  # seconds: the account may have to wait for a failover
+RESTART_DELAY = 1.0  # seconds that a dead server or coordinator stays dead
+
+
+class Counting(Training):
+    """A training that keeps an account beside its model."""
+
+    def _start_evaluator(self) -> None:
+        self._client.create(TALLY, audit.TABLE)  # before any worker is there
+        super()._start_evaluator()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look saw."""
+
+    view: m.View
+    standing: m.Standing
+    asked: float  # when, on the monotonic clock: what happened later is not in it
+
+
+class Stage:
+    """Use as a context: leaving it ends everything that was started, also what is stopped."""
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        listener: Callable[[RunEvent], None],
+        folder: Path | None = None,
+        cuts: bool = False,
+    ) -> None:
+        """With ``cuts`` all that is said goes through a proxy of ours, which can keep two of them apart."""
+        self.job = job
+        self._proxy = Proxy() if cuts else None
+        self._apart: set[tuple[str, str]] = set()
+        self.training = Counting(job, dataset, listener, folder, launcher=self._proxied if cuts else None)
+        self.probes = Probes()
+        self.seen: Seen | None = None  # the last look
+        self._kv: KV | None = None
+        self._stopped: set[str] = set()
+        self._looked = threading.Event()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
+
+    def __enter__(self) -> Stage:
+        self.training.__enter__()
+        try:
+            self.training.restart_delay = RESTART_DELAY
+            self._kv = self.training._cluster.client("nemesis")
+            self._kv._client.patient = True  # what is silent may be back
+            self._kv.tables()
+            placed = next(one for one in self._kv._client.view.tables if one.name == TALLY)
+            self.probes = Probes.for_segments(placed.starts)
+            self._watcher.start()
+        except BaseException:
+            self.training.close()
+            if self._proxy is not None:
+                self._proxy.close()
+            raise
+        return self
+
+    def _proxied(self, job: Job, journal: Journal) -> Cluster:
+        assert self._proxy is not None
+        return ProxiedCluster(self._proxy, job.servers, job.copies, tuple(job.launch.modules), journal, restart=True)
+
+    def __exit__(self, *exception: object) -> None:
+        self._closing.set()
+        if self._kv is not None:
+            for task in self._kv._client.failed:
+                task.asked = True  # the account knows: nobody needs to be told
+        for name in list(self._stopped):
+            self.resume(name)  # what is stopped cannot end
+        self.training.close()
+        self._watcher.join(2 * LOOK_WITHIN)
+        if self._proxy is not None:
+            self._proxy.close()
+
+    # ------------------------------------------------------------ what is done to it
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return self.training.pids
+
+    def kill(self, name: str) -> None:
+        with contextlib.suppress(ShoalError):  # it has ended by itself
+            self.training.kill(name)
+
+    def pause(self, name: str) -> None:
+        self._stopped.add(name)
+        with contextlib.suppress(ShoalError):
+            self.training.pause(name)
+
+    def resume(self, name: str) -> None:
+        self._stopped.discard(name)
+        with contextlib.suppress(ShoalError):
+            self.training.resume(name)
+
+    def cut(self, name: str, other: str) -> None:
+        """From now on they do not hear each other."""
+        self._keep_apart({*self._apart, (name, other), (other, name)})
+
+    def join_up(self, name: str, other: str) -> None:
+        """They hear each other again."""
+        self._keep_apart(self._apart - {(name, other), (other, name)})
+
+    def _keep_apart(self, pairs: set[tuple[str, str]]) -> None:
+        assert self._proxy is not None
+        self._apart = pairs
+        self._proxy.weather = Weather(drop=1.0, only=lambda passing: (passing.sender, passing.to) in pairs)
+
+    def add_worker(self) -> str:
+        return self.training.add_worker()
+
+    def add_server(self, name: str) -> None:
+        """Start it; it is a member when it has joined."""
+        with contextlib.suppress(ShoalError):  # the run is over
+            self.training._processes.fork(name, "server", {})
+
+    def drain(self, name: str) -> None:
+        """Ask for it to go: others take over what it has."""
+        assert self._kv is not None
+        client = self._kv._client
+        self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
+
+    # ------------------------------------------------------------ what is known of it
+
+    def wait(self, seconds: float) -> Outcome | None:
+        return self.training.wait(seconds)
+
+    def next_look(self, seconds: float) -> None:
+        """Until there is a newer one, at most so long."""
+        self._looked.clear()
+        self._looked.wait(seconds)
+
+    @property
+    def course(self) -> m.Course | None:
+        return None if self.seen is None else self.seen.standing.course
+
+    def _watch(self) -> None:
+        looking = look_at(self.training._cluster.address)
+        try:
+            while not self._closing.wait(LOOK_EVERY):
+                asked = time.monotonic()
+                with contextlib.suppress(ShoalError):
+                    standing = looking.look(LOOK_WITHIN)
+                    self.seen = Seen(looking.view(LOOK_WITHIN), standing, asked)
+                    self._looked.set()
+        finally:
+            looking.close()
+
+    # ------------------------------------------------------------ the account
+
+    def owned(self, view: m.View, server: str) -> list[int]:
+        """Segments of the tally that this server is the primary of."""
+        placed = next((one for one in view.tables if one.name == TALLY), None)
+        if placed is None:
+            return []
+        return [i for i, place in enumerate(placed.places) if place.servers[:1] == [server]]
+
+    def probe(self, segments: list[int], done: Callable[[], None]) -> None:
+        """Push to these segments; ``done`` is called, on another thread, when all have counted it."""
+        assert self._kv is not None
+        keys, at = self.probes.keys[segments], np.array(segments)
+        self.probes.sent[at] += 1
+
+        def ended(task: Task) -> None:
+            if task.error is None:
+                self.probes.acknowledged[at] += 1
+            done()
+
+        self._kv.push(TALLY, keys, np.ones(len(keys), np.float32)).then(ended)
+
+    def balance(self, rolled_back: bool = False) -> Account:
+        """Read what the servers hold. Raises what is in the way.
+
+        After a rollback every slot must be there all the same; what our own client had been told is void, as it was told, too.
+        """
+        assert self._kv is not None
+        if rolled_back:
+            self.probes.acknowledged[:] = 0
+        course = self.training.course
+        tally: Any = self._kv.pull(TALLY, slice(None)).result(READ_WITHIN)
+        task = self._kv.pull(TABLE, slice(None))
+        task.result(READ_WITHIN)
+        # A run that is stopped by the clock ends with whatever was dealt: which slots these were is not told.
+        whole = self.job.stop.epochs is not None and course.done >= course.limit
+        versions, per_pass = (_versions(task, course), course.per_pass) if whole else ({}, 0)
+        sent = course.done + course.counts.get("slots dealt again", 0)
+        return audit.balance(tally.keys, tally.values, course.done, sent, self.probes, versions, per_pass)
+
+
+def _versions(task: Task, course: m.Course) -> dict[str, int]:
+    """What the model's segments have counted, in slots."""
+    per_version = course.done / course.steps if course.in_steps and course.steps else 1.0
+    return {
+        f"segment {i} on {server}": round(version * per_version)
+        for server, versions in task.versions.items()
+        for i, version in enumerate(versions)
+    }

@@ -1,0 +1,443 @@
+"""A client for people who would rather call ``.result()``.
+
+One loop, turned by whoever waits: a thread inside ``.result()`` turns it itself, so that an answer costs no switch of
+threads; a background thread turns it when nobody has for a while, so that heartbeats, resends and late answers go on while
+the user computes. A lock passes the loop from one to the other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from shoal import limits
+from shoal.errors import Closed, Invalid, TimedOut, Unanswered, UnknownTable
+from shoal.nodes.loop import Loop
+from shoal.nodes.worker import Worker
+from shoal.security.address import parsed
+from shoal.store.client.client import Client
+from shoal.store.client.task import Task
+from shoal.store.query import Question
+from shoal.tables import Table, whole
+from shoal.timing import DEFAULT
+from shoal.wire import Transport
+from shoal.wire.messages.groups import Group, member_name
+
+if TYPE_CHECKING:
+    from shoal.security.safety import Safety
+
+_open: weakref.WeakSet[KV] = weakref.WeakSet()
+_Seen = TypeVar("_Seen")
+log = logging.getLogger("shoal")
+_REMIND = 10.0  # seconds after which a wait without an end of its own says what it waits for, then twice that, ...
+_STALL = 2.0  # seconds without any push counted: a client that is closed does not wait for the others
+_LOOK = 0.05  # seconds between two looks at what is still under way
+_IDLE = 0.02  # seconds without a user at the loop before the background thread turns it
+
+
+class KV:
+    """A key-value store: ``push``, ``pull``, ``push_pull``, ``create``, ... Each returns a task; ``.result()`` waits."""
+
+    def __init__(self, worker: Worker, transport: Transport, alive: Callable[[], str] = lambda: "") -> None:
+        self._worker = worker
+        self._client: Client = worker.client
+        self._loop = Loop(worker, transport)
+        self._turning = threading.RLock()  # one that knows its owner: an interrupted call can let go of it
+        self._changed = threading.Condition()  # somebody's task is done
+        self._last = 0.0  # when a user last had the loop
+        self._users: set[int] = set()  # threads inside a wait
+        self._in_background = False  # the background thread has the loop
+        self._pid = os.getpid()
+        self._broken = ""  # why no call can be made any more, although nobody closed it
+        self._closed = threading.Event()
+        self._alive = alive  # the cluster's own word on whether it still is: empty, or why not
+        self._background = threading.Thread(target=_in_background, args=(weakref.ref(self), self._closed), daemon=True)
+        self._background.start()
+        _open.add(self)
+
+    def __repr__(self) -> str:
+        return f"<shoal client {self.name}{': ' + self._over() if self._over() else ''}>"
+
+    # ------------------------------------------------------------ what one can ask
+
+    @property
+    def name(self) -> str:
+        return self._worker.name
+
+    @property
+    def clock(self) -> int:
+        """Steps that this worker has pushed."""
+        return self._client.clock
+
+    @property
+    def members(self) -> list[str]:
+        """Who is in the cluster, servers and clients, by the newest view that this one knows."""
+        return [member.name for member in self._client.view.members]
+
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> None:
+        """Make a table; returns when every server has it. ``origin`` is the folder of a checkpoint that it comes from.
+
+        ``like`` is another table with the same keys: each key lies on the same server as there, so a ``KeyList`` that was used
+        with the one is known for the other.
+        """
+        self._do(lambda: self._client.create(name, spec, starts, origin, like)).result()
+
+    def drop(self, name: str) -> None:
+        """Forget a table and all that is in it."""
+        self._do(lambda: self._client.drop(name)).result()
+
+    def tables(self) -> dict[str, Table]:
+        """The tables there are now, by name."""
+        self._do(self._client.refresh).result()
+        return {name: layout.spec for name, layout in self._client.layouts.items()}
+
+    def set_max_delay(self, table: str, max_delay: int | None) -> None:
+        """How far workers may run ahead of the slowest, from now on."""
+        self._do(lambda: self._client.set_max_delay(table, max_delay)).result()
+
+    def allow(
+        self,
+        group: str,
+        *,
+        mb: int = 0,
+        tables: int = limits.GROUP_TABLES,
+        members: int = limits.GROUP_MEMBERS,
+        reads: Sequence[str] = (),
+    ) -> None:
+        """What a group of workers may have from now on: megabytes of weights (0: no bound), tables, members; and which
+        groups' tables it may pull from ("cluster": those of none). For members of no group."""
+        asked = Group(group, whole("mb", mb), whole("tables", tables), whole("members", members), list(reads))
+        self._do(lambda: self._client.allow(asked)).result()
+
+    def dissolve(self, group: str) -> None:
+        """Forget all tables of a group, which is not at work any more or is this member's own."""
+        self._do(lambda: self._client.dissolve(group)).result()
+
+    def groups(self) -> list[Group]:
+        """Those that were allowed something, and what."""
+        self._do(self._client.refresh).result()
+        return list(self._client.view.groups)
+
+    def save(self, seconds: float | None = None) -> None:
+        """Make a checkpoint of the run or store now; returns when it is on disk, and raises if it cannot be, or is not in so many seconds."""
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
+        if seconds is not None and not number:
+            raise Invalid(f"save({seconds!r}): give how many seconds to wait at most, or nothing")
+        self._do(self._client.save).result(seconds)
+
+    def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
+        """Count these values once: ``slot=(pass, number)``, ``step=``, ``of=pull``, ``void=``, ``after=[tasks]``.
+
+        Arrays are not copied: leave keys and values as they are until the push is done, or half of it may be of the new ones."""
+        return self._on_table(table, lambda: self._client.push(table, keys, values, **settings))
+
+    def pull(self, table: str, keys: Any, **settings: Any) -> Task:
+        """The rows of these keys (a list, an array, a slice or a KeyRange): ``clock=``, ``slot=``, ``after=[tasks]``.
+
+        ``exact=True``: as float32 also where the table's ``wire`` is shorter."""
+        return self._on_table(table, lambda: self._client.pull(table, keys, **settings))
+
+    def push_pull(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
+        """Count these values and bring the new ones back, in one trip; settings as for push and pull."""
+        return self._on_table(table, lambda: self._client.push_pull(table, keys, values, **settings))
+
+    def call(self, table: str, keys: Any, question: Question | str, **settings: Any) -> Task:
+        """Ask a question of a range of keys (``slice(None)``: all), where the rows are: "count", "norms", "nonzeros", "top",
+        "histogram", "overview", or a function of your own under ``@shoal.question()``; ``servers=[...]``, ``after=[tasks]``."""
+        return self._on_table(table, lambda: self._client.call(table, keys, question, **settings))
+
+    def flush(self, table: str, **settings: Any) -> Task:
+        """Push what the table's filters have left for later, whole; ``after=[tasks]``."""
+        return self._on_table(table, lambda: self._client.flush(table, **settings))
+
+    def park(self, **settings: Any) -> Task:
+        """Nothing to do: nobody waits for this worker until its next pull."""
+        return self._do(lambda: self._client.park(**settings))
+
+    def stats(self, table: str) -> dict[str, Any]:
+        """Rows, bytes, versions, what was counted, repeated, held, refused, and how stale it was."""
+        facts: dict[str, Any] = self._on_table(table, lambda: self._client.stats(table)).result()
+        return facts
+
+    def wait(self, tasks: Task | Sequence[Task], timeout: float | None = None) -> None:
+        """Until all of them are done; raises the first error among them."""
+        tasks = (tasks,) if isinstance(tasks, Task) else tasks
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for task in tasks:
+            task.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Leave the cluster, once all that was pushed is counted; what is not, for 2 s, fails with Closed, and that is said."""
+        self._close(drain=True)
+
+    def abandon(self) -> None:
+        """Leave at once: what is under way fails with Closed, whether it is counted or not."""
+        self._close(drain=False)
+
+    def _close(self, drain: bool) -> None:
+        if self._closed.is_set() or os.getpid() != self._pid:
+            return
+        try:
+            if drain and not self._over():
+                self._drain()
+        finally:
+            self._end()
+
+    def _drain(self) -> None:
+        """Until every push is counted, as long as one after the other is; what others push from now on is not waited for."""
+        last, ours = time.monotonic(), set(map(id, begun := self._held_still(self._client.pushes)))
+        while begun and (tasks := [task for task in self._held_still(self._client.pushes) if id(task) in ours]):
+            before = len(tasks)
+            with contextlib.suppress(TimedOut):
+                self._wait(tasks[0], _LOOK)
+            if sum(not task.done for task in tasks) < before:
+                last = time.monotonic()
+            elif time.monotonic() - last > _STALL or self._over():
+                what = "were not acknowledged when it was closed, and whether they count is not known"
+                log.warning("%d pushes of %s %s: wait for them with .result() before that", before, self.name, what)
+                return
+        for table, size in self._held_still(self._client.held_back).items():
+            what = "which are lost now: kv.flush(%r) before it is closed sends them"
+            log.warning(
+                f"%s: filters of table %r have kept back values of size %.3g, {what}", self.name, table, size, table
+            )
+
+    def _held_still(self, look: Callable[[], _Seen]) -> _Seen:
+        """Look at the client while nobody turns its loop."""
+        self._users.add(threading.get_ident())
+        try:
+            if self._in_background:
+                self._loop.transport.wake()  # it sees that a user waits, and gives the loop up
+            with self._turning:
+                return look()
+        finally:
+            self._users.discard(threading.get_ident())
+
+    def _end(self) -> None:
+        self._closed.set()
+        _open.discard(self)
+        self._loop.transport.wake()
+        if threading.current_thread() is not self._background:
+            self._background.join(limits.DRAIN / limits.SECOND)
+        unasked = [task for task in self._client.failed if not task.asked]
+        if unasked:
+            log.warning("%d pushes of %s failed and nobody asked: %s", len(unasked), self.name, unasked[0].error)
+        self._release()
+        if self._turning.acquire(timeout=limits.DRAIN / limits.SECOND):
+            try:
+                self._loop.carry_out(self._worker.leave())
+            finally:
+                self._loop.close()
+                self._release()
+
+    def __enter__(self) -> KV:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._close(drain=exception[0] is None)  # what went wrong is not made to wait
+
+    # ------------------------------------------------------------ who has the loop
+
+    def joined(self, seconds: float) -> None:
+        """Wait until this client is a member."""
+        self._worker.joined._waiter = self._wait
+        self._worker.joined.result(seconds)
+
+    def _on_table(self, table: str, call: Callable[[], Task]) -> Task:
+        try:
+            return self._do(call)
+        except UnknownTable:  # made by somebody else a moment ago, perhaps
+            self._do(self._client.refresh).result()
+            return self._do(call)
+
+    def _do(self, call: Callable[[], Task]) -> Task:
+        """Make a call ready in this thread, and have it sent by whoever has the loop."""
+        self._check_open()
+        task = call()
+        task._waiter = self._wait
+        try:
+            if self._turning.acquire(blocking=False):
+                if not self._closed.is_set():
+                    self._loop.poke()
+            else:
+                self._loop.poke_soon()
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        finally:
+            self._release()
+        return task
+
+    def _wait(self, task: Task, seconds: float | None) -> None:
+        began = time.monotonic()
+        deadline = None if seconds is None else began + seconds
+        remind = began + _REMIND
+        try:
+            self._users.add(threading.get_ident())
+            while not task.done:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimedOut(task.what, seconds or 0.0, task.waits_for or "an answer")
+                if time.monotonic() >= remind:
+                    waited = time.monotonic() - began
+                    log.warning("%s, for %.0f s now, waits for %s", task.what, waited, task.waits_for or "an answer")
+                    remind += waited
+                if (ended := self._over()) != "":
+                    task.finish(error=Closed(ended))
+                elif self._turning.acquire(blocking=False):
+                    if not self._closed.is_set():
+                        self._loop.turn(left)
+                    self._release()
+                else:
+                    if self._in_background:
+                        self._loop.transport.wake()  # it sees that a user waits, and gives the loop up
+                    with self._changed:
+                        if not task.done:
+                            self._changed.wait(0.002)
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        finally:
+            self._users.discard(threading.get_ident())
+            self._release()
+
+    def _over(self) -> str:
+        """Why this client can do nothing any more; empty if it can."""
+        if os.getpid() != self._pid:
+            return f"client {self.name} belongs to process {self._pid}: after a fork, shoal.connect(cluster.address)"
+        if (ended := self._alive()) != "":
+            return f"{ended}: start another one"
+        if self._closed.is_set():
+            return f"client {self.name} was closed: get another one from the cluster"
+        return self._broken
+
+    def _check_open(self) -> None:
+        if (ended := self._over()) != "":
+            raise Closed(ended)
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Ctrl-C while waiting harms nothing; in the middle of the bookkeeping it leaves that in an unknown state."""
+        if not isinstance(error, TimedOut) and self._turning._is_owned() and not self._loop.waiting:  # type: ignore[attr-defined]
+            self._broken = (
+                f"client {self.name} was interrupted in the middle of a call: get another one from the cluster"
+            )
+
+    def _release(self) -> None:
+        """Let go of the loop, if this thread has it."""
+        while self._turning._is_owned():  # type: ignore[attr-defined]
+            self._last = time.monotonic()
+            self._turning.release()
+        self._tell()
+
+    def _tell(self) -> None:
+        if len(self._users) > 1 or self._closed.is_set():
+            with self._changed:
+                self._changed.notify_all()
+
+    def _turn_in_background(self) -> float:
+        """One turn, if no user is at it; how long to stay away otherwise."""
+        if self._users or time.monotonic() - self._last < _IDLE:
+            return _IDLE
+        if not self._turning.acquire(timeout=_IDLE):
+            return _IDLE
+        self._in_background = True
+        try:
+            if not self._closed.is_set() and not self._users:
+                self._loop.turn()
+        finally:
+            self._in_background = False
+            self._turning.release()
+        self._tell()
+        return 0.0
+
+
+def _close_all() -> None:
+    """The program ends: what it pushed, and never asked about, is counted."""
+    for kv in list(_open):
+        with contextlib.suppress(Exception):  # the next one is to be closed all the same
+            kv.close()
+
+
+atexit.register(_close_all)
+
+
+def _in_background(reference: weakref.ref[KV], closed: threading.Event) -> None:
+    """Holds the client by a weak reference: one that nobody has any more is closed, not kept alive by its own thread."""
+    while not closed.is_set():
+        kv = reference()
+        if kv is None:
+            return
+        away = kv._turn_in_background()
+        del kv
+        if away:
+            closed.wait(away)
+
+
+# ---------------------------------------------------------------- a cluster that runs elsewhere
+
+
+def connect(
+    address: str,
+    role: Literal["client", "worker", "evaluator"] = "client",
+    name: str | None = None,
+    *,
+    group: str = "",
+    keys: str | Path | None = None,
+    insecure: bool = False,
+    checksums: bool = True,
+) -> KV:
+    """A client of a cluster that runs elsewhere, by the address of its coordinator.
+
+    As a member of a ``group`` it has tables of its own, under names that are nobody else's. Off this machine, and wherever there is a
+    key in the address, this side needs one, too: in the folder ``keys``, that of SHOAL_KEYS, or the usual one. ``insecure`` does without.
+    What this side sends in the clear has ``checksums``, unless that is false.
+    """
+    from shoal.security.safety import Safety
+
+    safety = Safety.chosen(keys, insecure, at=address).checking(checksums)
+    return connect_by(safety, address, role, name, group)
+
+
+def connect_by(safety: Safety, address: str, role: str = "client", name: str | None = None, group: str = "") -> KV:
+    """The same, with keys that are known."""
+    from shoal.wire.zmq import ZmqTransport
+
+    name = member_name(name, group) if name else safety.named(f"{role}-{secrets.token_hex(4)}", role, group)
+    transport = ZmqTransport(name, safety=safety)
+    try:
+        transport.connect("coordinator", address)
+    except BaseException:
+        transport.close()
+        raise
+    try:
+        return client_of(name, role, transport, group=group)
+    except Unanswered as error:  # nobody knows yet which coordinator is meant
+        raise Unanswered(error.what, f"{error.node} at {parsed(address).plain}", error.seconds) from None
+
+
+def client_of(name: str, role: str, transport: Transport, ended: Callable[[], str] = lambda: "", group: str = "") -> KV:
+    """A member, once it is one; ``ended`` is the cluster's own word on whether it still is: empty, or why not."""
+    return joined(KV(Worker(name, role, secrets.token_hex(8), secrets.randbits(32), group), transport, ended))
+
+
+def joined(kv: KV) -> KV:
+    """It, as soon as it is a member; closed, if it does not become one."""
+    try:
+        kv.joined((DEFAULT.silence + DEFAULT.resend_most) / limits.SECOND + 1)
+    except BaseException:
+        kv.close()
+        raise
+    return kv

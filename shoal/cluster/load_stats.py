@@ -1,0 +1,92 @@
+"""What the coordinator knows of how much is asked of each segment, as its owner told it last.
+
+What is known of a segment stays when it changes hands, until its new owner has watched it for a while: so nothing is moved twice for
+what was true before. Loads decide who holds what and nothing else, and are in no journal: whoever starts again is told anew.
+
+What one server tells is some seconds older than what another does, and both are chance in part. So something is done about a hot server
+only if it was the hottest for some tellings, all of them after the last change of who has what: its new owners have told by then, too. After
+every trade that takes twice as long (``LOAD_PATIENCE`` at most), until other servers are here: what is chance ends with a few trades.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from shoal import limits
+from shoal.cluster.load_balance import hottest
+from shoal.timing import DEFAULT
+from shoal.wire.messages import Heartbeat, Placed
+
+
+@dataclass(slots=True)
+class Loads:
+    """Rows a second, by table's number and segment."""
+
+    rates: dict[int, dict[int, float]] = field(default_factory=dict)
+    halves: dict[int, dict[int, int]] = field(default_factory=dict)  # the keys that cut hot segments' loads in two
+    _hot: str | None = None
+    _since: int = 0  # when it became the hottest, or who has what changed
+    _known: tuple[object, ...] = ()  # who is here, and who has what
+    _patience: int = 0  # tellings; 0: the least
+
+    def heard(self, server: str, beat: Heartbeat, tables: Mapping[str, Placed]) -> None:
+        """What a server told of its own segments; by a view that knew them by these numbers."""
+        if not beat.loads:
+            return
+        for table in tables.values():
+            told, halves = beat.loads.get(table.number, {}), beat.halves.get(table.number, {})
+            rates, cuts = self.rates.setdefault(table.number, {}), self.halves.setdefault(table.number, {})
+            for segment, rate in told.items():
+                place = table.places[segment] if 0 <= segment < len(table.places) else None
+                if place is None or place.servers[:1] != [server] or place.since > beat.view:
+                    continue  # it was another's, or another segment, when that was measured
+                if 0 <= rate < inf:
+                    rates[segment] = rate
+                    cuts.pop(segment, None)
+                    if segment in halves:
+                        cuts[segment] = halves[segment]
+
+    def is_time(
+        self, now: int, servers: Sequence[str], tables: Mapping[str, Placed], every: int = DEFAULT.load_every
+    ) -> bool:
+        """Whether one of these servers has been asked for too much for so long that it is no chance; told ``every`` so often."""
+        asked = self.by_server(tables)
+        hot = hottest({name: asked.get(name, 0.0) for name in servers})
+        here = sorted(servers)
+        owners = [(table.number, [place.servers[:1] for place in table.places]) for table in tables.values()]
+        if self._known[:1] != (here,):
+            self._patience = 0
+        if self._known != (here, owners) or hot != self._hot:
+            self._known, self._hot, self._since = (here, owners), hot, now
+        return hot is not None and now - self._since >= max(self._patience, limits.LOAD_STEADY) * every
+
+    def traded(self) -> None:
+        """Something was done about it: if that was not enough, or too much, be slower next time."""
+        self._patience = min(limits.LOAD_PATIENCE, 2 * max(self._patience, limits.LOAD_STEADY))
+
+    def keep(self, tables: Mapping[str, Placed]) -> None:
+        """Forget tables that are no more."""
+        numbers = {table.number for table in tables.values()}
+        for known in (self.rates, self.halves):
+            for number in [number for number in known if number not in numbers]:
+                del known[number]
+
+    def was_split(self, table: int, segment: int) -> None:
+        """A segment is two now, and later ones have other numbers: each half has half of it until more is known."""
+        rates = self.rates.get(table, {})
+        self.rates[table] = {number + (number > segment): rate for number, rate in rates.items()}
+        if segment in rates:
+            self.rates[table][segment] = self.rates[table][segment + 1] = rates[segment] / 2
+        self.halves.pop(table, None)
+
+    def by_server(self, tables: Mapping[str, Placed]) -> dict[str, float]:
+        """All that is asked of those who own anything."""
+        found: dict[str, float] = {}
+        for table in tables.values():
+            rates = self.rates.get(table.number, {})
+            for segment, place in enumerate(table.places):
+                for owner in place.servers[:1]:
+                    found[owner] = found.get(owner, 0.0) + rates.get(segment, 0.0)
+        return found

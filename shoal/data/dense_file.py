@@ -1,0 +1,206 @@
+"""A set of dense rows (images, arrays of one shape) on disk, mapped into memory: ``packed`` for what has no zeros to leave out.
+
+    inputs.u8 or inputs.f32    labels.f32    arrays.json
+
+Inputs stay as they stood in the file, bytes as bytes; ``inputs * factor + shift`` makes numbers of them that a network
+likes, when a batch is used and not before. All little-endian, nothing compressed; a folder is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.batch import Floats, Ids
+from shoal.data.csr_file import (
+    Aside,
+    LabelCount,
+    Packed,
+    damaged,
+    map_file,
+    note_labels,
+    read_meta,
+)
+from shoal.errors import Invalid
+
+Inputs = npt.NDArray[Any]  # uint8 or float32
+
+FORMAT = 1  # of the folder and of what is put there: another number is packed again
+META = "arrays.json"
+KINDS: dict[str, tuple[str, type[np.generic]]] = {
+    "uint8": ("inputs.u8", np.uint8),
+    "float32": ("inputs.f32", np.float32),
+}
+CLASSES = 1 << 16  # a label above is a number, not the name of a class
+AXES = 8  # of one row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """Some rows: inputs uint8 or float32 of shape (n, *shape), and a label for each."""
+
+    inputs: Inputs
+    labels: Floats
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def nbytes(self) -> int:
+        return self.inputs.nbytes + self.labels.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """All that was read: rows to train on, and to test on if the source has them apart."""
+
+    train: Examples
+    test: Examples | None = None
+    scale: tuple[float, float] | None = None  # factor and shift, where the source knows them
+    classes: int | None = None  # likewise
+
+
+class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the arrays of a folder are."""
+
+    format: int
+    rows: int
+    shape: list[int]  # of one row
+    kind: Literal["uint8", "float32"]
+    factor: float  # inputs become numbers as inputs * factor + shift
+    shift: float
+    classes: int  # labels are 0..classes-1; 0: they are numbers of any kind
+    labels: list[LabelCount]  # by value, as in a packed set
+    more_labels: bool
+    source: str  # what the rows were read from, for messages
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a writer is told of rows beside the rows."""
+
+    source: str = ""
+    factor: float = 1.0
+    shift: float = 0.0
+    classes: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrays:
+    """A packed set of dense rows, mapped. Labels are as they stood in the file."""
+
+    folder: Path
+    meta: Meta
+    inputs: Inputs
+    labels: Floats
+
+    @classmethod
+    def open(cls, folder: Path) -> Arrays:
+        """Map a folder that ``write`` made; sizes are compared, so that a cut file is found now and not in a kernel."""
+        meta = read_meta(folder / META, Meta, FORMAT)
+        if meta.rows < 0 or min(meta.shape, default=1) < 1 or len(meta.shape) > AXES:
+            raise damaged(folder / META, f"{meta.rows} rows of shape {meta.shape}")
+        name, kind = KINDS[meta.kind]
+        inputs = map_file(folder, name, kind, meta.rows * math.prod(meta.shape))
+        labels = map_file(folder, "labels.f32", np.float32, meta.rows)
+        return cls(folder, meta, inputs.reshape(meta.rows, *meta.shape), labels)
+
+    @property
+    def rows(self) -> int:
+        return self.meta.rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one row."""
+        return tuple(self.meta.shape)
+
+    @property
+    def features(self) -> int:
+        return math.prod(self.meta.shape)
+
+    @property
+    def nonzeros(self) -> int:
+        return self.rows * self.features
+
+    def __len__(self) -> int:
+        return self.meta.rows
+
+    def slice(self, start: int, stop: int) -> Examples:
+        """Rows start..stop, as views of the map."""
+        if not 0 <= start <= stop <= self.rows:
+            raise Invalid(f"rows {start}..{stop}: the set has {self.rows:,}, numbered from 0")
+        return Examples(self.inputs[start:stop], self.labels[start:stop])
+
+    def take(self, rows: Ids) -> Examples:
+        """These rows, in this order, copied."""
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self.rows:
+            row = int(rows[(rows < 0) | (rows >= self.rows)][0])
+            raise Invalid(f"{self.folder}: row {row:,} asked for: there are {self.rows:,}, numbered from 0")
+        return Examples(self.inputs[rows], self.labels[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arrays.open, (self.folder,)  # another process maps it for itself
+
+
+def write(folder: Path, parts: Iterable[tuple[Examples, Ids]], about: About) -> Arrays:
+    """Rows, each with its number in the source (from 1), become a whole folder, or none."""
+    with Aside(folder) as aside:
+        first: Examples | None = None
+        known: dict[float, tuple[int, int]] = {}
+        rows, more = 0, False
+        with (aside.path / "inputs").open("wb") as inputs, (aside.path / "labels.f32").open("wb") as labels:
+            for part, numbers in parts:
+                first = first or part
+                inputs.write(np.ascontiguousarray(part.inputs).data)
+                labels.write(np.ascontiguousarray(part.labels).data)
+                order = np.argsort(numbers)  # of each label the first row is told
+                more |= note_labels(known, part.labels[order], numbers[order])
+                rows += len(part)
+            for file in (inputs, labels):
+                file.flush()
+                os.fsync(file.fileno())
+        if first is None or not rows:
+            raise Invalid(f"{about.source or folder} has no rows: at least one is needed")
+        kind: Any = str(first.inputs.dtype)
+        os.rename(aside.path / "inputs", aside.path / KINDS[kind][0])
+        counts = [LabelCount(value, *found) for value, found in sorted(known.items())]
+        shape, numbers_by = list(first.inputs.shape[1:]), (about.factor, about.shift)
+        meta = Meta(FORMAT, rows, shape, kind, *numbers_by, about.classes, counts, more, about.source)
+        with (aside.path / META).open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.settle()
+    return Arrays.open(folder)
+
+
+def open_rows(folder: Path) -> Packed | Arrays:
+    """Map one half of a set, whichever kind it is."""
+    return Arrays.open(folder) if (folder / META).exists() else Packed.open(folder)
+
+
+def sparse(rows: Packed | Arrays) -> Packed:
+    """For what reads sparse rows and nothing else."""
+    if isinstance(rows, Packed):
+        return rows
+    shape = " x ".join(map(str, rows.shape)) or "single numbers"
+    raise Invalid(
+        f"{rows.meta.source or rows.folder} has dense rows ({shape}), and sparse ones are needed: take another set"
+    )
+
+
+def classes_of(*labels: Floats) -> int:
+    """How many classes there are if all labels are whole numbers from 0 on; else 0."""
+    if any(
+        len(some) and not (some.min() >= 0 and some.max() < CLASSES and (some == np.floor(some)).all())
+        for some in labels
+    ):
+        return 0
+    return 1 + int(max((some.max() for some in labels if len(some)), default=-1))

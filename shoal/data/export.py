@@ -1,0 +1,126 @@
+"""Rows written out as LIBSVM text: a made-up set, for other programs to read, or to try the readers on; and any others.
+
+Made-up values have six decimals to begin with, so the text says them exactly: reading it back gives the very same rows.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import lzma
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from shoal.data import synthetic
+from shoal.data.batch import Batch
+from shoal.errors import Invalid
+
+AT_ONCE = 10_000  # rows
+ROW, FEATURE = 16, 32  # bytes that are surely enough for a label, and for one id:value
+
+_NOTHING = np.empty(0, np.float32)
+
+
+def make(
+    name: str,
+    rows: int,
+    seed: int,
+    path: Path,
+    features: int | None = None,
+    test: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> int:
+    """Write ``rows`` rows of a made-up set (or of its test rows) to a file; .gz, .bz2 and .xz are compressed.
+
+    The file is there whole or not at all. Answers its size in bytes.
+    """
+    if name not in synthetic.MAKERS:
+        raise Invalid(f"no made-up set {name!r}: there are {' and '.join(synthetic.MAKERS)}")
+    if rows < 1:
+        raise Invalid(f"rows = {rows}: at least 1 is needed")
+    maker = synthetic.MAKERS[name](seed, features)
+    try:
+        if path.exists() and not path.is_file():  # a device or pipe would be replaced, not written to
+            raise Invalid(f"cannot write {path}: it is no regular file: choose another path")
+        return _write(maker, synthetic.TEST_FROM if test else 0, rows, path, progress)
+    except OSError as error:
+        raise Invalid(
+            f"cannot write {path}: {error.strerror or error}; nothing was left there: choose another path"
+        ) from error
+
+
+def as_text(batch: Batch) -> memoryview:
+    """Rows as LIBSVM lines. Labels are whole numbers and values have at most six decimals, as made-up ones do."""
+    from shoal.data import synthetic_kernels
+
+    out = np.empty(ROW * len(batch) + FEATURE * len(batch.columns), np.uint8)
+    values = _NOTHING if batch.values is None else batch.values
+    used = synthetic_kernels.as_libsvm(batch.indptr, batch.columns, values, batch.labels, out)
+    return out[:used].data
+
+
+def write_text(parts: Iterable[Batch], path: Path) -> None:
+    """Any rows, as LIBSVM lines that are read back bit by bit."""
+    with path.open("wb") as file:
+        for batch in parts:
+            file.write(as_text(batch) if _short(batch) else _long_text(batch))
+
+
+def _short(batch: Batch) -> bool:
+    """Whether ``as_text`` says these rows exactly."""
+    labels, values = batch.labels, batch.values
+    if (labels != np.floor(labels)).any() or (np.abs(labels) > 1e9).any():
+        return False
+    if values is None:
+        return True
+    rounded = (np.floor(values.astype(np.float64) * 1e6 + 0.5) / 1e6).astype(np.float32)
+    return bool(((values >= 0) & (values < 1e9) & (rounded == values)).all())
+
+
+def _long_text(batch: Batch) -> bytes:
+    """Nine digits, which is enough for any float32."""
+    labels = np.char.mod("%.9g", batch.labels)
+    ids = (batch.columns.astype(np.int64) + 1).astype(str)
+    values = np.char.mod("%.9g", np.ones(len(ids), np.float32) if batch.values is None else batch.values)
+    words = np.insert(np.char.add(np.char.add(ids, ":"), values).astype(object), batch.indptr[:-1], labels)
+    ends = np.full(len(words), " ", object)
+    ends[batch.indptr[1:] + np.arange(len(batch))] = "\n"
+    return "".join((words + ends).tolist()).encode("ascii")
+
+
+def _write(maker: synthetic.Maker, first: int, rows: int, path: Path, progress: Callable[[str], None] | None) -> int:
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            with _compressed(raw, path.suffix) as file:
+                for start in range(0, rows, AT_ONCE):
+                    file.write(as_text(maker.rows(first + start, min(AT_ONCE, rows - start))))
+                    if progress:
+                        progress(f"writing {path.name}: {min(start + AT_ONCE, rows):,} rows")
+            raw.flush()
+            os.fsync(raw.fileno())
+            size = raw.tell()
+        os.chmod(beside, 0o644)
+        os.replace(beside, path)
+        return size
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+def _compressed(raw: IO[bytes], suffix: str) -> contextlib.AbstractContextManager[Any]:
+    match suffix:
+        case ".gz":
+            return gzip.GzipFile("", "wb", 6, raw, mtime=0)  # no name, no time: the same rows are the same file
+        case ".bz2":
+            return bz2.BZ2File(raw, "wb")
+        case ".xz":
+            return lzma.LZMAFile(raw, "wb", preset=1)
+    return contextlib.nullcontext(raw)

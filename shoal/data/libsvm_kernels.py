@@ -1,0 +1,321 @@
+"""The compiled loops that read LIBSVM lines, any bytes at all (``clicklog`` has those for Criteo lines).
+
+The caller hands whole lines, the last of them ended too: every loop here stops at a newline, so none runs past the end.
+A kernel takes lines until they are used up or one is bad; then it says what is wrong with it and where, has rolled that
+row back, and stands at the next line. ``state`` is what it starts from and where it left off:
+
+    AT  next byte       ROWS, NONZEROS, LINES, REDOS  so far
+    BEGIN  of the line  FROM  where its bad token begins     FIELD  its column (Criteo)
+
+A number is taken from its first 19 digits in double precision. That is surely right to the nearest float32 unless it
+lies within a few units in the last place of the middle between two; those few tokens are listed in ``redo`` (which
+value, or -1 - row for a label; from; to) and the caller looks at all their digits.
+"""
+# mypy: ignore-errors
+# numba has no stubs, and kernels are typed by their signatures
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32, float64, int64, uint8, uint32, uint64
+from numba.core import types
+
+from shoal.jit import compiled, mix
+
+AT, ROWS, NONZEROS, LINES, REDOS, BEGIN, FROM, FIELD = range(8)
+STATE = 8
+
+# What is wrong with a line; 0 is nothing.
+DONE, TOO_LONG, BAD_LABEL, BAD_TOKEN, ID_ZERO, ID_NEGATIVE, ID_LARGE, REPEATED, DISORDER, NOT_FINITE = range(10)
+FIELDS, NOT_ZERO_ONE, NOT_WHOLE, NOT_HEX = range(10, 14)
+
+# How a number was read.
+FINE, UNSURE, NO_NUMBER, INFINITE = range(4)
+
+NEWLINE, RETURN, TAB, SPACE, HASH, COLON = 10, 13, 9, 32, 35, 58
+PLUS, MINUS, POINT, ZERO = 43, 45, 46, 48
+
+TENS = np.array([float(f"1e{power}") for power in range(67)])
+DIGITS = 19  # that fit 64 bits
+TOO_LARGE = 3.4028235677973366e38  # from here on float32 is infinite
+NORMAL = 1.1754943508222875e-38  # below here float32 has fewer bits
+STEPS = 7.136238463529799e44  # 2^149: how many of the smallest float32 make 1
+LOW = (1 << 29) - 1  # bits that a double has and a float32 has not
+MIDDLE = 1 << 28
+NEAR = 4
+GREATEST = 3.4028234663852886e38
+MOST = np.uint64(10**18)  # ids up to here are read, and hashed if there are not so many features
+BEYOND = np.uint64(10**19)
+
+HASHED = np.uint64(0x73686F616C)  # never to be changed: models are trained on these hashes
+
+bytes_in = types.Array(uint8, 1, "C", readonly=True)
+numbers_in = types.Array(int64, 1, "C", readonly=True)
+ids_in = types.Array(uint64, 1, "C", readonly=True)
+floats_in = types.Array(float32, 1, "C", readonly=True)
+doubles_in = types.Array(float64, 1, "C", readonly=True)
+numbers_out = types.Array(int64, 1, "C")
+redo_out = types.Array(int64, 2, "C")
+ids_out = types.Array(uint64, 1, "C")
+columns_out = types.Array(uint32, 1, "C")
+floats_out = types.Array(float32, 1, "C")
+
+
+@compiled(types.boolean(bytes_in, int64, int64, int64, int64))
+def word(data, at, first, second, third):
+    """Whether three letters stand here, small or capital."""
+    return (data[at] | 32) == first and (data[at + 1] | 32) == second and (data[at + 2] | 32) == third
+
+
+@compiled(int64(bytes_in, int64))
+def line_end(data, at):
+    """The place of the newline."""
+    while data[at] != NEWLINE:
+        at += 1
+    return at
+
+
+@compiled(types.boolean(bytes_in, int64))
+def ends_token(data, at):
+    """Whether a token may end here."""
+    byte = data[at]
+    if byte in (SPACE, NEWLINE, TAB, HASH):
+        return True
+    return byte == RETURN and data[at + 1] == NEWLINE
+
+
+@compiled(types.Tuple((int64, float32))(uint64, int64))
+def to_float32(digits, power):
+    """The float32 next to digits * 10^power, and whether that is sure."""
+    if digits == uint64(0) or power < -66:  # below 1e-47
+        return FINE, float32(0.0)
+    if power > 39:
+        return INFINITE, float32(0.0)
+    value = float64(digits)
+    if power < 0:
+        value /= TENS[-power]
+    elif power > 0:
+        value *= TENS[power]
+    if value >= TOO_LARGE:
+        return INFINITE, float32(0.0)
+    if value < NORMAL:
+        steps = value * STEPS
+        whole = math.floor(steps)
+        rest = steps - whole
+        if abs(rest - 0.5) < 1e-8:
+            return UNSURE, float32(NORMAL)
+        return FINE, float32((whole + 1.0 if rest > 0.5 else whole) / STEPS)
+    if power != 0 or digits > uint64(1 << 53):  # else exact, and the rounding of float32 is the right one
+        low = np.float64(value).view(np.int64) & LOW
+        if abs(low - MIDDLE) <= NEAR:
+            return UNSURE, float32(value)
+    return FINE, float32(value)
+
+
+@compiled(types.Tuple((int64, float32, int64))(bytes_in, int64))
+def number(data, at):
+    """A decimal number from ``at`` on: how it went, the number, where it ended."""
+    negative = data[at] == MINUS
+    if negative or data[at] == PLUS:
+        at += 1
+    digits, kept, power, begin = uint64(0), 0, 0, at
+    while True:
+        digit = int64(data[at]) - ZERO
+        if digit < 0 or digit > 9:
+            break
+        if kept < DIGITS:
+            digits = digits * uint64(10) + uint64(digit)
+            kept += digits != uint64(0)
+        else:
+            power += 1
+        at += 1
+    seen = at - begin
+    if data[at] == POINT:
+        at += 1
+        begin = at
+        while True:
+            digit = int64(data[at]) - ZERO
+            if digit < 0 or digit > 9:
+                break
+            if kept < DIGITS:
+                digits = digits * uint64(10) + uint64(digit)
+                kept += digits != uint64(0)
+                power -= 1
+            at += 1
+        seen += at - begin
+    if seen == 0:
+        if word(data, at, 110, 97, 110) or word(data, at, 105, 110, 102):
+            while not ends_token(data, at):
+                at += 1
+            return INFINITE, float32(0.0), at
+        return NO_NUMBER, float32(0.0), at
+    if (data[at] | 32) == 101:
+        at += 1
+        below = data[at] == MINUS
+        if below or data[at] == PLUS:
+            at += 1
+        begin, exponent = at, 0
+        while True:
+            digit = int64(data[at]) - ZERO
+            if digit < 0 or digit > 9:
+                break
+            exponent = min(exponent * 10 + digit, 1 << 40)  # more than any line has digits
+            at += 1
+        if at == begin:
+            return NO_NUMBER, float32(0.0), at
+        power += -exponent if below else exponent
+    how, value = to_float32(digits, power)
+    return how, -value if negative else value, at
+
+
+@compiled(types.Tuple((int64, uint64, int64, float32, int64))(bytes_in, int64))
+def feature(data, at):
+    """One ``id:value``: what is wrong with it (or UNSURE as a negative number), id, value, where it ended."""
+    nothing = float32(0.0)
+    negative = data[at] == MINUS
+    at += negative
+    begin, name = at, uint64(0)
+    while True:
+        digit = int64(data[at]) - ZERO
+        if digit < 0 or digit > 9:
+            break
+        name = name * uint64(10) + uint64(digit) if name < MOST else BEYOND
+        at += 1
+    if at == begin or data[at] != COLON:
+        return BAD_TOKEN, name, at, nothing, at
+    start = at + 1
+    how, value, at = number(data, start)
+    if how == NO_NUMBER or not ends_token(data, at):
+        return BAD_TOKEN, name, start, nothing, at
+    if negative:
+        return ID_NEGATIVE, name, start, nothing, at
+    if name == uint64(0):
+        return ID_ZERO, name, start, nothing, at
+    if how == INFINITE:
+        return NOT_FINITE, name, start, nothing, at
+    return -how, name, start, value, at
+
+
+@compiled(int64(bytes_in, int64))
+def query(data, at):
+    """Where a ``qid:7`` ends; -1 if it is none; ``at`` itself if it is a bad one."""
+    if data[at] != 113 or data[at + 1] != 105 or data[at + 2] != 100 or data[at + 3] != COLON:
+        return -1
+    end = at + 4
+    while data[end] >= ZERO and data[end] <= ZERO + 9:
+        end += 1
+    return end if end > at + 4 and ends_token(data, end) else at
+
+
+@compiled(int64(bytes_in, int64, uint64, ids_out, floats_out, floats_out, redo_out, numbers_out))
+def libsvm_row(data, at, limit, ids, values, labels, redo, state):
+    """One row from its label on. ``state`` moves on, except for the number of rows; answers what is wrong."""
+    nonzeros, redos, rows = state[NONZEROS], state[REDOS], state[ROWS]
+    token, last, tokens = at, uint64(0), 0
+    how, label, at = number(data, at)
+    wrong = DONE
+    if how == NO_NUMBER or not ends_token(data, at):
+        wrong = BAD_LABEL
+    elif how == INFINITE:
+        wrong = NOT_FINITE
+    elif how == UNSURE:
+        redo[redos, 0], redo[redos, 1], redo[redos, 2] = -1 - rows, token, at
+        redos += 1
+    while wrong == DONE:
+        while data[at] == SPACE or data[at] == TAB:
+            at += 1
+        if ends_token(data, at):
+            break
+        token = at
+        tokens += 1
+        if tokens == 1:
+            end = query(data, at)
+            if end == at:
+                wrong = BAD_TOKEN
+            if end >= 0:
+                at = end
+                continue
+        wrong, name, start, value, at = feature(data, at)
+        if wrong <= 0:
+            if wrong == -UNSURE:
+                redo[redos, 0], redo[redos, 1], redo[redos, 2] = nonzeros, start, at
+                redos += 1
+            wrong = DONE
+            if name > limit:
+                wrong = ID_LARGE
+            elif name <= last:
+                wrong = REPEATED if name == last else DISORDER
+            elif value != float32(0.0):
+                ids[nonzeros] = name
+                values[nonzeros] = value
+                nonzeros += 1
+            last = name
+    labels[rows] = label
+    state[AT], state[NONZEROS], state[REDOS], state[FROM] = at, nonzeros, redos, token
+    return wrong
+
+
+@compiled(
+    int64(bytes_in, int64, uint64, int64, ids_out, floats_out, floats_out, numbers_out, numbers_out, redo_out, numbers_out)
+)  # fmt: skip
+def libsvm(data, stop, limit, longest, ids, values, labels, indptr, lines, redo, state):
+    """Lines ``label [qid:n] id:value ... [# comment]``; ids from 1. Answers what stopped it.
+
+    Room is needed for a row in every 2 bytes and a feature in every 4: no token is shorter.
+    """
+    while state[AT] < stop:
+        begin, nonzeros, redos = state[AT], state[NONZEROS], state[REDOS]
+        wrong, at = DONE, begin
+        while data[at] == SPACE or data[at] == TAB:
+            at += 1
+        blank = ends_token(data, at)  # or a comment
+        if not blank:
+            wrong = libsvm_row(data, at, limit, ids, values, labels, redo, state)
+            at = state[AT]
+        end = line_end(data, at)
+        state[AT], state[BEGIN] = end + 1, begin
+        state[LINES] += 1
+        if end - begin > longest:
+            wrong, state[FROM] = TOO_LONG, begin
+        if wrong != DONE:
+            state[NONZEROS], state[REDOS] = nonzeros, redos
+            return wrong
+        if not blank:
+            lines[state[ROWS]] = state[LINES]
+            state[ROWS] += 1
+            indptr[state[ROWS]] = state[NONZEROS]
+    return DONE
+
+
+@compiled(uint32(uint64, uint64))
+def hashed(name, mask):
+    """An id, spread over mask + 1 features."""
+    return uint32(mix(name ^ HASHED) & mask)
+
+
+@compiled(int64(numbers_in, ids_in, floats_in, uint64, ids_out, numbers_out, columns_out, floats_out))
+def hash_rows(indptr, ids, values, mask, scratch, indptr_to, columns_to, values_to):
+    """Ids become hashes, ascending in each row; what falls together is added up in the order it stood in."""
+    found = 0
+    indptr_to[0] = 0
+    for row in range(len(indptr) - 1):
+        start = indptr[row]
+        count = indptr[row + 1] - start
+        for j in range(count):
+            scratch[j] = uint64(hashed(ids[start + j], mask)) << uint64(32) | uint64(j)
+        scratch[:count].sort()
+        j = 0
+        while j < count:
+            column, total = scratch[j] >> uint64(32), 0.0
+            while j < count and scratch[j] >> uint64(32) == column:
+                total += float64(values[start + int64(scratch[j] & uint64(0xFFFFFFFF))])
+                j += 1
+            total = min(max(total, -GREATEST), GREATEST)
+            if float32(total) != float32(0.0):
+                columns_to[found] = uint32(column)
+                values_to[found] = float32(total)
+                found += 1
+        indptr_to[row + 1] = found
+    return found

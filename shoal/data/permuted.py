@@ -1,0 +1,67 @@
+"""Rows of a mapped set in another order, or some of them: a set like any other, of which nothing is copied until it is read.
+
+What is read is gathered row by row from the map, so a piece costs more than a piece of the set itself. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from shoal.data.batch import Batch, Ids
+from shoal.data.csr_file import Packed
+from shoal.data.dense_file import Arrays, Examples
+from shoal.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedPacked(Packed):
+    """Sparse rows."""
+
+    whole: Packed
+    order: Ids
+
+    def slice(self, start: int, stop: int) -> Batch:
+        return self.whole.take(_piece(self.order, start, stop))
+
+    def take(self, rows: Ids) -> Batch:
+        return self.whole.take(self.order[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ordered, (self.whole, self.order)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedArrays(Arrays):
+    """Dense ones."""
+
+    whole: Arrays
+    order: Ids
+
+    def slice(self, start: int, stop: int) -> Examples:
+        return self.whole.take(_piece(self.order, start, stop))
+
+    def take(self, rows: Ids) -> Examples:
+        return self.whole.take(self.order[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ordered, (self.whole, self.order)
+
+
+def ordered(rows: Packed | Arrays, order: Ids) -> Packed | Arrays:
+    """These rows of a set, in this order."""
+    labels = rows.labels[order]
+    if isinstance(rows, Arrays):
+        meta = msgspec.structs.replace(rows.meta, rows=len(order))
+        return OrderedArrays(rows.folder, meta, rows.inputs, labels, rows, order)
+    facts = msgspec.structs.replace(rows.meta, rows=len(order))
+    arrays = (rows.indptr, rows.columns, rows.values)
+    return OrderedPacked(rows.folder, facts, *arrays, labels, rows.counts, rows, order)
+
+
+def _piece(order: Ids, start: int, stop: int) -> Ids:
+    if not 0 <= start <= stop <= len(order):
+        raise Invalid(f"rows {start}..{stop}: the set has {len(order):,}, numbered from 0")
+    return order[start:stop]

@@ -1,0 +1,249 @@
+"""A user's filter in a process of its own, beside the server that uses it: whatever it does costs its own message and nothing else.
+
+    python -m shoal.filters.filter_process     the other side: it reads what to do, does it, and writes what came of it
+
+The process is a fresh one, not a fork: it lives as long as its table, and a fork would keep all pages of the server that change meanwhile. It
+is started with its table. One that ends its process, takes too long or writes nonsense is started anew for the next
+message; after three that took too long in a row it is refused. A message takes some tenths of a millisecond longer by this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import os
+import queue
+import resource
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal import limits
+from shoal.filters import Base, known
+from shoal.limits import MB, SECOND
+from shoal.user_code import (
+    end_all,
+    ends_us,
+    is_ready,
+    told,
+)
+
+_HEAD = 8  # bytes that say how long what follows is
+_STRIKES = 3
+
+
+class Strayed(Exception):
+    """What a filter did instead of its work."""
+
+
+class Elsewhere:
+    """A filter that runs in another process; ``call`` has a method of it called there."""
+
+    def __init__(self, name: str, one: Base) -> None:
+        fields: dict[str, float] = getattr(one.settings, "_asdict", dict)()
+        self._orders = msgspec.json.encode([sys.path, type(one).__module__, name, fields]).decode()
+        self._lock = threading.Lock()
+        self._late = 0  # times in a row that it took too long
+        self._bad: tuple[bytes, str] | None = None  # what it strayed at last, and how
+        self._anew: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
+        self._child: subprocess.Popen[bytes] | None = self._start()  # now: the first message is not to wait for it
+
+    def call(self, method: str, *given: Any) -> Any:
+        data = _packed([method, *given])
+        with self._lock:
+            if self._bad is not None and self._bad[0] == _digest(
+                data
+            ):  # it was sent again while we waited: it is not tried again
+                raise Strayed(self._bad[1])
+            if self._late >= _STRIKES:
+                raise Strayed(f"it took too long {_STRIKES} times in a row, and is not used any more")
+            child = self._child or self._next()
+            try:
+                fine, found = _unpacked(self._exchange(child, data))
+            except TimeoutError:
+                self._late += 1
+                self._end()
+                raise self._strayed(
+                    data, f"it took more than {limits.FILTER_WITHIN / SECOND:g} s, and was ended"
+                ) from None
+            except (EOFError, OSError):
+                code = self._end()
+                how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                raise self._strayed(data, f"it ended its process ({how})") from None
+            except Exception:
+                self._end()
+                raise self._strayed(data, "it wrote what is no answer") from None
+            self._late = 0
+        if not fine:
+            raise Strayed(str(found))
+        return found
+
+    def _strayed(self, data: bytes, why: str) -> Strayed:
+        self._bad = _digest(data), why
+        return Strayed(why)
+
+    def _next(self) -> subprocess.Popen[bytes]:
+        """The one that was started when the last one ended; whoever turns the server's loop may not wait for long."""
+        try:
+            child = self._anew.get(timeout=limits.FILTER_WITHIN / SECOND)
+        except queue.Empty:
+            raise Strayed("its process is still being started again: send it once more") from None
+        if child is None:
+            self._replace()
+            raise Strayed("its process does not come up again")
+        self._child = child
+        return child
+
+    def _replace(self) -> None:
+        def start() -> None:
+            try:
+                self._anew.put(self._start())
+            except Exception:
+                self._anew.put(None)
+
+        threading.Thread(target=start, name="shoal-filter", daemon=True).start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [sys.executable, "-m", __name__, self._orders],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)},
+        )
+        weakref.finalize(self, _close, child)
+        assert child.stdin is not None
+        os.set_blocking(child.stdin.fileno(), False)
+        try:
+            self._receive(child, time.monotonic() + limits.FILTER_STARTS / SECOND)
+        except (TimeoutError, EOFError, OSError):
+            _close(child)
+            raise Strayed(f"its process did not come up (exit code {child.returncode})") from None
+        return child
+
+    def _exchange(self, child: subprocess.Popen[bytes], data: bytes) -> bytes:
+        assert child.stdin is not None
+        deadline, handle = time.monotonic() + limits.FILTER_WITHIN / SECOND, child.stdin.fileno()
+        left = memoryview(len(data).to_bytes(_HEAD, "little") + data)
+        while left:
+            if not is_ready(handle, select.POLLOUT, deadline):
+                raise TimeoutError
+            with contextlib.suppress(BlockingIOError):
+                left = left[os.write(handle, left) :]
+        return self._receive(child, deadline)
+
+    def _receive(self, child: subprocess.Popen[bytes], deadline: float) -> bytes:
+        size = int.from_bytes(self._take(child, _HEAD, deadline), "little")
+        if size > limits.FILTER_MEMORY:
+            raise EOFError
+        return self._take(child, size, deadline)
+
+    def _take(self, child: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
+        assert child.stdout is not None
+        found, handle = bytearray(), child.stdout.fileno()
+        while len(found) < size:
+            if not is_ready(handle, select.POLLIN, deadline):
+                raise TimeoutError
+            piece = os.read(handle, min(size - len(found), 1 << 20))
+            if not piece:
+                raise EOFError
+            found += piece
+        return bytes(found)
+
+    def _end(self) -> int:
+        child, self._child = self._child, None
+        assert child is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0.2)  # it may have ended by itself, and its code says how
+        _close(child)
+        self._replace()
+        return child.returncode or 0
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    if child.poll() is None:
+        end_all(child.pid)
+        child.wait()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _packed(what: Any) -> bytes:
+    return msgspec.msgpack.encode(what, enc_hook=_array)
+
+
+def _array(one: Any) -> Any:
+    if isinstance(one, np.generic):
+        return one.item()
+    if not isinstance(one, np.ndarray) or one.dtype.hasobject:
+        raise TypeError(f"a {type(one).__name__} cannot be an answer")
+    return {"kind": one.dtype.str, "shape": one.shape, "bytes": np.ascontiguousarray(one).tobytes()}
+
+
+def _unpacked(data: bytes) -> Any:
+    return _restored(msgspec.msgpack.decode(data))
+
+
+def _restored(one: Any) -> Any:
+    """Arrays that cannot be written to, as a filter is handed them; a list is the tuple that it was."""
+    if isinstance(one, dict):
+        return np.frombuffer(one["bytes"], np.dtype(one["kind"])).reshape(one["shape"])
+    return tuple(map(_restored, one)) if isinstance(one, list) else one
+
+
+# ---------------------------------------------------------------- the other side
+
+
+def main() -> None:
+    path, module, name, settings = msgspec.json.decode(sys.argv[1])
+    source, sink = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what it prints is no answer
+    sys.path[:] = path
+    importlib.import_module(module)
+    one = known(name).made(settings)
+    with open("/proc/self/statm") as file:
+        there = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (there + limits.FILTER_MEMORY, there + limits.FILTER_MEMORY))
+    with contextlib.suppress(BrokenPipeError), os.fdopen(source, "rb") as orders, os.fdopen(sink, "wb", 0) as answers:
+        _say(answers, _packed([True, None]))
+        while head := orders.read(_HEAD):
+            _say(answers, _answer(one, orders.read(int.from_bytes(head, "little"))))
+
+
+def _answer(one: Base, data: bytes) -> bytes:
+    try:
+        method, *given = _unpacked(data)
+        return _packed([True, getattr(one, method)(*given)])
+    except MemoryError:
+        return _packed([False, f"it needed more than {limits.FILTER_MEMORY // MB:,} MB"])
+    except BaseException as error:
+        if ends_us(error):
+            raise
+        return _packed([False, told(error)])
+
+
+def _say(sink: Any, data: bytes) -> None:
+    left = memoryview(len(data).to_bytes(_HEAD, "little") + data)
+    while left:
+        left = left[sink.write(left) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Fewer bits for each value: sixteen, eight or one.
+
+    float16, bfloat16    to the nearest; for any table
+    int8                 each column of a push (or of an answer) has one scale: its largest value is 127 steps, or fewer, which zstd makes shorter. Pushes
+                         are rounded by chance, so that small values count as often as they should; code -128 is the zero below zero, which pulls must not lose
+    one_bit              each column of a push has two values, the mean of what is below zero in it and of what is above
+
+Without chance (``chance=0``) pushes are rounded to the nearest: what is too small waits until it is large enough. Rules that keep the squares of
+gradients (AdaGrad, Adam) learn better so, since chance makes them larger than they are.
+
+What pushes lose stays with the client and is added to a later push; so all but the 16 bits are for tables that add up what is pushed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.filters import Bytes, Known, Shortening
+from shoal.keys import Values
+from shoal.tables import Wire
+from shoal.wire.half_precision import restored, shortened
+from shoal.wire.messages.base import Array
+
+_BOTH = {"pushes": (0.0, 1.0), "pulls": (0.0, 1.0)}
+_CHANCE = {"chance": (0.0, 1.0)}
+_NOTHING: Bytes = np.empty(0, np.uint8)
+
+
+class _Sixteen(Shortening):
+    """Half the bits of a float32."""
+
+    sums = False
+    item = 2
+    bounds = _BOTH
+    whole = ("pushes", "pulls")
+    form: Wire
+    most: float
+
+    def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes] | None:
+        codes = shortened(np.ascontiguousarray(values), self.form)
+        return None if codes is None else (codes, _NOTHING)
+
+    def size(self, rows: int, width: int) -> int:
+        return 2 * rows * width
+
+    def restore(self, packed: Bytes, rows: int, width: int) -> Values:
+        return restored(packed.view(np.uint16), self.form).reshape(rows, width)
+
+    def held(self, values: Values) -> Values:
+        return np.clip(values, -np.float32(self.most), np.float32(self.most))
+
+
+class Float16(_Sixteen):
+    """Three digits."""
+
+    form = "float16"
+    most = 65504.0
+
+
+class BFloat16(_Sixteen):
+    """Two digits, all of float32's range."""
+
+    form = "bfloat16"
+    most = 3.3895313892515355e38
+
+
+class Int8(Shortening):
+    """One byte a value, and a scale for each column."""
+
+    compiled = True
+    bounds = _BOTH | _CHANCE | {"steps": (1.0, 127.0)}
+    whole = ("pushes", "pulls", "chance", "steps")
+
+    def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes] | None:
+        from shoal.filters import kernels
+
+        values = np.ascontiguousarray(values)
+        if seed is None and not np.isfinite(values).all():
+            return None  # weights that ran away are seen as they are
+        scales = np.empty(values.shape[1], np.float32)
+        kernels.largest(values, scales)
+        some = scales > 0
+        scales = np.where(some, np.maximum(scales / np.float32(self.settings.steps), np.float32(1e-45)), np.float32(1))
+        codes = np.empty(values.shape, np.int8)
+        kernels.to_int8(values, scales, np.uint64(seed or 0), seed is not None and bool(self.settings.chance), codes)
+        return codes, scales.view(np.uint8)
+
+    def size(self, rows: int, width: int) -> int:
+        return rows * width + 4 * width
+
+    def restore(self, packed: Bytes, rows: int, width: int) -> Values:
+        from shoal.filters import kernels
+
+        scales = packed[rows * width :].copy().view(np.float32)
+        if not np.isfinite(scales).all():
+            raise ValueError("a scale is not finite")
+        out = np.empty((rows, width), np.float32)
+        kernels.from_int8(packed[: rows * width].view(np.int8).reshape(rows, width), scales, out)
+        return out
+
+
+class OneBit(Shortening):
+    """One bit a value, and two means for each column."""
+
+    compiled = True
+    directions = ("pushes",)
+    bounds = _CHANCE
+    whole = ("chance",)
+
+    def shorten(self, values: Values, seed: int | None) -> tuple[Array, Bytes]:
+        from shoal.filters import kernels
+
+        values = np.ascontiguousarray(values)
+        means = np.empty((2, values.shape[1]), np.float32)
+        kernels.means(values, means[0], means[1])
+        bits = np.empty(values.shape, np.uint8)
+        kernels.to_bits(values, means[0], means[1], np.uint64(seed or 0), bool(self.settings.chance), bits)
+        return bits, means.reshape(-1).view(np.uint8)
+
+    def pack(self, codes: Array) -> Bytes:
+        return np.packbits(codes.reshape(-1))
+
+    def size(self, rows: int, width: int) -> int:
+        return (rows * width + 7) // 8 + 8 * width
+
+    def restore(self, packed: Bytes, rows: int, width: int) -> Values:
+        bits = (rows * width + 7) // 8
+        low, high = packed[bits:].copy().view(np.float32).reshape(2, width)
+        upper = np.unpackbits(packed[:bits], count=rows * width).reshape(rows, width)
+        return np.where(upper.astype(np.bool_), high, low)
+
+
+_ON = {"pushes": 1.0, "pulls": 1.0}
+KNOWN = {
+    "float16": Known("float16", Float16, _ON),
+    "bfloat16": Known("bfloat16", BFloat16, _ON),
+    "int8": Known("int8", Int8, _ON | {"chance": 1.0, "steps": 127.0}),
+    "one_bit": Known("one_bit", OneBit, {"chance": 1.0}),
+}

@@ -1,0 +1,144 @@
+"""Asks questions of a cluster without being a member: nothing changes by being asked.
+
+A visitor is a client that never said hello: it splits by the view that the coordinator shows to anyone, and servers answer calls
+of anyone. Nobody tells a visitor of a new view, so while an answer is out it asks for the view again and again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal import limits
+from shoal.errors import Invalid, Refused, TimedOut, Unanswered, UnknownTable
+from shoal.inspect.status import PATIENCE
+from shoal.nodes.strategy import TABLE
+from shoal.store.client.client import Client
+from shoal.store.client.split import Layout
+from shoal.store.client.task import Task
+from shoal.store.query import Question
+from shoal.wire import Transport
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Received, Send
+
+_ASLEEP = 0.05  # seconds at most between two looks at what is to be sent again
+_VISITOR = 1  # an incarnation that nobody checks: it makes requests of numbers
+
+
+class Visit:
+    """One visitor; any thread may use it, one at a time."""
+
+    def __init__(self, open_transport: Callable[[str], Transport]) -> None:
+        self._name = f"visit-{secrets.token_hex(4)}"
+        self._open = open_transport
+        self._transport: Transport | None = None
+        self._client = Client(self._name, seed=secrets.randbits(32))
+        self._client.take_view(0, m.View(0, 0, 0, [], []), _VISITOR)
+        self._lock = threading.Lock()
+        self._course: m.Course | None = None
+        self._looked = False
+
+    def course(self, seconds: float = PATIENCE) -> m.Course | None:
+        """How far the run is, if there is one; raises Unanswered."""
+        with self._lock:
+            self._looked = False
+            self._send([Send(limits.COORDINATOR, m.Look(0))])
+            self._turn(lambda: self._looked, seconds, "look", m.Look(0))
+            return self._course
+
+    def layout(self, table: str | None = None, seconds: float = PATIENCE) -> Layout:
+        """The table that is meant, by the newest view: the weights, or the only one there is, if none is named."""
+        with self._lock:
+            self._wait(self._client.refresh(), seconds)
+            known = self._client.layouts
+            if table is None:
+                table = TABLE if TABLE in known else next(iter(known)) if len(known) == 1 else None
+            if table is None:
+                said = (
+                    f"name one of {', '.join(sorted(known))}" if known else "there are none yet: ask again in a moment"
+                )
+                raise Invalid(f"which table? {said}")
+            if table not in known:
+                raise UnknownTable(table, sorted(known))
+            return known[table]
+
+    def ask(
+        self,
+        question: Question | str,
+        table: str | None = None,
+        keys: Any = slice(None),
+        *,
+        servers: str | Sequence[str] | None = None,
+        seconds: float | None = None,
+        **settings: Any,
+    ) -> Any:
+        """What ``kv.call`` gives; TimedOut after so many seconds, if any are given."""
+        layout = self.layout(table)
+        with self._lock:
+            task = self._client.call(layout.name, keys, question, servers=servers, **settings)
+            self._wait(task, seconds)
+            return task.result()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._transport is not None:
+                self._transport.close()
+                self._transport = None
+
+    def _wait(self, task: Task, seconds: float | None) -> None:
+        self._send(self._client.submit(time.monotonic_ns()))
+        try:
+            self._turn(lambda: task.done, seconds, task.what, m.Refresh(0))
+        finally:
+            self._client.fail_all(TimedOut(task.what, seconds or 0.0, task.waits_for or "an answer"))
+        if task.error is not None:
+            raise task.error
+
+    def _turn(self, done: Callable[[], bool], seconds: float | None, what: str, again: m.Message) -> None:
+        """Until it is done; ``again`` goes to the coordinator now and then."""
+        began = asked = now = time.monotonic_ns()
+        while not done():
+            if seconds is not None and now - began > seconds * limits.SECOND:
+                raise Unanswered(what, limits.COORDINATOR if not self._client.layouts else "all servers", seconds)
+            if now - asked >= self._client.view.timing.resend_first:
+                asked = now
+                self._send([Send(limits.COORDINATOR, again)])
+            assert self._transport is not None
+            for event in self._transport.receive(_ASLEEP):
+                self._take(event)
+            now = time.monotonic_ns()
+            self._send(self._client.tick(now))
+
+    def _take(self, event: Received) -> None:
+        now, message = time.monotonic_ns(), event.message
+        if isinstance(message, m.No) and message.request == 0 and message.kind in ("key", "version"):
+            raise Refused(event.sender, message.reason)
+        if isinstance(message, m.View) and event.sender == limits.COORDINATOR:
+            known = self._client.view
+            if (message.term, message.number) > (known.term, known.number):
+                self._connect(message)
+                self._send(self._client.take_view(now, message, _VISITOR))
+        elif isinstance(message, m.Standing) and event.sender == limits.COORDINATOR:
+            self._course, self._looked = message.course, True
+        else:
+            self._send(self._client.handle(now, event.sender, message, event.arrays))
+
+    def _connect(self, view: m.View) -> None:
+        assert self._transport is not None
+        here = {member.name: member.address for member in view.members if member.role == "server"}
+        for member in self._client.view.members:
+            if member.role == "server" and member.name not in here:
+                self._transport.disconnect(member.name)
+        for name, address in here.items():
+            self._transport.connect(name, address)
+
+    def _send(self, effects: list[Effect]) -> None:
+        if self._transport is None:
+            self._transport = self._open(self._name)
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._transport.send(effect.to, effect.message, effect.arrays)
+        self._transport.flush()

@@ -1,0 +1,86 @@
+"""Asking a node to go while everything goes on: a server whose parts others take over first, a worker that finishes what it has begun.
+
+The coordinator is asked, and then looked at until the node is gone. What cannot be is refused by it, with the reason; what does not
+get on for a minute is an error, and the node stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from shoal import limits
+from shoal.errors import ClusterError, Invalid, Unanswered
+from shoal.events import LEFT, counted
+from shoal.inspect.status import Looking
+from shoal.wire import messages as m
+
+_LOOK = 0.1  # seconds between two looks: that a node is gone is told to nobody who is no member
+
+Say = Callable[[str], None]
+
+
+def let_go(looking: Looking, name: str, say: Say = lambda text: None, still: float | None = None) -> None:
+    """Returns when it is gone, in order. ``still``: seconds without any change that are too many."""
+    view = looking.view()
+    patience = view.timing.leave_still / limits.SECOND if still is None else still
+    here = {member.name: member for member in view.members}
+    if name not in here:
+        names = ", ".join(sorted(one.name for one in view.members if one.role in ("server", "worker")))
+        raise Invalid(f"no node {name!r} here: there are {names or 'none that could leave'}")
+    life, whole = here[name].incarnation, held(view, name)
+    answer = looking.drain(name)
+    if isinstance(answer, m.No):
+        raise ClusterError(f"{name} cannot leave: {answer.reason}")
+    left, since, said = whole, time.monotonic(), -1
+    while _is_here(view, name, life):
+        if left != said and here[name].role == "server":
+            said = left
+            say(f"{name}: {left} of {counted(whole, 'part')} left" if whole else f"{name}: it holds nothing")
+        if time.monotonic() - since > patience:
+            raise ClusterError(_stuck(looking, name, left, patience))
+        time.sleep(_LOOK)  # who is no member is told nothing: the view is asked for again
+        try:
+            view = looking.view()
+        except Unanswered:  # a coordinator that is being started again knows who is leaving
+            continue
+        if _is_here(view, name, life) and (now := held(view, name)) != left:
+            left, since = now, time.monotonic()
+    if left and (why := _untimely(looking, view, name)):
+        raise ClusterError(
+            f"{name} was gone before others had all that it had: {why}; shoal status shows what there is, and who holds it"
+        )
+    if whole and said:
+        say(f"{name}: 0 of {counted(whole, 'part')} left")
+
+
+def _is_here(view: m.View, name: str, life: int) -> bool:
+    return any(one.name == name and one.incarnation == life for one in view.members)
+
+
+def held(view: m.View, name: str) -> int:
+    """Parts of tables that a server has, first or as a copy."""
+    return sum(name in place.servers for table in view.tables for place in table.places)
+
+
+def _untimely(looking: Looking, view: m.View, name: str) -> str:
+    """Why it is gone, if that is not because others have what it had."""
+    if any(one.name == name for one in view.members):
+        return "its process ended, and another one has its name by now"
+    try:
+        why = looking.look().lost.get(name, "")
+    except Unanswered:
+        return ""
+    return "" if why.startswith(LEFT) else why
+
+
+def _stuck(looking: Looking, name: str, left: int, patience: float) -> str:
+    try:
+        moves = [one for one in looking.look().moves if one.source == name]
+    except Unanswered:
+        return f"the coordinator does not answer, and {name} has not left: look again in a moment (shoal status)"
+    doing = f"{counted(len(moves), 'part')} on their way to {moves[0].target}" if moves else "none on its way"
+    return (
+        f"{name} has not left: nothing changed for {patience:g} s, with {counted(left, 'part')} left and {doing}; it goes on leaving "
+        f"(shoal status shows how far it is)"
+    )

@@ -1,0 +1,167 @@
+"""Judges the model of a run on rows of one's own, while it is trained or afterwards: nobody waits for it.
+
+    judging = Judging("runs/first", "a9a")              the model is known from the run's job
+    judging = Judging(address, "a9a", job, "/weights", group="b")
+
+It joins as a client, of a group if one is named (which must be allowed to read what it judges), and pulls the whole table; where
+slots are counted one by one that is no single moment of the model. Of a run that has ended the model file is judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.client import KV, connect_by
+from shoal.data.datasets import NAMED, Source, load
+from shoal.errors import Invalid, Unanswered
+from shoal.inspect.status import (
+    ADDRESS,
+    address_of,
+    look_at,
+    safety_for,
+)
+from shoal.job import Job
+from shoal.keys import KeyValues, Values
+from shoal.models.learner import Learner, Metrics, learner_of
+from shoal.models.linear import Linear
+from shoal.nodes.strategy import TABLE
+
+_MODEL = "model.safetensors"
+_WITHIN = 30.0  # seconds, to read the whole model
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found of a model."""
+
+    rows: int
+    loss: float
+    metrics: Metrics
+    steps: int | None = None  # that were counted by then, if a run says so
+    live: bool = False  # it is trained on
+
+
+class Judging:
+    """One judge; close it, or leave its ``with`` block."""
+
+    def __init__(
+        self,
+        where: str,
+        data: str,
+        job: Job | None = None,
+        table: str = TABLE,
+        group: str = "",
+        name: str | None = None,
+        *,
+        keys: str | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self._where, self._table, self._address = where, table, ""
+        folder = Path(where)
+        self.job = job if job is not None else _job_of(where)
+        self._kept = folder / _MODEL if "://" not in where else None
+        if self._kept is None or not self._kept.is_file() or (folder / ADDRESS).exists():
+            self._address = address_of(where)
+        self._safety = safety_for(where, keys, insecure) if self._address else None
+        self._kv = self._joined(name, group) if self._safety is not None else None
+        try:
+            self._prepare(data)
+        except BaseException:
+            self.close()
+            raise
+
+    def _joined(self, name: str | None, group: str) -> KV:
+        """A run of a group is reached by its scheduler, and its model by the cluster that it is a guest of."""
+        assert self._safety is not None
+        with contextlib.closing(look_at(self._address, self._safety)) as looking:
+            about = looking.describe()
+        return connect_by(self._safety, about.manager or self._address, name=name, group=group or about.group)
+
+    def _prepare(self, data: str) -> None:
+        features, asked = self._features(), self.job.data
+        if data in NAMED:
+            made = asked.features if data == asked.source else None  # of a set that is made up
+            self._data = load(Source(data, hash_bits=asked.hash_bits, rows=asked.rows, features=made), self.job.seed)
+        else:  # all of its rows, read as those of the run were
+            self._data = load(Source(data, data, format=asked.format, hash_bits=asked.hash_bits), self.job.seed)
+        if features is not None and self._data.features > features:
+            raise Invalid(
+                f"{data} has {self._data.features:,} features, and the model {features:,}: they are not the same ids"
+            )
+        self.note = self._strange(data, features)
+        self._learner: Learner = learner_of(self.job.model, self._data.train, self.job.seed)
+
+    def _strange(self, data: str, features: int | None) -> str:
+        """What speaks against it that these rows and that model have anything in common; empty: nothing."""
+        trained, has = self.job.data.source, self._data.features
+        other = data in NAMED and trained in NAMED and data != trained
+        if features is None or not (other or 2 * has < features):
+            return ""
+        return (
+            f"the model was trained on {trained} and has {features:,} features, {data} has {has:,}: unless their ids mean the same, these "
+            f"figures mean nothing"
+        )
+
+    def _features(self) -> int | None:
+        """Of a linear model, by its table or its file."""
+        if not isinstance(self.job.model, Linear):
+            return None
+        if self._kv is None:
+            return len(self._from_file()) - self.job.model.bias
+        tables = self._kv.tables()
+        if self._table not in tables:
+            raise Invalid(f"no table {self._table!r} at {self._where} (tables: {', '.join(sorted(tables)) or 'none'})")
+        return tables[self._table].span - self.job.model.bias
+
+    def look(self) -> Found:
+        """Read it as it is now, and judge it."""
+        steps = self._steps()
+        weights = self._from_file() if self._kv is None else self._pulled()
+        loss, metrics = self._learner.judge(self._data.test, weights)
+        return Found(self._data.test.rows, loss, metrics, steps, self._kv is not None)
+
+    def _pulled(self) -> Values:
+        assert self._kv is not None
+        pulled: Any = self._kv.pull(self._table, slice(None), exact=True).result(_WITHIN)
+        if not isinstance(pulled, KeyValues):
+            return pulled  # type: ignore[no-any-return]
+        weights: Values = np.zeros(self._kv.tables()[self._table].span, np.float32)
+        weights[pulled.keys] = pulled.values  # type: ignore[index]
+        return weights
+
+    def _from_file(self) -> Values:
+        assert self._kept is not None
+        if isinstance(self.job.model, Linear):
+            from shoal.models.trained import Trained
+
+            return Trained.load(self._kept).table
+        return self._learner.read(self._kept)
+
+    def _steps(self) -> int | None:
+        if not self._address:
+            return None
+        with contextlib.closing(look_at(self._address, self._safety)) as looking, contextlib.suppress(Unanswered):
+            course = looking.look().course
+            return None if course is None else course.steps
+        return None
+
+    def close(self) -> None:
+        if self._kv is not None:
+            self._kv.close()
+
+    def __enter__(self) -> Judging:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _job_of(where: str) -> Job:
+    if "://" in where:
+        raise Invalid(f"{where} does not say what its model is: give the job of that run too (--job JOB.toml)")
+    return Job.load(Path(where) / "job.toml")

@@ -1,0 +1,385 @@
+"""Looks at a cluster from outside: it asks without being a member, so nothing changes by being looked at.
+
+The coordinator says who is here and how far the run is (``Look``), each server how its tables are doing (``Ask``). An answer
+that does not come is asked for again: a coordinator that was just killed may be back in a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from shoal.errors import ClusterError, Invalid, Refused, Unanswered
+from shoal.events import Evaluated, Progress, RunEvent
+from shoal.job import Job
+from shoal.security.address import check_address, is_local, parsed
+from shoal.strategies.parameter_server.algorithm import OnServers
+from shoal.strategies.peers.settings import PeerToPeer
+from shoal.wire import Transport
+from shoal.wire import messages as m
+
+if TYPE_CHECKING:
+    from shoal.security.safety import Safety
+
+ADDRESS = "address"  # the file of a run's folder that says where its coordinator is reached
+PATIENCE = 2.0  # seconds: who does not answer by then is said not to
+_AGAIN = 0.25  # seconds until a question is asked again
+
+Answer = TypeVar("Answer", bound=m.Message)
+Kind = type[Answer] | tuple[type[Answer], ...]
+_ANSWER = (m.Done, m.No)
+_WELCOME = (m.Welcome, m.No)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One of the servers that hold a segment."""
+
+    server: str
+    role: str  # primary, backup, filling
+    version: int | None  # None: it did not say
+    lag: int | None  # versions behind the primary
+    unacknowledged: int | None = None  # of the primary's changes, by all segments together
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment, and who holds it."""
+
+    table: str
+    number: int
+    start: int
+    stop: int
+    epoch: int
+    copies: list[Copy]  # the primary first
+    last: str  # who held it last, if nobody does
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a cluster stands."""
+
+    standing: m.Standing
+    view: m.View
+    told: dict[tuple[str, int], m.Told] = field(default_factory=dict)  # by server and table's number
+    silent: list[str] = field(default_factory=list)  # servers that did not answer
+
+    def segments(self) -> list[Segment]:
+        return [
+            Segment(
+                table.name,
+                number,
+                start,
+                stop,
+                place.epoch,
+                self._copies(table.number, number, place),
+                place.last if not place.servers else "",
+            )
+            for table in self.view.tables
+            for number, (start, stop, place) in enumerate(
+                zip(table.starts, [*table.starts[1:], table.spec.span], table.places, strict=True)
+            )
+        ]
+
+    def clocks(self) -> dict[str, int]:
+        """Of the workers, as the servers know them: the lowest; negative: parked."""
+        found: dict[str, int] = {}
+        for told in self.told.values():
+            for worker, clock in told.clocks.items():
+                found[worker] = min(clock, found.get(worker, clock))
+        return dict(sorted(found.items()))
+
+    def _copies(self, table: int, segment: int, place: m.Place) -> list[Copy]:
+        holders = [(name, "backup" if i else "primary") for i, name in enumerate(place.servers)]
+        holders += [(place.filling, "filling")] if place.filling else []
+        first = self.told.get((place.servers[0], table)) if place.servers else None
+        newest = None if first is None else first.own.get(segment)
+        copies = []
+        for name, role in holders:
+            told = self.told.get((name, table))
+            version = newest if role == "primary" else None if told is None else told.copies.get(segment)
+            lag = None if version is None or newest is None else max(0, newest - version)
+            copies.append(Copy(name, role, version, lag, None if first is None else first.lag.get(name)))
+        return copies
+
+
+class Looking:
+    """One pair of eyes; any thread may use it, one at a time."""
+
+    def __init__(self, open_transport: Callable[[str], Transport], name: str = "") -> None:
+        self.name = name or f"look-{secrets.token_hex(4)}"
+        self._open = open_transport
+        self._transport: Transport | None = None
+        self._lock = threading.Lock()
+        self._request = 0
+
+    def look(self, seconds: float = PATIENCE) -> m.Standing:
+        """How it stands, by the coordinator's word; raises Unanswered."""
+        return self._ask("look", "coordinator", m.Look, m.Standing, seconds)
+
+    def view(self, seconds: float = PATIENCE) -> m.View:
+        return self._ask("refresh the view", "coordinator", m.Refresh, m.View, seconds)
+
+    def describe(self, seconds: float = PATIENCE) -> m.Described:
+        """What is going on there, for whoever would take part."""
+        return self._ask("ask what the run is about", "coordinator", m.Describe, m.Described, seconds)
+
+    def feed(self, after: int, seconds: float = PATIENCE) -> m.Fed:
+        """What has happened since then."""
+        return self._ask("ask what happened", "coordinator", lambda request: m.Feed(request, after), m.Fed, seconds)
+
+    def drain(self, name: str, seconds: float = PATIENCE) -> m.Message:
+        """Ask that a node may go: Done if it may, No if not. It takes a member to ask: for the moment we are one."""
+        welcome = self._join(seconds)
+        if not isinstance(welcome, m.Welcome):
+            return welcome
+        try:
+            return self._ask(f"let {name} go", "coordinator", lambda request: m.Drain(request, name), _ANSWER, seconds)
+        finally:
+            self.tell(m.Leave(welcome.incarnation))
+
+    def _join(self, seconds: float) -> m.Message:
+        token = secrets.token_hex(8)
+        with self._lock:
+            if self._transport is None:
+                self._transport = self._open(self.name)
+            hello = m.Hello(self.name, "client", token)
+            return self._exchange(self._transport, "join", "coordinator", hello, _WELCOME, seconds)
+
+    def tell(self, message: m.Message) -> None:
+        """Something that is not answered."""
+        with self._lock:
+            if self._transport is None:
+                self._transport = self._open(self.name)
+            self._transport.send("coordinator", message, ())
+            self._transport.flush()
+
+    def status(self, seconds: float = PATIENCE) -> Status:
+        """All that can be seen; servers that do not answer are named."""
+        standing, view = self.look(seconds), self.view(seconds)
+        status = Status(standing, view)
+        for member in view.members:
+            if member.role != "server":
+                continue
+            tables = [table for table in view.tables if any(_holds(place, member.name) for place in table.places)]
+            for table in tables:
+                try:
+                    told = self._told(member, table.number, seconds)
+                except Unanswered:
+                    status.silent.append(member.name)
+                    break
+                if told is not None:
+                    status.told[member.name, table.number] = told
+        return status
+
+    def close(self) -> None:
+        with self._lock:
+            if self._transport is not None:
+                self._transport.close()
+                self._transport = None
+
+    def _told(self, server: m.Member, table: int, seconds: float) -> m.Told | None:
+        def ask(request: int) -> m.Ask:
+            return m.Ask(request, table, 0)
+
+        answer = self._ask(f"ask about table {table}", server.name, ask, m.Message, seconds, server.address)
+        return answer if isinstance(answer, m.Told) else None
+
+    def _ask(
+        self, what: str, to: str, make: Callable[[int], m.Message], kind: Kind[Answer], seconds: float, at: str = ""
+    ) -> Answer:
+        with self._lock:
+            if self._transport is None:
+                self._transport = self._open(self.name)
+            if at:
+                self._transport.connect(to, at)
+            self._request += 1
+            return self._exchange(self._transport, what, to, make(self._request), kind, seconds)
+
+    def _exchange(
+        self, transport: Transport, what: str, to: str, question: Any, kind: Kind[Answer], seconds: float
+    ) -> Answer:
+        now = time.monotonic()
+        deadline, again, asked = now + seconds, 0.0, getattr(question, "request", 0)
+        while now < deadline:
+            if now >= again:
+                transport.send(to, question, ())
+                transport.flush()
+                again = now + _AGAIN
+            for event in transport.receive(max(0.0, min(again, deadline) - now)):
+                answer = event.message
+                known = getattr(answer, "request", asked) == asked  # a view has none
+                if event.sender == to and isinstance(answer, m.No) and answer.kind in ("key", "version"):
+                    raise Refused(to, answer.reason)
+                if event.sender == to and known and isinstance(answer, kind):
+                    return answer
+            now = time.monotonic()
+        raise Unanswered(what, to, seconds)
+
+
+def further(course: m.Course, event: RunEvent) -> m.Course:
+    """How far a run is, by what it tells; for when nobody is left who could be asked."""
+    if not isinstance(event, Progress | Evaluated) or event.seconds < course.seconds:
+        return course
+    return msgspec.structs.replace(
+        course,
+        done=round(event.passes * course.per_pass),
+        steps=event.steps,
+        examples=event.examples,
+        seconds=event.seconds,
+        computing=event.seconds,
+    )
+
+
+def write_address(folder: Path, address: str) -> None:
+    """Whoever may read the folder may look at what runs there: ``address_of``."""
+    with contextlib.suppress(OSError):  # a full disk: then nobody can, unless they know the address
+        handle = os.open(folder / ADDRESS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(f"{address}\n")
+
+
+def address_of(where: str) -> str:
+    """Of the coordinator of a run, by its folder; an address is what it is."""
+    if "://" in where:
+        return where
+    folder = Path(where)
+    file = folder / ADDRESS
+    try:
+        if file.exists() and not file.is_file():
+            raise Invalid(f"{file} is no file: give the address itself (ipc://..., tcp://...)")
+        address = file.read_text().strip()
+        if not address.isprintable() or "://" not in address:
+            what = "has no address in it" if address else "is empty"
+            raise ClusterError(f"{file} {what}: if the run was killed, go on with it: shoal train --resume {where}")
+        return address
+    except UnicodeDecodeError:
+        raise ClusterError(
+            f"{file} has no address in it: if the run was killed, go on with it: shoal train --resume {where}"
+        ) from None
+    except FileNotFoundError:
+        if (folder / "summary.json").exists():
+            raise ClusterError(
+                f"the run in {where} has ended, or was interrupted: its figures are in {folder / 'summary.json'}; if it was interrupted it "
+                f"goes on by shoal train --resume {where} (nodes from elsewhere: shoal launch coordinator --out {where})"
+            ) from None
+        if (folder / "job.toml").exists():
+            if (alone := without_coordinator(folder)) is not None:
+                raise ClusterError(
+                    f"a run by {alone} has no coordinator that could be asked: how far it is, its events say (shoal report "
+                    f"{where}); if it was killed, go on with it: shoal train --resume {where}"
+                ) from None
+            if _has_owner(folder):
+                raise ClusterError(
+                    f"the run in {where} is being started, or has just ended (or it runs as threads, which nobody can look at): ask again "
+                    f"in a moment"
+                ) from None
+            raise ClusterError(
+                f"no run is under way in {where} (or it runs as threads, which nobody can look at): if it was started just now, "
+                f"ask again in a moment; if it was ended, go on with it: shoal train --resume {where}"
+            ) from None
+        meant = f": is tcp://{where} meant?" if re.fullmatch(r"[\w.@\[\]-]+:\d{1,5}", where) else ""
+        raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...){meant}") from None
+    except OSError as error:
+        raise Invalid(f"cannot read {folder / ADDRESS}: {error.strerror}") from None
+
+
+def safety_for(where: str, keys: str | None = None, insecure: bool = False) -> Safety:
+    """As the user says; else as the run in that folder was started; else what the address asks for."""
+    from shoal.security.safety import Safety
+
+    if not keys and not insecure and "://" not in where:
+        try:
+            said = Job.load(Path(where) / "job.toml").launch
+            keys, insecure = said.keys or None, said.insecure
+        except Invalid:
+            pass  # a store, or no run at all
+    return Safety.chosen(keys, insecure, at=address_of(where))
+
+
+def _has_owner(folder: Path) -> bool:
+    """A process that is there has the folder (its lock is not tried: whoever starts meanwhile would be refused)."""
+    import psutil
+
+    try:
+        return bool(psutil.pid_exists(int((folder / "lock").read_text())))
+    except (OSError, ValueError, OverflowError):
+        return False
+
+
+def is_of_peers(where: str, safety: Safety | None = None) -> bool:
+    """A run that has no coordinator because everybody in it is a peer: by its job, or by who answers at the address."""
+    if "://" not in where:
+        try:
+            return isinstance(Job.load(Path(where) / "job.toml").strategy, PeerToPeer)
+        except Invalid:
+            return False
+    from shoal.security.safety import Safety
+    from shoal.strategies.peers.observer import Watching
+    from shoal.wire.messages.peers import Peer
+    from shoal.wire.zmq import ZmqTransport
+
+    safety = safety or Safety.chosen(at=where)
+    check_address(where, safety)
+    if parsed(where).key or not is_local(where):
+        return False  # peers stay on one machine, in the clear
+    watching = Watching(ZmqTransport(safety.named(f"look-{secrets.token_hex(4)}"), safety=safety))
+    try:
+        watching.meet([Peer("door", "door", 0, where)])
+        watching.greet("door", _AGAIN)
+        return True
+    except Unanswered:
+        return False
+    finally:
+        watching.close()
+
+
+def without_coordinator(folder: Path) -> str | None:
+    """The strategy of a run that has no coordinator."""
+    try:
+        job = Job.load(folder / "job.toml")
+    except Invalid:
+        return None
+    return None if isinstance(job.strategy, OnServers | PeerToPeer) else job.strategy.name
+
+
+def look_at(address: str, safety: Safety | None = None, who: str = "look") -> Looking:
+    """At a cluster of other processes, by the address of its coordinator."""
+    from shoal.security.safety import Safety
+
+    safety = safety or Safety.chosen(at=address)
+    return Looking(transport_to(address, safety), safety.named(f"{who}-{secrets.token_hex(4)}"))
+
+
+def transport_to(address: str, safety: Safety | None = None, group: str = "") -> Callable[[str], Transport]:
+    """How somebody of whatever name, in a group if there is one, reaches the coordinator here; with the usual keys, if it needs some."""
+    from shoal.security.safety import Safety
+    from shoal.wire.zmq import ZmqTransport
+
+    safety = safety or Safety.chosen(at=address)
+    check_address(address, safety)
+
+    def transport(name: str) -> Transport:
+        made = ZmqTransport(safety.named(name, group=group), safety=safety)
+        try:
+            made.connect("coordinator", address)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    return transport
+
+
+def _holds(place: m.Place, server: str) -> bool:
+    return server in place.servers or server == place.filling

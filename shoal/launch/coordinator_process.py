@@ -1,0 +1,162 @@
+"""The coordinator as a process of its own, and the plain data that it is started with.
+
+It can be killed and started again: whatever it must not forget is in its journal, and what it was not there to hear of,
+the processes that ended, is told to it again with its orders. What happens goes out as lines on the pipe of reports; that a
+process ended comes in as lines on a pipe that only the nursery writes to, so nobody can say it over the wire.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.cluster.move_settings import Moves
+from shoal.data.fingerprint import fingerprint
+from shoal.launch.process_main import Line, Orders, Process
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.factory import make_dealing, make_saving
+from shoal.nodes.journal import Journal
+from shoal.nodes.loop import Loop
+from shoal.nodes.membership_journal import needed
+from shoal.nodes.rollback import Saving
+from shoal.nodes.scheduling import Dealing
+from shoal.security.safety import Safety
+from shoal.timing import Intervals, Timing
+from shoal.wire import messages as m
+from shoal.wire.effects import Dismiss, Ended
+from shoal.wire.messages.groups import member_name
+from shoal.wire.zmq import ZmqTransport
+
+if TYPE_CHECKING:
+    from shoal.data.datasets import Dataset
+    from shoal.job import Job
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run, as far as the coordinator must know it."""
+
+    job: str  # as TOML, which knows infinity: JSON does not
+    data: str  # the set's name
+    rows: int  # to train on
+    test_rows: int
+    features: int
+    checkpoints: str = ""  # the folder they lie in; empty: none are made
+    fingerprint: str = ""  # of the rows to train on: nodes of other hosts read their own
+    elsewhere: bool = False  # workers come and go by themselves: nobody here starts any
+
+    @classmethod
+    def of(cls, job: Job, dataset: Dataset, folder: Path | None = None) -> Facts:
+        checkpoints = "" if folder is None or math.isinf(job.checkpoint.every) else str(folder / "checkpoints")
+        rows, test_rows = dataset.train.rows, dataset.test.rows
+        same = fingerprint(dataset.train.folder)
+        return cls(job.toml(), dataset.name, rows, test_rows, dataset.features, checkpoints, same)
+
+    def described(self) -> m.Described:
+        """For whoever would take part."""
+        from shoal.launch.user_modules import code_of
+
+        code = code_of(_job(self.job))
+        same = self.fingerprint
+        return m.Described(0, self.job, self.data, self.rows, self.test_rows, self.features, same, code)
+
+
+class Saw(Line, frozen=True, tag="saw"):
+    """Top process to coordinator: "I saw this process end"."""
+
+    name: str
+    reason: str
+    token: str  # of the life that ended
+
+
+class Ends(Line, frozen=True, tag="ends"):
+    """Top process to coordinator: "it is over: tell all who are here"."""
+
+    why: str
+
+
+class Coordination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a coordinator needs to know, as plain data."""
+
+    journal: str  # its file
+    copies: int = 1
+    run: Facts | None = None
+    ended: list[Saw] = []  # before it was there
+    moves: Moves | None = None  # where there is no run to say so
+    checkpoints: str = ""  # of a store without a run: the folder they lie in; empty: none are made
+    timing: Timing | None = None  # where there is no run to say so; None: as the journal has it
+
+
+def main(orders: Orders, process: Process) -> None:
+    """The coordinator in a process of its own, until that ends."""
+    work = msgspec.convert(orders.work, Coordination)
+    safety = Safety.of_plain(orders.safety)
+    transport = ZmqTransport(orders.name, orders.bind, safety, orders.advertise)
+    journal = Journal(Path(work.journal))
+    journal.rewrite(needed(journal.records))
+    dealing = None if work.run is None else dealing_of(work.run)
+    saving = saving_for(work.run, work.checkpoints)
+    moves, timing = moves_of(work.run) or work.moves, timing_of(work.run, work.timing)
+    node = Coordinator(orders.name, work.copies, journal.records, dealing, saving, moves, timing)
+    node.also, node.check_address = transport.counters, safety.check
+    if work.run is not None:
+        node.doorway.about = work.run.described()
+    loop = Loop(node, transport, journal)
+    loop.listener = process.tell
+    for one in work.ended:
+        loop.tell(Ended(one.name, one.reason, one.token))
+    threading.Thread(target=hear, args=(process.inbox, loop), name="shoal-inbox", daemon=True).start()
+    process.ready(transport.address)
+    loop.run()
+
+
+def hear(inbox: int, loop: Loop, group: str = "") -> None:
+    """Whatever the nursery hands on, which knows processes by the names that they have within their group."""
+    with os.fdopen(inbox, "rb") as lines:
+        for line in lines:
+            match msgspec.json.decode(line, type=Saw | Ends):
+                case Saw(name, reason, token):
+                    loop.tell(Ended(member_name(name, group), reason, token))
+                case Ends(why):
+                    loop.tell(Dismiss(why))
+
+
+def dealing_of(facts: Facts) -> Dealing:
+    """What the coordinator deals."""
+    cores = 0 if facts.elsewhere else len(os.sched_getaffinity(0))
+    numbers = (facts.rows, facts.test_rows, facts.features)
+    return make_dealing(_job(facts.job), facts.data, *numbers, cores=cores, elsewhere=facts.elsewhere)
+
+
+def moves_of(facts: Facts | None) -> Moves | None:
+    """How segments may change hands; None: as usual."""
+    return None if facts is None else _job(facts.job).moves
+
+
+def timing_of(facts: Facts | None, otherwise: Timing | None) -> Intervals | None:
+    """What all nodes go by: as the run's job says, or, where there is none, as whoever started the cluster does, if anybody did."""
+    chosen = otherwise if facts is None else _job(facts.job).timing
+    return None if chosen is None else chosen.intervals()
+
+
+def saving_of(facts: Facts) -> Saving:
+    """What of it is kept on disk."""
+    return make_saving(_job(facts.job), Path(facts.checkpoints)) if facts.checkpoints else Saving()
+
+
+def saving_for(run: Facts | None, checkpoints: str) -> Saving | None:
+    """Of a run; or of a store without one, which saves when it is asked to."""
+    if run is not None:
+        return saving_of(run)
+    return Saving(Path(checkpoints)) if checkpoints else None
+
+
+def _job(text: str) -> Job:
+    from shoal.job import Job
+
+    return Job.of(tomllib.loads(text))

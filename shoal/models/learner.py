@@ -1,0 +1,135 @@
+"""What a node needs of a model: made once, from the description and the rows that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from shoal.data.csr_file import Packed
+from shoal.data.dense_file import Arrays
+from shoal.errors import Invalid
+from shoal.models.linear import Floats, Linear
+from shoal.models.torch_module import Module
+from shoal.models.trained import Trained
+
+Metrics = dict[str, float | None]
+Data = Packed | Arrays
+Model = Linear | Module
+
+
+class Keeps(Protocol):
+    """A model that was trained: ``Trained`` or ``TrainedModule``."""
+
+    def predict(self, rows: Any) -> Any: ...
+
+    def save(self, path: str | Path, **also: str) -> None: ...
+
+
+class Learner(Protocol):
+    """A model at work."""
+
+    @property
+    def keys(self) -> int:
+        """Rows of the weight table."""
+
+    @property
+    def width(self) -> int:
+        """Weights in one of them."""
+
+    def check(self, test: Any) -> None:
+        """Refuse what would only be found out in the middle of the run; rows and labels were looked at before."""
+
+    def settle(self, alone: bool = False) -> None:
+        """From now on this process computes; ``alone``: and does nothing else."""
+
+    def release(self) -> None:
+        """It may be for something else again."""
+
+    def start(self) -> tuple[Floats, str] | None:
+        """The weights to begin with, and what they are; None: zeros."""
+
+    def gradient(self, local: Any, weights: Floats, mean: bool) -> tuple[float, Floats]:
+        """The sum of the losses of a slot's rows, and the mean or the sum of their gradients."""
+
+    def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
+        """The mean loss on held-out rows, and metrics."""
+
+    def keep(self, weights: Floats) -> Keeps:
+        """The model with these weights, to predict with and to save."""
+
+    def read(self, path: Path) -> Floats:
+        """The weights of a model that was kept; Invalid if it is another one, or damaged."""
+
+
+class LinearLearner:
+    """A linear model on sparse rows."""
+
+    width = 1
+
+    def __init__(self, model: Linear, train: Packed) -> None:
+        self.model, self.train = model, train
+
+    @property
+    def keys(self) -> int:
+        return self.model.keys(self.train.features)
+
+    def check(self, test: Any) -> None:
+        return
+
+    def settle(self, alone: bool = False) -> None:
+        return
+
+    def release(self) -> None:
+        return
+
+    def start(self) -> None:
+        return None
+
+    def gradient(self, local: Any, weights: Floats, mean: bool) -> tuple[float, Floats]:
+        counts = None
+        if self.model.l2_per_count:
+            counts = np.ones(len(local.keys), np.float32)
+            features = len(local.keys) - self.model.bias
+            counts[:features] = self.train.counts[local.keys[:features]]
+        return self.model.gradient(local, weights, mean, counts)
+
+    def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
+        return self.model.judge(test, weights)
+
+    def keep(self, weights: Floats) -> Trained:
+        return Trained(weights, self.model, self.train.features, self.train.hashing)
+
+    def read(self, path: Path) -> Floats:
+        model = Trained.load(path)
+        if (model.linear, model.features) != (self.model, self.train.features):
+            raise Invalid(f"{path} has another model ({model!r}): train this one anew")
+        return model.table
+
+
+def learner_of(model: Model, train: Data, seed: int, number: int = 0) -> Learner:
+    """``seed`` decides how a module begins; ``number`` is the worker's, where there are several GPUs."""
+    if isinstance(model, Linear):
+        if not isinstance(train, Packed):
+            raise Invalid(
+                f"the examples are arrays of shape {train.shape}, and model {model.loss!r} takes sparse rows: "
+                f"take a module (--model linear, cnn, sheet or your own)"
+            )
+        return LinearLearner(model, train)
+    from shoal.models import needs_torch
+
+    needs_torch(f"model {model.net!r}")
+    from shoal.models.torch_learner import ModuleLearner
+
+    return ModuleLearner(model, train, seed, number)
+
+
+def trained(path: Path) -> Any:
+    """Read back whatever model a file has."""
+    from shoal.models.trained import facts_of
+    from shoal.models.trained_module import FORMAT, TrainedModule
+
+    facts: Mapping[str, str] = facts_of(path)
+    return TrainedModule.load(path) if facts.get("format") == FORMAT else Trained.load(path)

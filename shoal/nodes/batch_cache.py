@@ -1,0 +1,90 @@
+"""The rows of a worker's slots, in places of their own key list: made ready ahead of time, kept for the next pass.
+
+Every worker can read all rows, and holds those of the slots it computed, up to a bound (S4-12). What is not kept is made
+again in every pass. The next few slots are made ready on the compute thread while the loop's own thread computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import islice
+
+from shoal import limits
+from shoal.data.batch import Ids, Local
+from shoal.data.csr_file import Packed
+from shoal.data.local_keys import Localiser
+from shoal.data.slots import Slots
+from shoal.nodes.worker import Worker
+from shoal.store.client.task import Task
+
+_AHEAD = 24  # slots of the queue that are looked at
+_AT_ONCE = 200_000  # nonzeros that are made ready in one go
+_LARGE = 100_000  # nonzeros of a slot from which that pays: for less, two threads only get into each other's way
+_ORDERS = 3  # passes whose order is remembered
+
+
+class Rows:
+    """What one worker has read."""
+
+    def __init__(self, worker: Worker, data: Packed, slots: Slots, bias: bool, room: int) -> None:
+        self._worker, self._data, self._slots, self._bias, self._room = worker, data, slots, bias, room
+        self._here, self._there = (
+            Localiser(data.features),
+            Localiser(data.features),
+        )  # for the loop, for the compute thread
+        self._kept: dict[int, Local] = {}  # by content
+        self._ready: dict[int, Local] = {}  # there is no room to keep these: for one use
+        self._orders: dict[int, Ids] = {}  # by pass: the contents of its slots
+        self._working: Task | None = None
+        self._per_slot = max(1, data.nonzeros * slots.batch // max(1, data.rows))  # nonzeros, on average
+
+    def local(self, slot: tuple[int, int]) -> Local:
+        content = self._content(*slot)
+        local = self._kept.get(content) or self._ready.pop(content, None)
+        if local is None:
+            local = self._read(self._here, content)
+            self._keep(content, local)
+        return local
+
+    def make_ready(self, queue: Iterable[int]) -> None:
+        """Begin with the first few of these that are not here yet."""
+        if self._working is not None or self._per_slot < _LARGE or len(self._kept) == self._slots.per_pass:
+            return
+        numbers = islice(queue, 1, _AHEAD)  # the very next one is asked for before we could be done
+        contents = [self._content(*divmod(number, self._slots.per_pass)) for number in numbers]
+        missing = [one for one in contents if one not in self._kept and one not in self._ready]
+        if missing:
+            some = missing[: max(1, _AT_ONCE // self._per_slot)]
+            self._working = self._worker.compute(partial(self._read_all, some), limits.INLINE_ELEMENTS + 1)
+            self._working.then(partial(self._are_ready, some))
+
+    def _read_all(self, contents: list[int]) -> list[Local]:
+        return [self._read(self._there, content) for content in contents]
+
+    def _are_ready(self, contents: list[int], task: Task) -> None:
+        self._working = None
+        if task.error is None:  # an error comes again where the slot is needed
+            for content, local in zip(contents, task.value, strict=True):
+                if content not in self._kept and not self._keep(content, local):
+                    self._ready[content] = local
+                    if len(self._ready) > _AHEAD:  # nobody came for it: dealt to somebody else
+                        del self._ready[next(iter(self._ready))]
+
+    def _read(self, localiser: Localiser, content: int) -> Local:
+        return localiser.local(self._data.slice(*self._slots.span(content)), self._bias)
+
+    def _keep(self, content: int, local: Local) -> bool:
+        if local.nbytes > self._room:
+            return False
+        self._room -= local.nbytes
+        self._kept[content] = local
+        return True
+
+    def _content(self, of_pass: int, number: int) -> int:
+        order = self._orders.get(of_pass)
+        if order is None:
+            order = self._orders[of_pass] = self._slots.contents(of_pass)
+            while len(self._orders) > _ORDERS:
+                del self._orders[next(iter(self._orders))]
+        return int(order[number])

@@ -1,0 +1,105 @@
+"""A node that may be asked to go, and that does not wait for ever for a coordinator that is gone. Around any node.
+
+It ends, and says how:
+
+    released     it was asked to leave (or asked for it), and others have what it had
+    dismissed    the cluster is over
+    refused      the coordinator does not want it
+    deserted     the coordinator said nothing for longer than a restart takes
+
+Asking to leave is said again and again until it is heard. A node that leaves and is fenced was let go: it does not come back as a
+new one. Nothing here stops anything: whoever turns the loop looks at ``end``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from shoal import limits
+from shoal.cluster.membership_client import Membership
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Event, Node, Received, Send
+
+End = Literal["", "released", "dismissed", "refused", "deserted"]
+
+
+class Guest:
+    """One node and its end."""
+
+    def __init__(self, node: Node, member: Membership, patience: int | Literal["timing"] | None = "timing") -> None:
+        """``patience``: nanoseconds without a word from the coordinator; by default as that one says; None: for ever, since somebody else
+        sees to that."""
+        self.node, self.member, self.name = node, member, node.name
+        self.end: End = ""
+        self.why = ""
+        self.asks = False  # it wants to leave
+        self.stays = ""  # why it may not, yet
+        self.on_end: Callable[[], None] = lambda: None  # called once, wherever the loop is turned
+        self._patience, self._heard, self._said, self._last = patience, 0, 0, 0
+
+    def leave(self) -> None:
+        """Ask to go, once others have what this one has. From any thread; poke the loop to have it said at once."""
+        self.asks = True
+
+    @property
+    def patience(self) -> int | None:
+        """Nanoseconds without a word from the coordinator after which this node ends."""
+        return self.member.timing.patience if self._patience == "timing" else self._patience
+
+    @property
+    def leaving(self) -> bool:
+        """It is known to be about to go, by its own wish or somebody else's."""
+        return self.asks or any(one.leaving for one in self.member.view.members if one.name == self.name)
+
+    @property
+    def left(self) -> int:
+        """Parts that it holds, or that are being copied from it to others."""
+        places = (place for table in self.member.view.tables for place in table.places)
+        return sum(self.name in place.servers for place in places)
+
+    @property
+    def silence(self) -> int:
+        """Nanoseconds since the coordinator was heard, when there was last anything to do."""
+        return self._last - self._heard
+
+    @property
+    def waits(self) -> int | None:
+        """Nanoseconds until it takes itself for deserted; None: never."""
+        return None if (patience := self.patience) is None else max(0, patience - self.silence)
+
+    def handle(self, now: int, event: Event) -> list[Effect]:
+        if self.end:
+            return []
+        if now - self._last > self.member.timing.suspect:  # we slept, or begin: nobody is blamed for it
+            self._heard += now - self._last
+        self._last = now
+        if isinstance(event, Received) and event.sender == self.member.coordinator:
+            self._heard = now
+            self._listen(event.message)
+        elif (patience := self.patience) is not None and now - self._heard > patience:
+            self._ends("deserted", f"the coordinator has said nothing for {patience / limits.SECOND:g} s")
+        if self.end:
+            return []
+        effects = self.node.handle(now, event)
+        if self.asks and self.member.joined and now - self._said >= self.member.timing.heartbeat:
+            self._said = now
+            effects.append(Send(self.member.coordinator, m.Leave(self.member.incarnation, patiently=True)))
+        return effects
+
+    def _listen(self, message: m.Message) -> None:
+        match message:
+            case m.Release(incarnation) if incarnation == self.member.incarnation:
+                self._ends("released", "others have what it had")
+            case m.Fence(_, incarnation) if incarnation == self.member.incarnation and self.leaving:
+                self._ends("released", "it was let go")
+            case m.Dismissed(why):
+                self._ends("dismissed", why)
+            case m.No(0, _, why) if self.member.joined and self.asks:
+                self.stays = why
+            case m.No(0, kind, why) if not self.member.joined and kind != "full":  # a disk that is full may not stay so
+                self._ends("refused", why)
+
+    def _ends(self, end: End, why: str) -> None:
+        self.end, self.why = end, why
+        self.on_end()

@@ -1,0 +1,338 @@
+"""Servers come and go while everything goes on: the coordinator's part. It names moves, notes them, and lets nodes go.
+
+    a server joins       it gets its share of what there is, a few segments at a time
+    a server leaves      all that it holds goes to others; when it holds nothing it is told to go
+    a worker leaves      it is dealt nothing more, and goes when it has told what became of what it had
+    one is asked most    it trades a hot segment for a cold one; a segment that is too hot alone is made two
+
+Copies come before balance: as long as some segment has too few, nothing else moves. From one primary to one server goes a batch at a time, and
+the next when the last is served again (``Opened``). Nothing new begins while a checkpoint is being written, which a change of
+owners would undo. What is planned follows from the view (``cluster.rebalance``), so a coordinator that is started again, or a move that came to
+nothing, goes on from there. No clock decides who owns what: only the view does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal import limits
+from shoal.cluster import load_balance, rebalance
+from shoal.cluster.assignment import Taken
+from shoal.cluster.balance_plan import Wanted
+from shoal.cluster.groups import may_send_away
+from shoal.cluster.move_settings import Moves
+from shoal.events import LEFT, Handed, Leaving, Split
+from shoal.nodes.ownership_events import Holders
+from shoal.wire import coding
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send, Tell
+
+if TYPE_CHECKING:
+    from shoal.nodes.coordinator import Coordinator
+
+_Key = tuple[int, int]  # table's number, segment
+
+
+@dataclass(slots=True)
+class Opening:
+    """Segments that were handed over, and are not known to be served yet."""
+
+    table: str
+    number: int
+    segments: list[int]
+    source: str
+    target: str
+    incarnation: int  # of the target
+    why: str
+    gain: str
+    began: int
+    view: int
+    told: int = 0  # when that view was
+
+
+class Elastic:
+    """One cluster's comings and goings."""
+
+    def __init__(self, moves: Moves | None = None) -> None:
+        self.moves = moves or Moves()
+        self._begun: dict[_Key, tuple[int, str, str]] = {}  # moves that were named: when, why, and what is better then
+        self._openings: list[Opening] = []
+        self._planned: tuple[int, ...] = ()  # what the last plan followed from
+        self._waits = False  # some of it could not be begun yet
+        self._again = 0  # when to look again, whatever happened
+        self._asked: dict[tuple[str, int], int] = {}  # who wants a node to go, by which request: the view that says so
+        self._going: dict[str, int] = {}  # incarnations that are let go by the next view
+        self._holders = Holders()
+
+    @property
+    def move_rate(self) -> int:
+        """Bytes a second that a server may send of what changes hands."""
+        return self.moves.rate
+
+    # ------------------------------------------------------------ what is asked for
+
+    def leave(self, now: int, name: str, why: str, of: Coordinator) -> tuple[str, list[Effect]]:
+        """A node is to go. Why it cannot; empty if it can, or is on its way already."""
+        person = of.roster.people.get(name)
+        if name in of.roster.released or (person is not None and person.member.leaving):
+            return "", []
+        if person is None:
+            return f"there is no {name[:64]!r} here (members: {', '.join(of.roster.people)})", []
+        role = person.member.role
+        if role not in ("server", "worker"):
+            return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers are let go", []
+        others = [one for one in of.roster.servers() if one != name and not of.roster.people[one].member.leaving]
+        if role == "server" and of.roster.tables and not others:
+            return f"{name} is the last server that stays, and there are tables: start another one, then let it go", []
+        of.roster.leave(name)
+        of.counts["asked to leave"] += 1
+        if of.dealing is None:
+            return "", []
+        effects: list[Effect] = [Tell(Leaving(seconds=of.dealing.seconds, name=name, role=role, why=why))]
+        left = len(of.roster.staying())
+        if role == "server" and left < of.roster.copies:
+            effects += of.dealing.warn(
+                f"without {name} there {'is 1 server' if left == 1 else f'are {left} servers'} for {of.roster.copies} copies, so every "
+                f"part has {left} from now on: start another server, or what the last one of them has is lost with it"
+            )
+        return "", effects
+
+    def drain(self, now: int, sender: str, drain: m.Drain, of: Coordinator) -> list[Effect]:
+        """Somebody wants a node to go: told so when that is on disk, or why it cannot be."""
+        if why := may_send_away(of.roster, sender, drain.name):
+            return [Send(sender, m.No(drain.request, "setting", why))]
+        why, effects = self.leave(now, drain.name, f"{sender} asked for it", of)
+        if why:
+            return [*effects, Send(sender, m.No(drain.request, "setting", why))]
+        if len(self._asked) < limits.MEMBERS:  # otherwise it is asked again
+            self._asked.setdefault((sender, drain.request), of.roster.number)
+        return [*effects, *self._answer(of.view.number)]
+
+    def _answer(self, view: int) -> list[Effect]:
+        done = [one for one, since in self._asked.items() if since <= view]
+        for one in done:
+            del self._asked[one]
+        return [Send(asker, m.Done(request)) for asker, request in done]
+
+    # ------------------------------------------------------------ what is heard
+
+    def full(self, now: int, taken: Sequence[Taken], of: Coordinator) -> list[Effect]:
+        """Segments have a new member by the next view."""
+        effects: list[Effect] = []
+        groups: dict[tuple[str, str, bool], list[Taken]] = {}
+        for one in taken:
+            groups.setdefault((one.source, one.target, one.opens), []).append(one)
+        for (source, target, opens), those in groups.items():
+            begun = [self._begun.pop((one.table.number, one.segment), (now, "", "")) for one in those]
+            if not source:
+                continue  # one more copy
+            otherwise = "leaving" if self._is_leaving(source, of) else "count"  # begun by a former life of ours
+            why, gain = next(((why, gain) for _, why, gain in begun if why), (otherwise, ""))
+            of.counts["segments handed"] += len(those)
+            opening = Opening(
+                those[0].table.name,
+                those[0].table.number,
+                [one.segment for one in those],
+                source,
+                target,
+                of.roster.people[target].member.incarnation,
+                why,
+                gain,
+                min(when for when, _, _ in begun),
+                of.roster.number,
+            )
+            if opens:
+                self._openings.append(opening)
+            else:
+                effects += self._tell(now, opening, of)
+        return effects
+
+    def told(self, now: int, of: Coordinator) -> list[Effect]:
+        """The view is on disk, and everybody is told."""
+        view = of.view
+        for one in self._openings:
+            if not one.told and one.view <= view.number:
+                one.told = now
+        members = {member.name for member in view.members}
+        gone = [(name, one) for name, one in self._going.items() if name not in members]
+        for name, _ in gone:
+            del self._going[name]
+        effects = [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
+        return [*effects, *self._holders.told(view, of.dealing)]
+
+    def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
+        """A new primary serves these."""
+        effects: list[Effect] = []
+        for one in list(self._openings):
+            if (one.number, one.target) != (opened.table, sender) or opened.view < one.view:
+                continue
+            if all(segment in opened.segments for segment in one.segments):
+                self._openings.remove(one)
+                effects += self._tell(now, one, of)
+        return effects
+
+    def _tell(self, now: int, one: Opening, of: Coordinator) -> list[Effect]:
+        stall = (now - one.told) / limits.SECOND if one.told else 0.0
+        of.counts["hand-overs"] += 1
+        if of.dealing is None:
+            return []
+        took = (now - one.began) / limits.SECOND
+        # On the way: what it was begun for is not why it lasted so long.
+        lost = not of.roster.lost.get(one.source, LEFT).startswith(LEFT)
+        handed = Handed(
+            seconds=of.dealing.seconds,
+            table=one.table,
+            segments=one.segments,
+            source=one.source,
+            target=one.target,
+            why="lost" if lost else one.why,
+            gain="" if lost else one.gain,
+            took=took,
+            stall=stall,
+        )
+        return [Tell(handed)]
+
+    # ------------------------------------------------------------ what is to be done
+
+    def tick(self, now: int, of: Coordinator) -> list[Effect]:
+        """To be called whenever anything has happened."""
+        self._forget(now, of)
+        effects = self._release(now, of)
+        if (self._state(of) == self._planned and now < self._again) or not of.roster.tables:
+            return effects
+        if not of.roster.has_copies or of.saving.is_writing:
+            return effects
+        self._again = now + of.roster.timing.load_every
+        servers = [name for name in of.roster.servers() if not of.roster.people[name].suspected]
+        staying = [name for name in servers if not of.roster.people[name].member.leaving]
+        of.roster.loads.keep(of.roster.tables)
+        balance = self._rule(now, staying, of)
+        if balance == "load" and (split := self._split(staying, of)) is not None:
+            return [*effects, *split]
+        wanted = rebalance.plan(
+            list(of.roster.tables.values()),
+            staying,
+            leaving=[name for name in of.roster.servers() if of.roster.people[name].member.leaving],
+            loads=of.roster.loads.rates,
+            under_way=self._under_way(),
+            balance=balance,
+        )
+        busy = {(one.source, one.target) for one in self._openings}
+        wanted = [one for one in wanted if (one.source, one.target) not in busy]
+        begun = of.roster.begin(now, wanted)
+        if any(one.why == "load" for one in begun):
+            of.roster.loads.traded()
+        self._note(now, begun, of)
+        if len(begun) < len(wanted):  # who is to be filled has not shown yet that it let go of what it had
+            self._again = now + of.roster.timing.heartbeat
+        self._waits = len(begun) < len(wanted)
+        self._planned = self._state(of)
+        return effects
+
+    def _state(self, of: Coordinator) -> tuple[int, ...]:
+        """What a plan follows from, as far as it takes to know whether to make another."""
+        shown = [of.roster.people[name].view for name in of.roster.servers()] if self._waits else []
+        return of.roster.number, len(self._openings), *shown
+
+    def _note(self, now: int, begun: Sequence[Wanted], of: Coordinator) -> None:
+        """Moves that were begun; those of a set whose members change places are handed over with the next view."""
+        of.counts["moves begun"] += len(begun)
+        at_once: dict[tuple[str, str, str], Opening] = {}  # told as one: whoever opens them opens them together
+        for one in begun:
+            table = of.roster.tables[one.table]
+            place = table.places[one.segment]
+            if place.filling:
+                self._begun[table.number, one.segment] = now, one.why, one.gain
+            elif place.since == of.roster.number:  # another of the set is primary: where one goes and nobody comes, too
+                target, view = place.servers[0], of.roster.number
+                life = of.roster.people[target].member.incarnation
+                key = one.table, one.source, target
+                if key not in at_once:
+                    at_once[key] = Opening(
+                        one.table, table.number, [], one.source, target, life, one.why, one.gain, now, view
+                    )
+                at_once[key].segments.append(one.segment)
+        self._openings += at_once.values()
+
+    def _rule(self, now: int, servers: Sequence[str], of: Coordinator) -> str:
+        """By load only if the same server has been asked for too much for a while."""
+        if self.moves.balance != "load":
+            return self.moves.balance
+        return (
+            "load" if of.roster.loads.is_time(now, servers, of.roster.tables, of.roster.timing.load_every) else "count"
+        )
+
+    def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
+        """Make two of a segment that is asked for too much; None if there is none, or it has to wait."""
+        roster = of.roster
+        tables = list(roster.tables.values())
+        found = load_balance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
+        if found is None or not roster.may_split(roster.tables[found.table]):
+            return None
+        if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
+            return None  # all tables together have as many segments as one message can tell
+        roster.split(found.table, found.segment, found.at)
+        of.counts["segments split"] += 1
+        if of.dealing is None:
+            return []
+        seconds = of.dealing.seconds
+        return [Tell(Split(seconds=seconds, table=found.table, segment=found.segment, at=found.at, why=found.why))]
+
+    def _under_way(self) -> list[_Key]:
+        return [(one.number, segment) for one in self._openings for segment in one.segments]
+
+    def _forget(self, now: int, of: Coordinator) -> None:
+        """What came to nothing: its target is gone, or another took its place; or nobody says how it went."""
+        tables = {table.number: table for table in of.roster.tables.values()}
+        for one in list(self._openings):
+            person = of.roster.people.get(one.target)
+            gone = person is None or person.member.incarnation != one.incarnation or one.number not in tables
+            if gone or (one.told and now - one.told >= of.roster.timing.move_opens):
+                self._openings.remove(one)
+                of.counts["hand-overs unheard"] += 1
+        if not self._begun:
+            return
+        for key in list(self._begun):
+            table = tables.get(key[0])
+            if table is None or key[1] >= len(table.places) or not table.places[key[1]].filling:
+                del self._begun[key]
+                of.counts["moves given up"] += 1
+
+    def _is_leaving(self, name: str, of: Coordinator) -> bool:
+        person = of.roster.people.get(name)
+        return person is not None and person.member.leaving
+
+    def _release(self, now: int, of: Coordinator) -> list[Effect]:
+        """Servers that are to go, and that nobody needs any more."""
+        effects: list[Effect] = []
+        for name, person in list(of.roster.people.items()):
+            if not person.member.leaving or person.member.role != "server" or of.roster.holds(name):
+                continue
+            if any(one.source == name for one in self._openings):
+                continue  # whoever took over may yet have a question
+            self._going[name] = person.member.incarnation
+            effects += of.let_go(now, name)
+        return effects
+
+    # ------------------------------------------------------------ how it stands
+
+    def standing(self, now: int, of: Coordinator) -> list[m.Move]:
+        """All that is on its way."""
+        found: list[m.Move] = []
+        for table in of.roster.tables.values():
+            for segment, place in enumerate(table.places):
+                if not place.filling:
+                    continue
+                otherwise = now, "copies" if not place.instead else "", ""
+                since, why, _ = self._begun.get((table.number, segment), otherwise)
+                why = why or ("leaving" if self._is_leaving(place.instead, of) else "count")
+                source = place.instead or place.servers[0]
+                found.append(m.Move(table.name, segment, source, place.filling, max(0, now - since), why))
+        for one in self._openings:
+            found += [
+                m.Move(one.table, segment, one.source, one.target, max(0, now - one.began), one.why)
+                for segment in one.segments
+            ]
+        return found

@@ -1,0 +1,148 @@
+"""A server's part in checkpoints: it writes the segments that are its own, and takes them up again from there.
+
+The coordinator asks for its run's tables, a group's scheduler for its group's; each numbers its checkpoints as it likes. Everything goes on
+meanwhile: where slots come in steps, segments are copied at the very step that was named, otherwise one by one between other work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from shoal.cluster.groups import PLACE
+from shoal.cluster.membership_client import Membership
+from shoal.errors import Invalid, ShoalError
+from shoal.files import Disk
+from shoal.store.checkpoint import manifest
+from shoal.store.checkpoint.writer import Snappings
+from shoal.store.image import Image
+from shoal.store.server.outcome import Outcome, Work
+from shoal.store.server.primary import Segments
+from shoal.store.server.table_server import Holding, Loader
+from shoal.store.table import initial_file
+from shoal.tables import Given
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Stored
+from shoal.wire.messages.groups import (
+    SCHEDULER,
+    dealer,
+    namespace,
+    seen,
+)
+
+
+class Keeping:
+    """What one server writes and reads."""
+
+    def __init__(self, disk: Disk, member: Membership) -> None:
+        self.later: deque[Work] = deque()  # when nothing else waits
+        self._disk, self._member = disk, member
+        self._snapping = Snappings(disk)
+        self._stores = 0
+        self._copying: set[tuple[int, int, int]] = set()  # checkpoint, table, segment: on their way to the disk thread
+
+    def forget(self) -> None:
+        """What is held here is worth nothing any more."""
+        self.later.clear()
+        self._copying.clear()
+        self._snapping = Snappings(self._disk)
+
+    def live(self, view: m.View) -> None:
+        """Who is gone asks for nothing any more, and a table that is gone is written nowhere."""
+        self._snapping.live({self._member.coordinator, *(one.name for one in view.members)})
+        tables = {one.number for one in view.tables}
+        self._copying = {key for key in self._copying if key[1] in tables}
+
+    def may_ask(self, sender: str, snap: m.Snap, holding: Holding | None) -> bool:
+        """The coordinator may; and a scheduler that is here, for what is its group's, into a folder that can only be a checkpoint."""
+        if sender == self._member.coordinator:
+            return True
+        group = "" if holding is None else namespace(holding.placed.name)
+        here = any(one.name == sender and one.role == SCHEDULER for one in self._member.view.members)
+        return group != "" and sender == dealer(group) and here and PLACE.search(snap.folder) is not None
+
+    def stored(self, event: Stored) -> list[Effect]:
+        return self._snapping.stored(self._member.incarnation, event)
+
+    def loader(self, table: m.Placed) -> Loader | None:
+        initial = table.spec.initial
+        if table.origin:
+            return _without_reasons(self._loaded, table.origin) if namespace(table.name) else self._loaded
+        if not isinstance(initial, Given):
+            return None
+        load = partial(initial_file.images, self._disk)
+        return _without_reasons(load, initial.path) if namespace(table.name) else load
+
+    def _loaded(self, table: m.Placed, segments: Sequence[int]) -> list[Image]:
+        """As they were; but whoever pushed and worked then is no more, and its numbers may be another's by now."""
+        found = list(manifest.images(self._disk, Path(table.origin), table, segments))
+        for image in found:
+            slots = {stream: counted for stream, counted in image.books.ledger.items() if stream >= 0}
+            image.books = msgspec.structs.replace(image.books, ledger=slots, clocks={}, events=[])
+        return found
+
+    def snap(self, now: int, sender: str, snap: m.Snap, holding: Holding | None) -> Outcome:
+        """Write the segments that are ours, as they are at the step named, while everything goes on."""
+        if holding is None or holding.own is None or holding.opening or snap.view > self._member.shown:
+            return Outcome()  # it is asked again
+        own, incarnation, snapping = holding.own, self._member.incarnation, self._snapping.of(sender, snap)
+        cut, effects = snapping.ask(sender, incarnation, snap, own.segments)
+        self._copying = {key for key in self._copying if key[0] == snap.number or key[1] != snap.table}
+        cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
+        outcome = Outcome(effects)
+        if not cut:
+            return outcome
+        found = own.cut(now, snap.clock, lambda now: self._write(sender, snap, holding, own, cut))
+        if found is None:
+            return Outcome([snapping.late(sender, incarnation, snap, int(own.version.max()))])
+        return outcome + found
+
+    def _write(self, sender: str, snap: m.Snap, holding: Holding, own: Segments, cut: list[int]) -> Outcome:
+        """Copy them, one after another, and hand each to the disk."""
+        snapping = self._snapping.of(sender, snap)
+
+        def copy(segment: int) -> Work:
+            images: list[Image] = []
+
+            def take() -> None:
+                if holding.own is own:  # else its rows may be nowhere here; no view is taken while this goes on
+                    images.append(own.image(segment))
+
+            def hand_over(now: int) -> Outcome:
+                if not images or holding.own is not own:
+                    return Outcome()  # it has changed hands: this one is given up
+                self._stores += 1
+                name = seen(holding.placed.name, namespace(sender))
+                return Outcome([snapping.write(self._stores, sender, snap, name, images)])
+
+            return Work(take, hand_over, None)
+
+        if holding.own is not own:
+            return Outcome()  # they have changed hands: this one is given up
+        if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some went on before others were there
+            return Outcome([snapping.late(sender, self._member.incarnation, snap, int(own.version.max()))])
+        works = [copy(segment) for segment in cut]
+        self._copying.update((snap.number, snap.table, segment) for segment in cut)
+        if snap.clock >= 0:  # all of them at this very step
+            return Outcome(works=works)
+        self.later.extend(works)  # each at a moment of its own: between two of them others are served
+        return Outcome()
+
+
+def _without_reasons(load: Loader, place: str) -> Loader:
+    """For a group: whatever is wrong with what it named is told in the same words, or it could find out what is on this host's disks."""
+
+    def loaded(table: m.Placed, segments: Sequence[int]) -> list[Image]:
+        try:
+            return list(load(table, segments))
+        except (ShoalError, OSError):
+            raise Invalid(
+                f"table {table.name!r} cannot be taken from {place}: look whether it is there on every server's host, whether servers may "
+                f"read it, and whether it is this group's and of such a table"
+            ) from None
+
+    return loaded

@@ -1,0 +1,163 @@
+"""Tables that are made, dropped or changed: asked for once, done once, answered when every server knows.
+
+What was asked for twice is done once, also if the coordinator ended in between: the last changes are in its journal. A table that some
+server could not set up is dropped again, and whoever asked for it is told why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal import limits
+from shoal.cluster import groups
+from shoal.errors import Invalid
+from shoal.wire import coding
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+from shoal.wire.messages.groups import Allow, Dissolve, Group
+
+if TYPE_CHECKING:
+    from shoal.nodes.coordinator import Coordinator
+
+Change = m.Create | m.Drop | m.Delay | Allow | Dissolve
+
+
+@dataclass(slots=True)
+class Settling:
+    """A change of tables that is not yet known to every server."""
+
+    asker: str
+    request: int
+    view: int
+    table: str  # empty: nothing to undo
+    number: int = 0
+
+
+class Changing:
+    """The changes of tables that one coordinator was asked for."""
+
+    def __init__(self) -> None:
+        self._settling: list[Settling] = []
+        self._answered: dict[tuple[str, int], m.Message] = {}  # a resent one is not done twice
+        self._changes: dict[tuple[str, int], int] = {}  # those that are done, and the table's number
+
+    @property
+    def done(self) -> list[tuple[str, int, int]]:
+        """The last ones: by whom, by which request, and of which table."""
+        return [(asker, request, number) for (asker, request), number in self._changes.items()]
+
+    def replay(self, changes: Iterable[tuple[str, int, int]]) -> None:
+        """A former life of ours did these."""
+        self._changes = {(asker, request): number for asker, request, number in changes}
+
+    def cannot_write(self, why: str, of: Coordinator) -> list[Effect]:
+        """The journal refuses: tables that nobody has heard of are not made. Those of a former life are: they stay."""
+        effects: list[Effect] = []
+        known = {placed.number for placed in of.view.tables}
+        new = [one for one in self._settling if one.table and one.view > of.view.number and one.number not in known]
+        for one in new:
+            self._settling.remove(one)
+            del self._changes[one.asker, one.request]
+            if one.table in of.roster.tables:
+                of.roster.drop(one.table)
+            effects.append(Send(one.asker, m.No(one.request, "full", why)))
+        return effects
+
+    def change(self, sender: str, change: Change, of: Coordinator) -> list[Effect]:
+        asked = (sender, change.request)
+        if sender not in of.roster.people:
+            return [Send(sender, m.No(change.request, "setting", "only a member may change tables: say hello first"))]
+        if asked in self._answered:
+            return [Send(sender, self._answered[asked])]
+        if any((one.asker, one.request) == asked for one in self._settling):
+            return [Send(sender, m.Held(change.request, self._waits_for(of)))]
+        if (number := self._changes.get(asked)) is not None:  # a former life of ours did it
+            table = next((one.name for one in of.roster.tables.values() if one.number == number), "")
+            self._settling.append(Settling(sender, change.request, of.roster.number, table, number))
+            return []
+        try:
+            groups.check_change(of.roster, sender, change)
+            table, number = self._carry_out(sender, change, of)
+        except Invalid as error:
+            return self._answer(sender, change.request, m.No(change.request, "table", str(error)))
+        self._changes[asked] = number
+        while len(self._changes) > limits.TABLES:
+            del self._changes[next(iter(self._changes))]
+        self._settling.append(Settling(sender, change.request, of.roster.number, table, number))
+        return []
+
+    def _carry_out(self, sender: str, change: Change, of: Coordinator) -> tuple[str, int]:
+        """The name and the number of a table that was made: what there would be to undo."""
+        match change:
+            case m.Create():
+                return self._create(change, of)
+            case m.Drop(_, name):
+                of.roster.drop(name)
+            case m.Delay(_, name, max_delay):
+                of.roster.delay(name, max_delay)
+            case Allow(_, group):
+                self._allow(group, of)
+            case Dissolve(_, name):
+                for one in groups.dissolve(of.roster, name, sender):
+                    of.see_off(one, "its group was dissolved")
+        return "", 0
+
+    def _allow(self, group: Group, of: Coordinator) -> None:
+        before = of.roster.groups.get(group.name)
+        groups.allow(of.roster, group)
+        if not _fits(of):
+            groups.unallow(of.roster, group.name, before)
+            raise Invalid(
+                f"group {group.name!r} may read too many others: all that is told of groups has no room in a view"
+            )
+
+    def _create(self, create: m.Create, of: Coordinator) -> tuple[str, int]:
+        placed = of.roster.create(create.name, create.spec, create.starts, create.origin, like=create.like)
+        if not _fits(of):
+            of.roster.drop(create.name)
+            raise Invalid(
+                f"table {create.name!r} is one too many: all that is told of tables, members and groups has no room in a view"
+            )
+        return placed.name, placed.number
+
+    def settle(self, of: Coordinator) -> list[Effect]:
+        """Answer the changes that are on disk, and that every server has seen."""
+        shown = [of.roster.people[name].view for name in of.roster.servers()]
+        seen = min([of.view.number, *shown])
+        effects: list[Effect] = []
+        for one in [one for one in self._settling if one.view <= seen]:
+            self._settling.remove(one)
+            effects += [Send(one.asker, of.view)]
+            effects += self._answer(one.asker, one.request, m.Done(one.request))
+        return effects
+
+    def undo(self, number: int, reason: str, of: Coordinator) -> list[Effect]:
+        """A server could not set a table up: the table is dropped, and who asked for it is told why."""
+        made = any(one.number == number for one in self._settling)
+        if not made and of.dealing is not None and any(one.number == number for one in of.roster.tables.values()):
+            return of.dealing.fail(f"the run cannot go back to its checkpoint: {reason}")
+        for one in [one for one in self._settling if one.number == number]:
+            self._settling.remove(one)
+            if one.table in of.roster.tables and of.roster.tables[one.table].number == number:
+                of.roster.drop(one.table)
+            self._answered[one.asker, one.request] = m.No(one.request, "table", reason)
+            self._settling.append(Settling(one.asker, one.request, of.roster.number, ""))
+        return []
+
+    def _answer(self, to: str, request: int, answer: m.Message) -> list[Effect]:
+        answer = self._answered.setdefault((to, request), answer)
+        while len(self._answered) > limits.MEMBERS:
+            del self._answered[next(iter(self._answered))]
+        return [Send(to, answer)]
+
+    def _waits_for(self, of: Coordinator) -> str:
+        view = self._settling[0].view if self._settling else 0
+        late = [name for name in of.roster.servers() if of.roster.people[name].view < view]
+        return ", ".join(late) or ("the servers" if of.told else "the journal")
+
+
+def _fits(of: Coordinator) -> bool:
+    """Has the next view room in a message, with some to spare for those who join?"""
+    return len(coding.encode(of.roster.view())) <= limits.HEADER_BYTES // 2

@@ -1,0 +1,19 @@
+"""A run from its start to its end: its folder, checks, tracker, checkpoints and result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.run.run import Run as Run
+    from shoal.run.run import execute as execute
+    from shoal.run.run import train as train
+
+
+def __getattr__(name: str) -> Any:
+    """``Run``, ``execute`` and ``train``, imported when they are first asked for."""
+    if name not in ("Run", "execute", "train"):
+        raise AttributeError(f"module 'shoal.run' has no attribute {name!r}")
+    from shoal.run import run
+
+    return getattr(run, name)

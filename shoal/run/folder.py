@@ -1,0 +1,339 @@
+"""A run folder, from its first line to its last.
+
+    job.toml              all settings, as they were in effect
+    coordinator.journal   what was counted, for whoever takes the run up again
+    checkpoints/          the whole run, as it was at some moments: where `shoal train --resume` goes on
+    best.safetensors      with patience: the weights that were judged best so far
+    events.jsonl          what happened, all of it, line by line, written while it happens
+    log.txt               the same in words, without what happens all the time (verbosity = 3: with it)
+    model.safetensors     the weights (with patience the best ones, otherwise the last)
+    summary.json          the figures; written after all of these, so a folder that has it is whole
+    loss.png              the picture, where matplotlib is installed
+    topology.png          who hears whom, of a run without a server
+    topology.txt          the same as a list, where it came from a file: what the run goes on with
+
+Every file is there whole or not at all, but for those that are written line by line. While a run goes on it holds a lock
+(a file of that name), so that no other run uses its folder; the lock ends with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal import limits
+from shoal.background import Aside, mutter
+from shoal.errors import Invalid, RunFailed
+from shoal.events import RunEvent, counted, read_legible
+from shoal.files import Lock, replace_file
+from shoal.job import Job
+from shoal.views import graph
+from shoal.views.lines import Lines
+
+if TYPE_CHECKING:
+    from shoal.models.learner import Keeps
+    from shoal.run.run import Run
+
+EventCall = Callable[[RunEvent], None]
+
+FILES = (
+    "events.jsonl",
+    "model.safetensors",
+    "loss.png",
+    "topology.png",
+    "topology.txt",
+    "summary.json",
+    "coordinator.journal",
+    "log.txt",
+)  # beside job.toml
+
+
+LOGGED = 2  # verbosity of log.txt, whatever is shown
+_WITHIN = limits.HEAR_WITHIN / limits.SECOND
+
+
+class Log:
+    """Keeps the events, has them written down, and passes them on. Called from any thread, which waits for nobody."""
+
+    def __init__(
+        self,
+        folder: Folder | None,
+        also: EventCall | Sequence[EventCall] | None,
+        before: Iterable[RunEvent] = (),
+        verbosity: int = 1,
+    ) -> None:
+        self.events: list[RunEvent] = list(before)  # of former lives of the run, too
+        self._former = len(self.events)
+        self.error = ""  # why events could not be written
+        self._folder = folder
+        self._files: Aside[tuple[str, bytes]] = Aside(lambda one: self._append(*one), "log", failed=self._unwritten)
+        calls = () if also is None else (also,) if callable(also) else also
+        self._hearers = [Hearer(call) for call in calls]
+        self._lock = threading.Lock()
+        self._lines = Lines(max(LOGGED, verbosity))
+        for event in self.events:
+            self._lines.take(event)
+
+    @property
+    def new(self) -> list[RunEvent]:
+        """Those of this life."""
+        return self.events[self._former :]
+
+    def __call__(self, event: RunEvent) -> None:
+        with self._lock:
+            self.events.append(event)
+            if self._folder is not None:
+                self._files.put(("events.jsonl", msgspec.json.encode(event) + b"\n"))
+                if lines := self._lines.take(event):
+                    self._files.put(("log.txt", "".join(f"{line}\n" for line in lines).encode()))
+            for hearer in self._hearers:
+                hearer(event)
+
+    def settle(self) -> None:
+        """What happened is on disk, or it is known why not; nothing more is written as it happens."""
+        left = self._files.close(_WITHIN)
+        if left and not self.error:
+            self.error = f"its disk took nothing for {_WITHIN:g} s"
+            mutter(f"shoal: {counted(left, 'line')} of log.txt and events.jsonl were not written: {self.error}")
+
+    def close(self) -> None:
+        """Callbacks have heard all, or had the time to."""
+        for hearer in self._hearers:
+            hearer.close()
+
+    def _append(self, name: str, line: bytes) -> None:
+        assert self._folder is not None
+        self._folder.append(name, line)
+
+    def _unwritten(self, error: BaseException) -> bool:
+        # Training goes on: what cannot be written now is written, or said, at the end.
+        self.error = (isinstance(error, OSError) and error.strerror) or str(error)
+        return False
+
+
+class Hearer:
+    """A callback of the user's. If it raises it is called no more; if it is slow, what it does not hear in time is counted."""
+
+    def __init__(self, call: Callable[[Any], None], name: str = "on_event") -> None:
+        self._ends_main = threading.current_thread() is threading.main_thread()
+        self._name, self._told = name, 0
+        self._aside = Aside(call, name, limits.EVENTS_WAITING, self._failed)
+
+    def __call__(self, what: Any) -> None:
+        self._told += 1
+        self._aside.put(what)
+
+    def close(self) -> None:
+        broken = self._aside.over
+        unheard = self._aside.close(_WITHIN)
+        if unheard and not broken:
+            mutter(
+                f"shoal: {self._name} did not hear {unheard:,} of {self._told:,} calls: it takes too long ({self._aside.busy:.0f} s for the one "
+                f"it is at); what happened is all in run.events"
+            )
+
+    def _failed(self, error: BaseException) -> bool:
+        if not isinstance(error, Exception) and self._ends_main and callable(signal.getsignal(signal.SIGINT)):
+            _thread.interrupt_main()  # it wants the run to end
+            return True
+        mutter(f"shoal: {type(error).__name__}: {error} in {self._name}, which is not called any more")
+        return False
+
+
+class Folder:
+    """A run folder: nobody else's, and every file in it whole or not there."""
+
+    def __init__(self, path: Path, job: Job, new: bool = False) -> None:
+        self.path, text = path.absolute(), job.toml()
+        self._made: list[Path] = []  # folders that were not there before, the innermost last
+        self._lock: Lock | None = None
+        self.is_new = False
+        self.rescued = ""  # why what it leaves had to be saved elsewhere
+        try:
+            self._make(new)
+            self._lock = Lock(self.path, path)
+            with open(self.path / "job.toml", "x", encoding="utf-8") as file:  # who makes this file has the folder
+                self.is_new = True
+                file.write(text)
+        except OSError as error:
+            self.discard()
+            if not isinstance(error, FileExistsError):
+                raise Invalid(f"cannot write to {path}: {error.strerror}: choose another folder (--out)") from None
+            what = "has a run in it already" if self.path.is_dir() else "is a file"
+            raise Invalid(f"{path} {what}: choose another folder, or remove it") from error
+        except Invalid:
+            self._unmake()
+            raise
+        if theirs := [name for name in FILES if os.path.lexists(self.path / name)]:
+            (self.path / "job.toml").unlink()
+            self.release()
+            raise Invalid(f"{path} has {theirs[0]} in it already: choose another folder, or remove it")
+
+    @classmethod
+    def again(cls, path: Path) -> Folder:
+        """The folder of a run that is there already, to take it up again."""
+        self = cls.__new__(cls)
+        self.path, self._made, self.is_new, self.rescued = path.absolute(), [], False, ""
+        try:
+            self._lock = Lock(self.path, path)
+        except OSError as error:
+            raise Invalid(
+                f"cannot write to {path}: {error.strerror}: a run that goes on needs to; make that possible, or copy it elsewhere"
+            ) from None
+        return self
+
+    @classmethod
+    def numbered(cls, path: Path, job: Job) -> Folder:
+        """path-1, or the next number that nobody has, also if others ask at the same moment."""
+        for number in itertools.count(1):
+            one = path.with_name(f"{path.name}-{number}")
+            if not one.exists():
+                try:
+                    return cls(one, job, new=True)
+                except Invalid as error:
+                    if not isinstance(error.__cause__, FileExistsError):  # else somebody was faster
+                        raise
+        raise AssertionError
+
+    def append(self, name: str, line: bytes) -> None:
+        with open(self.path / name, "ab", buffering=0) as file:
+            if file.write(line) != len(line):  # the rest did not fit: a last line that is cut is left out when read
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def events(self) -> tuple[list[RunEvent], int]:
+        """What happened so far, and how many lines of it are damaged; a last one that was cut short is removed."""
+        path = self.path / "events.jsonl"
+        if not os.path.lexists(path):
+            return [], 0
+        if not path.is_file():
+            raise Invalid(f"{path} is no file: move it away, and the run goes on without what it told")
+        try:
+            with open(path, "r+b") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+            return read_legible(path)
+        except OSError as error:
+            raise Invalid(
+                f"cannot read and write {path}: {error.strerror}: make that possible, or move it away"
+            ) from None
+
+    def begin_again(self, job: Job, anew: bool) -> None:
+        """The run goes on, perhaps with other settings; ``anew``: from the beginning, so nothing of what it did is left."""
+        lost = (
+            ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
+            if anew
+            else ()
+        )
+        aside = self.path / "job.toml.new"
+        try:
+            replace_file(aside, job.toml().encode())  # where that fails, everything is as it was
+            for name in ("summary.json", *lost):  # a model that was learned stays until there is another
+                (self.path / name).unlink(missing_ok=True)
+            os.replace(aside, self.path / "job.toml")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise Invalid(f"cannot write to {self.path}: {error.strerror}: make room, or make it writable") from None
+
+    def release(self) -> None:
+        """Others may have it."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def discard(self) -> None:
+        """The run never began. If it is one that is taken up again, all stays as it is."""
+        self.release()
+        with contextlib.suppress(OSError):
+            for name in (
+                ("job.toml", "events.jsonl", "log.txt", "coordinator.journal", "topology.txt") if self.is_new else ()
+            ):
+                (self.path / name).unlink(missing_ok=True)
+            self._unmake()
+
+    def _make(self, new: bool) -> None:
+        for again in (True, True, False):  # somebody who discards theirs may take a folder away under our feet
+            try:
+                for parent in reversed([one for one in self.path.parents if not one.exists()]):
+                    with contextlib.suppress(FileExistsError):  # somebody else was faster: theirs will do
+                        parent.mkdir()
+                        self._made.append(parent)
+                if new or not self.path.exists():
+                    self.path.mkdir()
+                    self._made.append(self.path)
+                break
+            except FileNotFoundError:
+                if not again:
+                    raise
+        if not self.path.is_dir():
+            raise FileExistsError
+
+    def _unmake(self) -> None:
+        with contextlib.suppress(OSError):  # one that somebody else has put something into stays
+            for folder in reversed(self._made):
+                folder.rmdir()
+
+    def save(self, run: Run) -> Path:
+        """Write what a run leaves. If that cannot be, it is written elsewhere: hours of work are not lost to a full disk."""
+        try:
+            _write(self.path, run)
+            return self.path
+        except OSError as error:
+            reason = error.strerror or str(error)
+        spare = "a temporary folder"
+        try:
+            spare = tempfile.gettempdir()
+            other = keep_aside(run, f"{self.path.name[:64]}-")
+        except OSError:
+            raise RunFailed(
+                f"cannot write to {self.path} ({reason}), nor to {spare}: "
+                f"the model is in memory only, as error.run.model; make room and save it"
+            ) from None
+        self.rescued = f"cannot write to {self.path} ({reason})"
+        mutter(f"shoal: {self.rescued}: the run is in {other}")
+        return other
+
+    def keep(self, model: Keeps) -> None:
+        """Only the model, for a run of which nothing else can be told."""
+        with contextlib.suppress(OSError):
+            model.save(self.path / "model.safetensors")
+
+
+def keep_aside(run: Run, prefix: str) -> Path:
+    """Write what a run leaves into a new temporary folder; where that cannot be (OSError), nothing is left of it."""
+    other = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        (other / "job.toml").write_text(run.job.toml(), encoding="utf-8")
+        _write(other, run)
+    except OSError:
+        shutil.rmtree(other, ignore_errors=True)
+        raise
+    return other
+
+
+def _write(folder: Path, run: Run) -> None:
+    lines = b"".join(msgspec.json.encode(event) + b"\n" for event in run.events)
+    replace_file(folder / "events.jsonl", lines)
+    if run.model is not None:
+        run.model.save(folder / "model.safetensors")
+    replace_file(folder / "summary.json", msgspec.json.format(msgspec.json.encode(run.summary)) + b"\n")
+    try:
+        run.plot(folder / "loss.png")
+    except Exception as error:  # no matplotlib, a broken one, no room: a picture is not worth a run
+        mutter(f"shoal: no loss.png: {error}")
+        return
+    try:
+        graph.draw_last(run.events, folder / "topology.png")
+    except Exception as error:
+        mutter(f"shoal: no topology.png: {error}")

@@ -1,0 +1,237 @@
+"""Taking a run up again: whether it is the same run, from which checkpoint, and what of it is done once more.
+
+Where a run is (who computes, who serves, when it stops) may change from one life to the next; what it is (data, model, update,
+strategy, seed) may not. A run goes on from its newest checkpoint that is whole: one that is damaged is named and passed over.
+Without any it begins anew. What was counted after the checkpoint is known from the journal, and told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal.errors import Invalid, OtherRun
+from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Warned, counted, read_legible
+from shoal.job import MAY_CHANGE, Job
+from shoal.run.folder import Folder
+from shoal.settings import changed
+
+if TYPE_CHECKING:
+    from shoal.data.datasets import Dataset
+    from shoal.errors import BadCheckpoint
+    from shoal.run.run import Run
+    from shoal.store.checkpoint.manifest import Manifest
+    from shoal.training.local_checkpoint import Kept
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(slots=True)
+class Taken:
+    """A run that is taken up again."""
+
+    folder: Folder
+    before: list[RunEvent] = field(repr=False)  # what happened in its former lives
+    checkpoint: tuple[Path, Manifest] | Kept | None = None  # None: from the beginning
+    news: list[RunEvent] = field(default_factory=list)  # to be told first
+    stands: bool = False  # its servers may be there still: nothing is gone back to
+
+    @property
+    def anew(self) -> bool:
+        return self.checkpoint is None and not self.stands
+
+
+def open_folder(out: Path, job: Job) -> Folder:
+    """A new folder; or that of a run of the same job that did not end, to go on with it: the same command again."""
+    if not os.path.isfile(out / "job.toml") or is_finished(out):  # unlike Path's it takes any name
+        return Folder(out, job)
+    folder = Folder.again(out)
+    try:
+        if is_finished(out):
+            raise Invalid(f"{out} has a run in it already: choose another folder, or remove it")
+        check_same(out, Job.load(out / "job.toml"), job)
+    except BaseException:
+        folder.release()
+        raise
+    return folder
+
+
+def finished(path: Path, changes: Mapping[str, Any]) -> Run | None:
+    """The run that lies there, if it has ended well; unless it is to end otherwise now: then it goes on."""
+    from shoal.run.run import Run
+
+    if not is_finished(path) or job_of(path, changes).stop != job_of(path).stop:
+        return None
+    return Run.load(path.absolute())
+
+
+def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, Folder]:
+    """A run that is to go on, with some settings changed."""
+    job = job_of(path, changes)  # says what is wrong, before the folder is taken
+    check_further(path, Job.load(path / "job.toml"), job)
+    folder = Folder.again(path)
+    return job_of(path, changes), folder
+
+
+def is_finished(path: Path) -> bool:
+    """A run that ended, and well."""
+    try:
+        return not msgspec.json.decode((path / "summary.json").read_bytes())["failed"]
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError):
+        return False
+
+
+def job_of(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
+    """The job of the run that lies there, with some settings changed; Invalid if that would make it another run."""
+    if not (path / "job.toml").is_file():
+        raise Invalid(
+            f"{path} has no job.toml: it is no run; give the folder of one (--out of the command that began it)"
+        )
+    was = Job.load(path / "job.toml")
+    now = Job.of(changed(msgspec.to_builtins(was), changes or {}))
+    check_same(path, was, now)
+    return now
+
+
+def check_same(path: Path, was: Job, now: Job) -> None:
+    if different := differences(was, now):
+        raise Invalid(
+            f"{path} has a run of another job in it ({'; '.join(different)}): leave that as it was, or choose another folder"
+        )
+
+
+def check_further(path: Path, was: Job, now: Job) -> None:
+    """Refuse a new end that a finished run is past: its model would give way to one that has learned less.
+
+    One that was interrupted may end sooner than it was to: it goes on from where it was.
+    """
+    if not is_finished(path):
+        return
+    try:
+        events, _ = read_legible(path / "events.jsonl")
+    except OSError:
+        return  # whoever takes it up says so
+    last = next((one for one in reversed(events) if isinstance(one, Progress | Evaluated)), None)
+    if last is None:
+        return
+    done = {"epochs": last.passes, "steps": last.steps, "seconds": last.seconds}
+    for name, reached in done.items():
+        asked = getattr(now.stop, name)
+        if asked is not None and asked != getattr(was.stop, name) and reached >= asked:
+            raise Invalid(
+                f"{path} has come to {reached:g} {name} already, and stop.{name}={asked:g} is not further: ask for more, or begin another run"
+            )
+
+
+def differences(was: Job, now: Job) -> list[str]:
+    """The settings that make these two different runs, by name."""
+    found = []
+    before, after = (_flat(msgspec.to_builtins(one)) for one in (was, now))
+    for name in dict.fromkeys([*before, *after]):
+        may = name.split(".")[0] in MAY_CHANGE or name in ("model.device", "model.threads")
+        if not may and before.get(name) != after.get(name):
+            found.append(f"{name} was {before.get(name)!r}, not {after.get(name)!r}")
+    return found
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def take_up(folder: Folder, was: Job, job: Job, dataset: Dataset) -> Taken:
+    """What there is to go on from. Nothing in the folder is changed yet."""
+    before, damaged = folder.events()
+    _check_data(folder.path, before, dataset)
+    root = folder.path / CHECKPOINTS
+    try:
+        found, refused = _newest(root, was)
+    except OSError as error:
+        raise Invalid(f"cannot read {root}: {error.strerror}: move it away to begin anew, or bring it back") from None
+    seconds = max((event.seconds for event in before), default=0.0)
+    warned: list[RunEvent] = [Warned(seconds=seconds, what=f"passed over: {one}") for one in refused]
+    if damaged:
+        lines = counted(damaged, "damaged line")
+        warned.insert(
+            0, Warned(seconds=seconds, what=f"events.jsonl: {lines} passed over: what they told is not known")
+        )
+    if found is None:
+        if other := next((one for one in refused if isinstance(one, OtherRun)), None):
+            raise Invalid(f"{other.reason}: put back what was there, or move {root} away to begin anew")
+        if is_finished(folder.path):
+            raise Invalid(
+                f"{folder.path} is finished, and has no checkpoint to go on from (one is made every "
+                f"{was.checkpoint.every:g} s): begin another run, with more passes or --set checkpoint.every=10"
+            )
+        return Taken(folder, [], None, [*warned, Resumed(seconds=0.0, checkpoint=None, steps=0)])
+    if not isinstance(found, tuple):
+        found = found.later(seconds)
+        stood = found.facts.standing
+        resumed = Resumed(
+            seconds=stood.seconds,
+            checkpoint=found.facts.number,
+            steps=stood.done if stood.steps is None else stood.steps,
+        )
+        return Taken(folder, before, found, [*warned, resumed])
+    path, manifest = found
+    state, news = _state(folder.path, manifest, was, job, dataset, seconds)
+    return Taken(folder, before, (path, msgspec.structs.replace(manifest, state=state)), [*warned, *news])
+
+
+def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | Kept | None, Sequence[BadCheckpoint]]:
+    """What the run kept last, and what is wrong with whatever is newer."""
+    from shoal.files import Disk
+    from shoal.store.checkpoint.manifest import newest
+    from shoal.strategies.parameter_server.algorithm import OnServers
+    from shoal.training import local_checkpoint
+
+    if isinstance(was.strategy, OnServers):
+        return newest(Disk(), root, was.identity)
+    return local_checkpoint.newest(root, was.identity)
+
+
+def _state(
+    path: Path, manifest: Manifest, was: Job, job: Job, dataset: Dataset, seconds: float
+) -> tuple[msgspec.Raw, list[RunEvent]]:
+    """What the coordinator begins with, and what is to be told of it."""
+    from shoal.nodes.factory import state_to_resume
+    from shoal.nodes.journal import Journal
+    from shoal.nodes.scheduler_state import about_dealing, folded, without
+
+    state = state_to_resume(manifest, was, job, dataset.train.rows, seconds)
+    journal = Journal(path / "coordinator.journal")
+    known = folded(about_dealing(journal.records)).counted
+    journal.close()
+    again = without(known, state.counted)
+    resumed = Resumed(seconds=state.account.seconds, checkpoint=manifest.number, steps=manifest.steps, slots=again)
+    news: list[RunEvent] = [resumed]
+    if journal.damaged is not None:
+        what = f"the journal is damaged at byte {journal.damaged:,}: what was counted since the checkpoint is not known in full"
+        news.insert(0, Warned(seconds=seconds, what=what))
+    return msgspec.Raw(msgspec.json.encode(state)), news
+
+
+def go_on(folder: Folder, dataset: Dataset) -> Taken:
+    """A run whose nodes are elsewhere, and may be there still: its journal has all that it takes."""
+    before, _ = folder.events()
+    _check_data(folder.path, before, dataset)
+    return Taken(folder, before, stands=True)
+
+
+def _check_data(path: Path, before: list[RunEvent], dataset: Dataset) -> None:
+    started = next((event for event in before if isinstance(event, Started)), None)
+    if started is None:
+        return
+    was, now = (started.rows, started.features), (dataset.train.rows, dataset.features)
+    if was != now:
+        raise Invalid(
+            f"the data have changed since {path} was begun: {was[0]:,} rows of {was[1]:,} features then, "
+            f"{now[0]:,} of {now[1]:,} now: bring them back, or begin another run"
+        )

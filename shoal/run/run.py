@@ -1,0 +1,457 @@
+"""Train, and what training leaves: a ``Run``.
+
+run = shoal.train("rcv1", strategy="async", workers=4, servers=2, out="runs/first")
+run.summary["metrics"]["accuracy"], run.model.predict(rows), run.plot()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from shoal.errors import Invalid, RunFailed
+from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Started, Stopped, Voided, counted, read_run
+from shoal.job import Job
+from shoal.limits import MB
+from shoal.run.folder import (
+    EventCall,
+    Folder,
+    Hearer,
+    Log,
+    keep_aside,
+)
+from shoal.run.resume import (
+    Taken,
+    finished,
+    go_on,
+    open_folder,
+    reopen,
+    take_up,
+)
+from shoal.settings import changed
+from shoal.signals import deferred
+from shoal.timing import Timing, timing_from
+
+if TYPE_CHECKING:
+    from shoal.data.datasets import Dataset
+    from shoal.launch.local import Cluster
+    from shoal.models.learner import Keeps, Learner
+    from shoal.run.handle import Underway
+    from shoal.strategies.parameter_server.run import Launcher
+    from shoal.training.result import Outcome
+
+WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A run that is over: its model, its figures, what happened, and where it lies."""
+
+    job: Job
+    model: Keeps | None
+    summary: dict[str, Any]
+    events: list[RunEvent] = field(repr=False)
+    folder: Path | None = None
+    rescued: str = ""  # why ``folder`` is a temporary one, and not the one that was asked for
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """The losses over time, as a matplotlib figure (pip install 'shoal[view]'); with ``path``, written there."""
+        from shoal.views.plots import loss
+
+        try:
+            return loss(self.events, path)
+        except OSError as error:
+            raise Invalid(f"cannot write {path}: {error.strerror}: choose another place") from None
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """Read a run folder back."""
+        from shoal.models.learner import trained
+
+        folder = Path(folder)
+        try:
+            summary = msgspec.json.decode((folder / "summary.json").read_bytes())
+            events = read_run(folder / "events.jsonl")
+        except FileNotFoundError as error:
+            raise Invalid(
+                f"{folder} has no {Path(str(error.filename)).name}: it is no run, or one that did not end"
+            ) from None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Invalid(f"{folder} cannot be read: {error}") from None
+        model = trained(folder / "model.safetensors") if (folder / "model.safetensors").exists() else None
+        return cls(Job.load(folder / "job.toml"), model, summary, events, folder)
+
+
+def train(
+    data: str | os.PathLike[str] | Job | None = None,
+    *,
+    model: str | None = None,
+    strategy: str | None = None,
+    workers: int | None = None,
+    servers: int | None = None,
+    copies: int | None = None,
+    seed: int | None = None,
+    test: str | os.PathLike[str] | None = None,
+    batch: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target_loss: float | None = None,
+    patience: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_event: EventCall | None = None,
+    progress: Callable[[str], None] | None = None,
+    view: bool = False,
+    cluster: str | Cluster | None = None,
+    group: str | None = None,
+    timing: Timing | Mapping[str, float] | None = None,
+) -> Run:
+    """Train a model on this machine; returns when it is done.
+
+    ``data`` is a name (`shoal data list`), a path, a job file (.toml) or a Job. ``settings`` are any others by their names in
+    a job file, such as {"update.step": 0.05}. With ``out`` a run folder is written; if an unfinished run of the same job lies
+    there, it goes on. ``resume`` is the folder of a run to take up again, with its own job: who computes and serves, and when
+    it stops, may be changed. ``view`` shows the run on standard error while it goes on; ``on_event`` hears what happens, on a
+    thread of its own: the run does not wait for it, and one that raises is called no more (KeyboardInterrupt ends the run).
+    Ctrl-C raises KeyboardInterrupt with an attribute ``run``: what was learned up to then. It is also in ``out``; without ``out``, in a
+    temporary folder that the message names (``Run.load`` reads it).
+    With ``cluster`` (an address, a run's folder or a cluster) it has no servers of its own: its workers are a ``group`` on those.
+    ``timing``: how long nodes wait for each other, in seconds: {"dead": 20}, or {"scale": 4} for all.
+    """
+    given = {
+        "model": model,
+        "strategy": strategy,
+        "workers": workers,
+        "servers": servers,
+        "copies": copies,
+        "seed": seed,
+        "data.test": None if test is None else os.fspath(test),
+        "data.batch": batch,
+        "stop.epochs": epochs,
+        "stop.steps": steps,
+        "stop.seconds": seconds,
+        "stop.target_loss": target_loss,
+        "stop.patience": patience,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if timing is not None:
+        set_by_name = msgspec.structs.asdict(timing_from(timing))
+        changes |= {f"timing.{name}": value for name, value in set_by_name.items() if value is not None}
+    changes |= settings or {}
+    folder: Path | Folder | None = None if out is None else Path(out)
+    if resume is not None:
+        if data is not None or out is not None:
+            raise Invalid("resume goes on with a run as its folder has it: leave data and out away")
+        if (ended := finished(Path(resume), changes)) is not None:
+            return ended
+        job, folder = reopen(Path(resume), changes)
+    elif isinstance(data, Job):
+        job = Job.of(changed(msgspec.to_builtins(data), changes))
+    elif data is None:
+        raise Invalid(
+            "nothing to train on: give a name (`shoal data list`), a file or a Job first: shoal.train('clicks')"
+        )
+    elif os.fspath(data).endswith(".toml"):
+        job = Job.load(Path(data), changes)
+    else:
+        job = Job.of(changed({"data": os.fspath(data)}, changes))
+    launcher: Launcher | None = None
+    if cluster is not None or group is not None:
+        from shoal.strategies.parameter_server.group_cluster import guest
+
+        job, launcher = guest(job, cluster, group)
+    said = None if progress is None else Hearer(progress, "progress")
+    try:
+        if not view:
+            return execute(job, folder, on_event, said, launcher=launcher)
+        from shoal.views.terminal import view as views
+
+        with views(epochs=job.stop.passes, verbosity=job.verbosity) as show:
+            hears: list[EventCall] = [show] if on_event is None else [show, on_event]
+            return execute(job, folder, hears, said or show.note, launcher=launcher)
+    except KeyboardInterrupt as error:
+        with contextlib.suppress(KeyboardInterrupt), deferred():  # a second Ctrl-C changes nothing
+            _interrupted(error)
+        raise
+    finally:
+        if said is not None:
+            said.close()
+
+
+def _interrupted(error: KeyboardInterrupt) -> None:
+    """Say where what was learned is. Without a folder it is put into one: who does not catch this loses ``error.run`` with it."""
+    run = vars(error).get("run")
+    if not isinstance(run, Run):
+        return  # it had not begun
+    if run.folder is None:
+        with contextlib.suppress(OSError):  # no room: it is in memory at least
+            run.folder = keep_aside(run, f"shoal-{run.summary['data'][:64]}-interrupted-")
+    where = "" if run.folder is None else f", and in {run.folder}"
+    # Not an error of our own: only of KeyboardInterrupt itself Python, and the shell around it, see that it was Ctrl-C.
+    error.args = (f"what was learned so far is the error's .run (sys.last_value.run, if nobody caught it){where}",)
+
+
+def execute(
+    job: Job,
+    out: Path | Folder | None = None,
+    on_event: EventCall | Sequence[EventCall] | None = None,
+    progress: Callable[[str], None] | None = None,
+    started: Callable[[Any], None] | None = None,
+    launcher: Launcher | None = None,
+    stands: bool = False,
+) -> Run:
+    """Run a job to its end. ``started`` is handed the running training, to add or drain workers; ``launcher`` says where the
+    nodes are, if not where the job says; ``stands``: they may be there still, from a former life of this run.
+
+    A run that cannot end well raises RunFailed, and what was judged last is saved; one that is interrupted (Ctrl-C) raises
+    that, and what was learned up to then is judged and saved. Either way everything that was started has ended.
+    """
+    from shoal.data.datasets import load
+    from shoal.launch.processes import check_listening
+    from shoal.run.handle import underway
+    from shoal.training.preflight import (
+        check,
+        check_same,
+        import_own,
+        starting,
+    )
+
+    folder = open_folder(out, job) if isinstance(out, Path) else out
+    taken: Taken | None = None
+    log: Log | None = None
+    try:
+        check_listening(job)  # before anything that takes long
+        import_own(job)
+        dataset = load(job.data, job.seed, progress=progress)
+        for note in dataset.notes:
+            _say(progress, note)
+        learner = check(job, dataset)
+        _check_room(learner, dataset)
+        if folder is not None and not folder.is_new:
+            was = Job.load(folder.path / "job.toml")
+            taken = go_on(folder, dataset) if stands else take_up(folder, was, job, dataset)
+            if taken.checkpoint is not None:
+                check_same(learner, taken.checkpoint)
+        log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
+        path = None if folder is None else folder.path
+        begin = None if folder is None or taken is None else partial(folder.begin_again, job, taken.anew)
+        training = underway(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher, begin)
+        for event in () if taken is None else taken.news:
+            log(event)
+    except BaseException:
+        if log is not None:
+            log.settle()
+        if folder is not None:
+            folder.discard()
+        raise
+    try:
+        _say(progress, starting(job, launcher))
+        return _run(job, dataset, training, log, folder, progress, started)
+    finally:
+        try:
+            log.close()  # after what was learned is saved: it may take its time
+        finally:
+            if folder is not None:
+                folder.release()
+
+
+def _run(
+    job: Job,
+    dataset: Dataset,
+    training: Underway,
+    log: Log,
+    folder: Folder | None,
+    progress: Callable[[str], None] | None,
+    started: Callable[[Any], None] | None,
+) -> Run:
+    from shoal.strategies.averaging import mpi_ranks
+
+    outcome: Outcome | None = None
+    later: BaseException | None = None  # raised once what was learned is saved
+    began = _cpu()
+    try:
+        with training:
+            try:
+                if started is not None:
+                    started(training)
+                outcome = training.wait()
+            except (KeyboardInterrupt, SystemExit) as error:
+                later = error
+                outcome = training.interrupted()
+    except BaseException as error:
+        later = error
+        if outcome is None and not isinstance(error, KeyboardInterrupt | SystemExit):
+            log.settle()
+            if folder is not None and not _began(log):
+                folder.discard()
+            raise
+    if later is not None and folder is not None and not _began(log):
+        log.settle()
+        folder.discard()
+        raise later
+    run: Run | None = None
+    outcome = _sober(outcome or training.outcome(), log)
+    try:
+        with deferred():  # Ctrl-C now would leave a folder without its summary
+            if not any(isinstance(event, Stopped) for event in log.new):
+                log(Stopped(seconds=outcome.seconds, why=outcome.why))
+            log.settle()
+            run = _finished(job, dataset, training, outcome, log, folder, None if mpi_ranks.rank() else _cpu() - began)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if run is None:
+            raise
+        later = later or error
+    if later is not None:
+        vars(later)["run"] = run
+        raise later
+    if outcome.failed:
+        failure = RunFailed(outcome.why, "" if run.folder is None else str(run.folder))
+        failure.run = run
+        raise failure
+    return run
+
+
+def _sober(outcome: Outcome, log: Log) -> Outcome:
+    """A run of which every slot had to be given up has learned nothing, however well it ended."""
+    voids = [event for event in log.events if isinstance(event, Voided)]
+    if outcome.examples or outcome.failed or not voids:
+        return outcome
+    why = f"nothing was learned: all {counted(len(voids), 'slot')} were given up, the last because {voids[-1].why}"
+    return replace(outcome, failed=True, why=why)
+
+
+def _finished(
+    job: Job, dataset: Dataset, training: Underway, outcome: Outcome, log: Log, folder: Folder | None, cpu: float | None
+) -> Run:
+    model = None if outcome.judged is None else training.learner.keep(outcome.judged.weights)
+    try:
+        summary = summarise(job, dataset, outcome, log.events, cpu)
+    except BaseException:
+        if folder is not None and model is not None:
+            folder.keep(model)  # what was learned is not lost to what is told of it
+        raise
+    run = Run(job, model, summary, log.events, None if folder is None else folder.path)
+    if folder is not None:
+        try:
+            run.folder = folder.save(run)
+            run.rescued = folder.rescued
+        except RunFailed as error:
+            run.folder, error.run = None, run
+            raise
+    return run
+
+
+def _check_room(learner: Learner, dataset: Dataset) -> None:
+    """One stray id makes a model of gigabytes: refuse it before it takes the machine's memory."""
+    import psutil
+
+    free, needed = int(psutil.virtual_memory().available), WHOLE_MODELS * 4 * learner.keys * learner.width
+    if needed > free:
+        raise Invalid(
+            f"{dataset.name} has {dataset.features:,} features, and to judge and keep a model of them takes "
+            f"{needed // MB:,} MB, and {free // MB:,} MB are free: hash the ids to fewer (--set data.hash_bits=20)"
+        )
+
+
+def _began(log: Log) -> bool:
+    return any(isinstance(event, Started) for event in log.events)
+
+
+def _cpu() -> float:
+    """Seconds of computing, by this process and those that it has seen end (S2-13): no ranks of an mpirun around us."""
+    taken = os.times()
+    return taken.user + taken.system + taken.children_user + taken.children_system
+
+
+def summarise(
+    job: Job, dataset: Dataset, outcome: Outcome, events: Sequence[RunEvent], cpu: float | None = None
+) -> dict[str, Any]:
+    """The figures of a run: the same for every strategy."""
+    from shoal.views import figures
+
+    judged = outcome.judged
+    losses = [event.train_loss for event in events if isinstance(event, Progress | Evaluated)]
+    rate = outcome.examples / outcome.computing if outcome.computing > 0 else 0.0
+    metrics: dict[str, float | None] = {"accuracy": None, "auc": None}
+    return {
+        "data": dataset.name,
+        "model": job.model.told,
+        "strategy": job.strategy.name,
+        "workers": job.workers if job.has_workers else 1,
+        "servers": job.servers if job.has_servers else 0,
+        "seed": job.seed,
+        "seconds": round(outcome.seconds, 4),
+        "computing_seconds": round(outcome.computing, 4),
+        "cpu_seconds": None if cpu is None else round(cpu, 2),
+        "steps": outcome.steps,
+        "examples": outcome.examples,
+        "examples_per_second": round(rate, 1),
+        "train_loss": next((loss for loss in reversed(losses) if loss is not None), None),
+        "test_loss": None if judged is None else judged.loss,
+        "metrics": metrics | (judged.metrics if judged is not None else {}),
+        "spread": figures.spread(None if judged is None else judged.loss, events),
+        "spent": _spent(events),
+        "emulated": job.emulate.words(),
+        "bytes_sent": outcome.sent,
+        "bytes_received": outcome.received,
+        "staleness": figures.staleness(outcome.staleness),
+        "stopped_because": outcome.why,
+        "failed": outcome.failed,
+        "machine": machine(),
+        "cores": next((event.cores for event in events if isinstance(event, Started)), None) or None,
+        "workers_lost": outcome.counts.get("workers lost", 0),
+        "servers_lost": outcome.counts.get("servers lost", 0),
+        "coordinator_restarts": outcome.counts.get("coordinator restarts", 0),
+        "slots_dealt_again": outcome.counts.get("slots dealt again", 0),
+        "slots_given_up": sum(isinstance(event, Voided) for event in events),
+        "second_copies": outcome.counts.get("second copies", 0),
+        "second_copies_first": outcome.counts.get("second copies first", 0),
+        "lost_updates": figures.lost_updates(outcome.counts),
+        "filters": figures.filters(outcome.filtered, outcome.left),
+        "handles": figures.handles(outcome.filtered),
+        "resumed": sum(isinstance(event, Resumed) for event in events),
+        "rollbacks": sum(isinstance(event, RolledBack) for event in events),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on, as far as others need to know it; the load is that of the last minute, by whoever."""
+    import platform
+
+    import psutil
+
+    return {
+        "platform": platform.platform(terse=True),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory": int(psutil.virtual_memory().total),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _spent(events: Sequence[RunEvent]) -> dict[str, float]:
+    """The share of their time that workers computed, communicated, waited."""
+    total: Counter[str] = Counter()
+    for event in events:
+        if isinstance(event, Progress):
+            total.update(event.spent)
+    whole = sum(total.values())
+    return {kind: round(seconds / whole, 4) for kind, seconds in total.items()} if whole else {}
+
+
+def _say(progress: Callable[[str], None] | None, what: str) -> None:
+    if progress is not None:
+        progress(what)

@@ -1,0 +1,1 @@
+"""Which worker computes which slot, when the model is evaluated, and when a run ends."""

@@ -1,0 +1,95 @@
+"""Which evaluations a run has asked for, and how far dealing may go before the next one.
+
+The first weights are judged before anything changes them. In step mode nothing past an evaluation is dealt until its
+weights are read, so that exactly that step is judged; where pushes count at once, nothing past the one after it, so that a
+stop rule is never more than one evaluation late. One is asked for at a time. Pure bookkeeping: no messages, no time.
+"""
+
+from __future__ import annotations
+
+from shoal.schedule.slot_queue import Workload
+from shoal.schedule.stop_rules import ENDLESS
+
+
+class Evaluations:
+    """Of one run, every so many slots."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.asked = -1  # the last one asked for
+        self.held, self.found = -1, -1  # the last ones whose weights were read, whose loss is known
+        self.at: dict[int, tuple[int, int, int]] = {}  # slots, examples, workers; of the last found, and of later ones
+
+    def ask(self, work: Workload, examples: int, workers: int) -> None:
+        self.asked += 1
+        self.at[self.asked] = (_reached(work), examples, workers)
+
+    def read(self, number: int) -> bool:
+        """The weights of this one were read; False if that is no news."""
+        if number <= self.held or number not in self.at:
+            return False
+        self.held = number
+        return True
+
+    def moved(self, number: int, slots: int, examples: int) -> bool:
+        """It is of a later step than was asked for, whose weights nobody has any more; False if that is no news."""
+        if number <= self.found or number not in self.at or slots <= self.at[number][0]:
+            return False
+        self.at[number] = (slots, examples, self.at[number][2])
+        return True
+
+    def judged(self, number: int) -> tuple[int, int, int] | None:
+        """The loss of this one is known: where it was; None if that is no news."""
+        if number <= self.found or number not in self.at:
+            return None
+        self.found, self.held = number, max(self.held, number)
+        for old in [one for one in self.at if one < number]:
+            del self.at[old]
+        return self.at[number]
+
+    @property
+    def open(self) -> int:
+        """The one that is not judged yet; -1 if there is none."""
+        return self.asked if self.asked > self.found else -1
+
+    def is_due(self, work: Workload, over: bool) -> bool:
+        """Time for another one? Only when the last one is in."""
+        if self.asked < 0 or self.open >= 0:
+            return False
+        last = self.at[self.asked][0]
+        if work.finished:
+            return last < work.done or over
+        if over:
+            return False  # what is dealt is finished, and then judged
+        if work.step is not None:
+            return work.barrier is not None and _reached(work) >= work.barrier
+        return _reached(work) // self.every > last // self.every
+
+    def barrier(self, work: Workload, over: bool) -> int | None:
+        """Deal no further than this slot."""
+        if self.held < 0:
+            return 0  # the first weights are judged before anything changes them
+        if over or self.every >= ENDLESS:
+            return None
+        next_at = (self.at[self.held][0] // self.every + (1 if work.step is not None else 2)) * self.every
+        return work.slots_until(work.steps_until(next_at))
+
+    def cut(self, work: Workload) -> int | None:
+        """The step at which a checkpoint may be cut now: no evaluation before it is without its loss, no step past it taken.
+
+        None: not now. An evaluation at that very step is no trouble: whoever takes the run up from there asks for it again.
+        """
+        ends = [work.limit] if work.barrier is None else [work.limit, work.barrier]
+        step = min(work.steps_until(work.next) + 1, *(work.steps_until(end) for end in ends))
+        pending = self.open >= 0 and work.steps_until(self.at[self.open][0]) < step
+        return None if pending or self.held < 0 else step
+
+    def forget_open(self) -> None:
+        """What is not judged was never asked for: who was to judge it is no more, or what it was to judge."""
+        self.asked = self.held = self.found
+        self.at = {number: where for number, where in self.at.items() if number == self.found}
+
+
+def _reached(work: Workload) -> int:
+    """Slots that are counted; in step mode, of whole steps."""
+    return work.done if work.step is None else work.slots_until(work.steps)

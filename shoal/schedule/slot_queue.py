@@ -1,0 +1,445 @@
+"""Who computes which slot: dealt, counted, given back, dealt again.
+
+A slot is one minibatch of one pass, here a number counted over all passes. Every slot is dealt until it is counted: when
+its worker is gone it is dealt again, and if two computed it the ledgers count one. A slot whose gradient was refused
+twice, or in whose hands three workers died, is dealt *void*: pushed empty, so that nobody waits for it.
+
+    each mode    a worker gets slots whose rows it has seen before, then any, then those of who has most left
+    step mode    the slots of coming steps go round among the workers, so that all of them work on the same step
+
+Nothing is dealt past ``limit`` (the end), ``barrier`` (an evaluation that wants to see exactly this step) or, in step mode,
+more than ``AHEAD`` steps past the oldest that is not whole. Pure bookkeeping: no messages, no time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+
+import numpy as np
+
+from shoal.schedule.epoch import Order, Pass
+from shoal.schedule.runs import Runs, runs, spread
+from shoal.tables import Step
+
+AHEAD = 48  # steps: servers hold a few more than that
+MOST = 4_096  # slots in one deal, whatever is asked for
+REFUSALS, DEATHS = 2, 3  # after so many of them a slot is void
+AGAIN = 16  # slots that come again are dealt also to who did not ask for so many: somebody may wait for them
+CLAIMED = 1 << 16  # slots that one report may name of which nobody knows who had them
+IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
+
+
+class Workload:
+    """All the slots of a run."""
+
+    def __init__(self, order: Order, limit: int, step: Step | None = None) -> None:
+        self.order, self.limit, self.step = order, limit, step
+        self.per_pass = order.per_pass
+        self.barrier: int | None = None
+        self.done = 0  # slots counted
+        self.voids: dict[int, str] = {}
+        self.next = 0  # how many were ever dealt: in step mode in order, in each mode pass after pass
+        self.lowest = 0  # the first slot that is not counted
+        self._passes: dict[int, Pass] = {}  # those that are open
+        self._whole = 0  # passes counted whole
+        self._out: dict[int, dict[int, None]] = {}  # by worker: what it has and is not counted, in order
+        self._pending: dict[int, deque[int]] = {}  # step mode: dealt, not yet asked for
+        self._names: dict[int, str] = {}
+        self._going: set[int] = set()  # of these: they ask for nothing more
+        self._again: deque[int] = deque()
+        self._refusals: Counter[int] = Counter()
+        self._deaths: Counter[int] = Counter()
+        self._had: dict[int, str] = {}  # group of rows -> who computed it last
+        self._taken_up = False  # from a former life, whose deals are not known
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def finished(self) -> bool:
+        return self.done >= self.limit
+
+    @property
+    def steps(self) -> int:
+        """Steps that are whole."""
+        if self.step is None:
+            return self.done
+        return self.step_of(self.lowest) if self.lowest < self.limit else self.steps_until(self.limit)
+
+    def has(self, worker: int) -> int:
+        """How many slots it was dealt that are not counted."""
+        return len(self._out.get(worker, ()))
+
+    def among(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
+        """Those of its slots that are in these runs, however long or crooked the runs are."""
+        pairs = sorted(found)
+        firsts, ends = [first for first, _ in pairs], list(accumulate((stop for _, stop in pairs), max))
+        return [
+            slot for slot in self._out.get(worker, ()) if (at := bisect_right(firsts, slot)) and slot < ends[at - 1]
+        ]
+
+    def rows(self, slots: Iterable[int]) -> int:
+        """How many rows are in these, but for the void ones."""
+        return self._rows_of(slot for slot in slots if slot not in self.voids)
+
+    @property
+    def rows_counted(self) -> int:
+        """How many rows are in all slots that are counted, but for the void ones."""
+        found = self._whole * self.order.span(self.per_pass - 1)[1]
+        found += sum(self.order.rows_in(one.group[one.counted]) for one in self._passes.values())
+        return found - self._rows_of(slot for slot in self.voids if self.is_counted(slot))
+
+    def _rows_of(self, slots: Iterable[int]) -> int:
+        spans = (self.order.span(self.order.content(*divmod(slot, self.per_pass))) for slot in slots)
+        return sum(stop - first for first, stop in spans)
+
+    def counted(self) -> Runs:
+        """All slots that are counted, in runs."""
+        found = [(0, self._whole * self.per_pass)] if self._whole else []
+        for number in sorted(self._passes):
+            one = self._passes[number]
+            for first, stop in runs((one.first + np.flatnonzero(one.counted)).tolist()):
+                if found and found[-1][1] == first:
+                    first = found.pop()[0]
+                found.append((first, stop))
+        return found
+
+    def blame(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Refusals and deaths of slots that are not counted."""
+        refused, died = (
+            {slot: times for slot, times in found.items() if not self.is_counted(slot)}
+            for found in (self._refusals, self._deaths)
+        )
+        return refused, died
+
+    def step_of(self, slot: int) -> int:
+        assert self.step is not None
+        return self.step.step_of(divmod(slot, self.per_pass))
+
+    def steps_until(self, slot: int) -> int:
+        """How many steps all slots before this one make."""
+        if self.step is None:
+            return slot
+        return 0 if slot == 0 else self.step_of(slot - 1) + 1
+
+    def slots_until(self, steps: int) -> int:
+        """How many slots so many steps have."""
+        if self.step is None:
+            return steps
+        per_pass = self.step.steps_per_pass() or 1
+        passes, rest = divmod(steps, per_pass)
+        return passes * self.per_pass + min(rest * self.step.slots, self.per_pass)
+
+    # ------------------------------------------------------------ workers
+
+    def enter(self, worker: int, name: str) -> None:
+        if worker not in self._names:
+            self._names[worker], self._out[worker], self._pending[worker] = name, {}, deque()
+
+    def goes(self, worker: int) -> None:
+        """It finishes what it has: what is meant for it and was not asked for is others', who may be what it waits for."""
+        if worker in self._names and worker not in self._going:
+            self._going.add(worker)
+            pending, self._pending[worker] = self._pending[worker], deque()
+            self._return(list(pending))
+
+    def leave(self, worker: int, died: bool) -> int:
+        """A worker is gone: what it had is dealt again. How many slots that is."""
+        if worker not in self._names:
+            return 0
+        name = self._names.pop(worker)
+        self._going.discard(worker)
+        out, pending = list(self._out.pop(worker)), self._pending.pop(worker)
+        if died:
+            for slot in out[:IN_HAND]:
+                self._deaths[slot] += 1
+                if self._deaths[slot] >= DEATHS:
+                    self.voids.setdefault(slot, f"{DEATHS} workers died while they had it, {name} the last")
+        self._return([*out, *pending])
+        return len(out)
+
+    def give_back(self, worker: int, slots: Iterable[int]) -> None:
+        out = self._out.get(worker, {})
+        self._return([slot for slot in slots if out.pop(slot, 0) is None])
+
+    def keep_only(self, worker: int, found: Iterable[tuple[int, int]]) -> int:
+        """It has these, and no others: what else was dealt to it is dealt again. How many slots that is."""
+        out = self._out.get(worker, {})
+        if not out:
+            return 0
+        here = set(self.among(worker, found))
+        missing = [slot for slot in out if slot not in here]
+        self.give_back(worker, missing)
+        return len(missing)
+
+    def refuse(self, worker: int, slot: int, why: str) -> None:
+        """The gradient of this slot cannot be pushed."""
+        if self._out.get(worker, {}).pop(slot, 0) is None:
+            self._refusals[slot] += 1
+            if self._refusals[slot] >= REFUSALS:
+                self.voids.setdefault(slot, why)
+            self._return([slot])
+
+    def _return(self, slots: list[int]) -> None:
+        if not slots:
+            return
+        elsewhere = {slot for out in self._out.values() for slot in out}
+        back = [slot for slot in slots if not self.is_counted(slot) and slot not in elsewhere]
+        self._again = deque(sorted({*self._again, *back}))
+
+    def held(self, worker: int) -> list[int]:
+        """All slots that are meant for it and not counted, in order."""
+        mine = (*self._out.get(worker, ()), *self._pending.get(worker, ()))
+        return sorted(slot for slot in mine if not self.is_counted(slot))
+
+    def lend(self, worker: int, slots: Iterable[int]) -> None:
+        """It computes these, too; whoever else has them keeps them."""
+        self._out[worker].update(dict.fromkeys(slots))
+
+    def late(self, worker: int) -> list[int]:
+        """Slots that it has and that another one was faster with: it need not go on with them."""
+        out = self._out.get(worker, {})
+        slots = [slot for slot in out if self.is_counted(slot)]
+        for slot in slots:
+            del out[slot]
+        return slots
+
+    # ------------------------------------------------------------ dealing
+
+    def deal(self, worker: int, most: int) -> tuple[list[int], list[int]]:
+        """Slots for a worker, at most so many: those that come again, and new ones."""
+        most = min(most, MOST)
+        if self._taken_up and self.step is None:
+            self._leave_out()
+        again = self._come_again(worker, max(most, AGAIN))
+        if self._taken_up and self.step is not None:
+            again = sorted([*again, *self._oldest(worker)])
+        new = self._new(worker, most - len(again)) if most > len(again) else []
+        self._out[worker].update(dict.fromkeys([*again, *new]))
+        return again, new
+
+    def _leave_out(self) -> None:
+        """Of a last pass that is not computed whole, workers may hold other slots of a former life than were to come again."""
+        held = self._uncounted()
+        again = [slot for slot in self._again if slot not in held and not self.is_counted(slot)]
+        self._again = deque(again[: max(0, self.limit - self.done - len(held))])
+
+    def _uncounted(self) -> set[int]:
+        """What workers have."""
+        return {slot for out in self._out.values() for slot in out if not self.is_counted(slot)}
+
+    def _come_again(self, worker: int, most: int) -> list[int]:
+        found: list[int] = []
+        others: list[int] = []  # whose rows are with somebody else
+        most, end = min(most, self._room()), self.barrier if self.step is not None else None
+        while self._again and len(found) < most and (end is None or self._again[0] < end):
+            slot = self._again.popleft()
+            if self.is_counted(slot):
+                continue
+            stays = self.order.turns < self.per_pass and self._in_turn_is(slot) != worker
+            (others if stays else found).append(slot)
+        self._again.extendleft(reversed(others))
+        return found
+
+    def _room(self) -> int:
+        """Each mode: how many slots may come again before the barrier.
+
+        A pass is dealt in any order, so that the number of a slot does not say how many were dealt before it. One that was
+        dealt may lie past the barrier: if it did not come again, nothing would ever move the barrier.
+        """
+        if self.barrier is None or self.step is not None or not self._again:
+            return MOST
+        return self.barrier - self.done - len(self._uncounted())
+
+    def _new(self, worker: int, most: int) -> list[int]:
+        end = self.limit if self.barrier is None else min(self.limit, self.barrier)
+        if self.step is not None:
+            return self._in_turn(worker, most, end)
+        # The end is dealt in ever smaller pieces, so that all are done at about the same time.
+        most = min(most, max(1, (end - self.next) // (2 * len(self._names))))
+        found: list[int] = []
+        while len(found) < most and self.next < end:
+            if self.next // self.per_pass < self._whole:  # somebody had all of it from a former life
+                self.next = self._whole * self.per_pass
+                continue
+            one = self._open(self.next // self.per_pass)
+            places = one.take(self._names[worker], min(most - len(found), end - self.next))
+            found += [one.first + place for place in places if not one.counted[place]]
+            self.next += len(places)
+        return found
+
+    def _in_turn(self, worker: int, most: int, end: int) -> list[int]:
+        assert self.step is not None
+        mine = self._pending[worker]
+        while len(mine) < most and self.next < end and self.step_of(self.next) < self.steps + AHEAD:
+            self._hand_round()
+        return [mine.popleft() for _ in range(min(most, len(mine)))]
+
+    def _hand_round(self) -> None:
+        """The next slot is meant for the worker whose turn it is."""
+        if not self.is_counted(self.next):
+            self._open(self.next // self.per_pass)
+            self._pending[self._in_turn_is(self.next)].append(self.next)
+        self.next += 1
+
+    def _in_turn_is(self, slot: int) -> int:
+        """The worker whose turn it is."""
+        workers = [one for one in sorted(self._names) if one not in self._going]
+        return workers[slot % self.per_pass % self.order.turns % len(workers)]
+
+    def _oldest(self, worker: int) -> list[int]:
+        """Slots of the oldest step, asked for or not.
+
+        A worker may be full of what a former life dealt it, and wait for a slot that nobody has any more: it never asks.
+        """
+        end, mine = self.limit if self.barrier is None else min(self.limit, self.barrier), self._pending[worker]
+        while self.next < end and self.step_of(self.next) <= self.steps:
+            self._hand_round()
+        found = []
+        while mine and self.step_of(mine[0]) <= self.steps:
+            found.append(mine.popleft())
+        return found
+
+    def stop(self) -> None:
+        """Deal nothing more than it takes to make what is dealt whole."""
+        if self.step is not None:
+            self.limit = min(self.limit, self.slots_until(self.steps_until(self.next)))
+            return
+        # Not all that ``next`` counts need be dealt where a former life dealt before: a pass is taken up as a whole.
+        self.limit = min(
+            self.limit, self.done + len(self._uncounted() | {slot for slot in self._again if not self.is_counted(slot)})
+        )
+        self.next = max(self.next, self.limit)
+
+    def _open(self, number: int) -> Pass:
+        one = self._passes.get(number)
+        if one is None:
+            group = self.order.contents(number)
+            one = self._passes[number] = Pass(
+                number * self.per_pass, group, np.zeros(self.per_pass, np.bool_), self.per_pass, undealt=self.per_pass
+            )
+            if self.step is None:
+                for place, rows in enumerate(group.tolist()):
+                    had = self._had.get(rows)
+                    if had in self._names.values():
+                        one.kept.setdefault(had, deque()).append(place)  # type: ignore[arg-type]
+                    else:
+                        one.free.append(place)
+        return one
+
+    # ------------------------------------------------------------ counting
+
+    def count(self, worker: int, slots: Iterable[int]) -> list[int]:
+        """These are counted; the ones that were not before."""
+        out = self._out.get(worker, {})
+        new = [slot for slot in slots if out.pop(slot, 0) is None and self._mark(slot, self._names[worker])]
+        self._move_up()
+        return new
+
+    def claim(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
+        """These are counted, says a worker to whom a former life dealt them; the ones that were not before.
+
+        In step mode what lies before them was dealt, too, by that life: it comes again.
+        """
+        new = [slot for slot in spread(found, CLAIMED) if slot < self._end and self._mark(slot, self._names[worker])]
+        self._was_dealt(new)
+        self._move_up()
+        return new
+
+    def adopt(self, worker: int, found: Iterable[tuple[int, int]]) -> None:
+        """A former life dealt these to a worker, which has them: it goes on with them, and nobody else is dealt them."""
+        slots = [slot for slot in spread(found, CLAIMED) if slot < self._end and not self.is_counted(slot)]
+        self._was_dealt(slots)
+        here = set(slots)
+        self._again = deque(slot for slot in self._again if slot not in here)
+        self._out[worker].update(dict.fromkeys(slots))
+
+    @property
+    def _end(self) -> int:
+        """No slot from here on can have been dealt: in each mode the last pass may be dealt in part, in any order."""
+        return self.limit if self.step is not None else -(-self.limit // self.per_pass) * self.per_pass
+
+    def _was_dealt(self, slots: list[int]) -> None:
+        """They are dealt to nobody else. In step mode what lies before them was dealt, too: it comes again, unless somebody has it."""
+        if self.step is None:
+            for slot in sorted(slots):
+                self._take_out(*divmod(slot, self.per_pass))
+        elif slots and max(slots) >= self.next:
+            first, self.next = self.next, max(slots) + 1
+            for number in range(first // self.per_pass, (self.next - 1) // self.per_pass + 1):
+                self._open(number)
+            self._return(list(range(first, self.next)))
+
+    def _take_out(self, number: int, place: int) -> None:
+        """Each mode: this slot of this pass is dealt; so are all passes before it, of which the rest comes again."""
+        while self._whole <= self.next // self.per_pass < number:
+            one = self._open(self.next // self.per_pass)
+            self._again = deque(sorted({*self._again, *(one.first + left for left in one.rest())}))
+            self.next = one.first + self.per_pass
+        if number >= self._whole and number == self.next // self.per_pass and self._open(number).remove(place):
+            self.next += 1
+
+    def resume(
+        self,
+        counted: Iterable[int],
+        dealt: int | None = None,
+        refusals: Mapping[int, int] | None = None,
+        deaths: Mapping[int, int] | None = None,
+    ) -> None:
+        """Take up a run that somebody else dealt: what is not counted comes again.
+
+        Each mode: of the passes that were begun, and no more than is still to do. Step mode: up to the last that is counted.
+        ``dealt``: workers hold slots of a former life's deals, in step mode up to this one at least.
+        """
+        self._taken_up = dealt is not None
+        self._refusals.update(refusals or {})
+        self._deaths.update(deaths or {})
+        slots = sorted(set(counted))
+        self._whole = sum(1 for at in range(self.per_pass, len(slots) + 1, self.per_pass) if slots[at - 1] == at - 1)
+        self.done = self._whole * self.per_pass
+        for slot in slots[self.done :]:
+            self._mark(slot, "")
+        last = max(self._passes, default=self._whole - 1)
+        if self.step is not None:
+            reached = slots[-1] + 1 if slots else 0
+            self.limit = max(self.limit, reached)  # a lower one came too late: it ends where it is
+            self.next = min(self.limit, max(dealt or 0, reached))
+            last = max(last, (self.next - 1) // self.per_pass)
+        for number in range(self._whole, last + 1):
+            self._open(number)  # also those of which nothing is counted: they lie before one that was begun
+        missing: list[int] = []
+        for one in (self._passes[number] for number in sorted(self._passes)):
+            missing += (one.first + np.flatnonzero(~one.counted)).tolist()
+            one.undealt = 0
+        if self.step is None:
+            self.next = (last + 1) * self.per_pass
+            self._again = deque(missing[: max(0, self.limit - self.done)])
+        else:
+            self._again = deque(slot for slot in missing if slot < self.next)
+        self.lowest = self._whole * self.per_pass
+        self._move_up()
+
+    def _move_up(self) -> None:
+        while self.is_counted(self.lowest):
+            self.lowest += 1
+
+    def _mark(self, slot: int, name: str) -> bool:
+        """Count one slot; False if it was before."""
+        if self.is_counted(slot):
+            return False
+        number, place = divmod(slot, self.per_pass)
+        one = self._open(number)
+        one.counted[place] = True
+        one.left -= 1
+        self.done += 1
+        self._had[int(one.group[place])] = name
+        while self._whole in self._passes and not self._passes[self._whole].left:
+            del self._passes[self._whole]
+            self._whole += 1
+        return True
+
+    def is_counted(self, slot: int) -> bool:
+        number, place = divmod(slot, self.per_pass)
+        return number < self._whole or (number in self._passes and bool(self._passes[number].counted[place]))

@@ -1,0 +1,1 @@
+"""Who may take part from other machines: keys, encryption, roles, and how many may call."""

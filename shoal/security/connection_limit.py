@@ -1,0 +1,98 @@
+"""How many may call at once: a node that listens on tcp takes so many connections as it has room for, and then none until some are gone.
+
+Without that a storm of callers would use up the process's descriptors, and the files and calls of those who are in would fail. libzmq takes
+whoever comes, and to stop listening would end all that it has; so while it is full the kernel is told to drop whoever knocks
+(a socket filter that lets nothing through, on the listening socket alone). Strangers hear nothing, members whose connection broke try again,
+and whoever is in notices nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket as sockets
+import struct
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from shoal import limits
+from shoal.security.descriptors import room
+from shoal.security.reconnect import monitor
+
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # whichever side sees it first
+_EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED
+_AT_ONCE = 1_024  # things that happened, looked at in one turn
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # of Linux; Python has no names for them
+_NOTHING = (ctypes.c_ubyte * 8)(0x06)  # the shortest filter there is: "return 0", that is, keep no byte of what came
+
+
+class Listening:
+    """The connections of one listening socket."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        socket: zmq.Socket[bytes],
+        counts: Counter[str],
+        log: Callable[[str], None],
+        keys: bool,
+    ) -> None:
+        self.watch = monitor(context, socket, _EVENTS)
+        self._socket, self._counts, self._log, self._keys = socket, counts, log, keys
+        self._endpoint = ""
+        self._door = -1  # the descriptor that is listened at
+        self._open: set[int] = set()  # descriptors of those who are connected
+        self._room = 0
+        self._full = False
+
+    def bind(self, address: str) -> str:
+        """Raises ZMQError. Returns where it is, if the port was left open."""
+        self._socket.bind(address)
+        self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._room = room()
+        return self._endpoint
+
+    def look(self) -> None:
+        """At who came and went."""
+        for _ in range(_AT_ONCE):
+            if not self.watch.poll(0):
+                break
+            event: Any = parse_monitor_message(self.watch.recv_multipart(zmq.DONTWAIT))
+            self._happened(event["event"], event["value"])
+        if self._full != (len(self._open) >= self._room * (limits.CONNECTIONS_AGAIN if self._full else 1)):
+            self._turn(not self._full)
+
+    def _happened(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_LISTENING:
+            self._door = value
+        elif event == zmq.EVENT_ACCEPTED:
+            self._open.add(value)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._open.discard(value)
+        elif self._keys:
+            self._counts["no key"] += 1
+            self._log(
+                f"a caller was refused at {self._endpoint}: it has no key, or took this for a node with another key (or is no shoal)"
+            )
+
+    def _turn(self, full: bool) -> None:
+        self._full = full
+        if full:
+            self._counts["full"] += 1
+            self._log(
+                f"no more callers at {self._endpoint}: {len(self._open):,} are connected, and there is room for {self._room:,}"
+            )
+        if not self._endpoint.startswith("tcp") or self._door < 0:
+            return  # who can reach a Unix socket is one of us
+        with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(self._door)) as door:
+            # Where the kernel cannot do this, the descriptors are the bound.
+            if full:
+                program = struct.pack("@HP", 1, ctypes.addressof(_NOTHING))
+                door.setsockopt(sockets.SOL_SOCKET, _ATTACH_FILTER, program)
+            else:
+                door.setsockopt(sockets.SOL_SOCKET, _DETACH_FILTER, 0)

@@ -1,0 +1,340 @@
+"""The door of a node that listens with keys: who is let in, and whose messages are taken.
+
+Every handshake is answered here, in the node's own loop (libzmq asks by a socket of its own; there is no thread for it): a key that is on
+the list comes in, any other is refused. The list is this host's file, read again whenever it changes, and what the coordinator tells;
+every single message is checked against it, so a key that is revoked or has expired (by this host's clock) is cut off at once, though its
+connection stands. A connection has
+no name that its caller could choose: each message says who it is from, and answers go where a key of that name spoke from last. What is
+refused is counted, and said on standard error, so many times a second at most.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zmq
+
+from shoal import limits
+from shoal.security import expiry, keyring
+from shoal.security.keyring import (
+    KEY_BYTES,
+    REVOKED,
+    ROLES,
+    Key,
+    text_of,
+)
+from shoal.wire.messages.security import Allowed
+
+LISTEN = ("coordinator", "server", "client")  # roles of those who may be called
+_KNOWN = (*ROLES, REVOKED)
+EXPIRED = 500  # how a handshake is refused whose key has expired: the number is all that libzmq tells the caller, and 400 is any other
+Envelope = list[bytes]
+
+_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks
+_LOOK = 0.1  # seconds between two looks at the list, while messages come
+_HOLD = (
+    limits.HELLO_WITHIN / limits.SECOND / 2
+)  # seconds that a stranger waits: the coordinator's word may be on its way
+
+
+class Caller(NamedTuple):
+    """Who has spoken under a name."""
+
+    public: str
+    route: bytes  # of the connection it spoke from last
+
+
+class Refusal(NamedTuple):
+    """Why a key that was let in once is not heard any more."""
+
+    counter: str
+    why: str  # in the words of an answer
+    end: str  # and of what is told about its node
+
+
+class Guests:
+    """The keys that may call."""
+
+    def __init__(self, folder: Path | None, own: Key, clock: Callable[[], int] = expiry.now) -> None:
+        self.version = 0
+        self.wrong: list[str] = []
+        self._folder = folder
+        self._always = [own]
+        self._told: list[Key] = []
+        self._file: list[Key] = []
+        self._seen: tuple[int, ...] = ()
+        self._by_key: dict[str, Key] = {}
+        self._clock = clock
+        self._bounded: list[Key] = []  # those that are good until some time
+        self._past: list[str] = []  # of them, whose time has come
+        self.look()
+
+    def look(self) -> bool:
+        """At the file, and at the clock; has anything changed?"""
+        read = self._read()
+        return self._age() or read
+
+    def _age(self) -> bool:
+        """Have others expired than before? The time has come for one, or the clock was set."""
+        past = [key.public for key in self._bounded if self.is_past(key)]
+        if past == self._past:
+            return False
+        self._past = past
+        self.version += 1
+        return True
+
+    def _read(self) -> bool:
+        seen: tuple[int, ...] = (0,)
+        if self._folder is not None:
+            try:
+                found = (self._folder / keyring.ALLOWED).stat()
+                seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            except OSError:
+                seen = (0,)
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        self._file, self.wrong = ([], []) if self._folder is None else keyring.read_list(self._folder)
+        self._merge()
+        return True
+
+    def tell(self, keys: Sequence[Key]) -> None:
+        """The coordinator's list."""
+        self._told = list(keys)
+        self._merge()
+
+    def trust(self, coordinator: str) -> None:
+        """Whoever has the key that the coordinator must have may be anyone."""
+        if all(key.public != coordinator for key in self._always):
+            self._always.append(Key("coordinator", "coordinator", coordinator))
+            self._merge()
+
+    @property
+    def wait_for_word(self) -> bool:
+        """A coordinator elsewhere has a say in who may come: it may not have said so yet."""
+        return len(self._always) > 1
+
+    def find(self, public: str) -> Key | None:
+        return self._by_key.get(public)
+
+    def is_past(self, key: Key) -> bool:
+        return 0 < key.until <= self._clock()
+
+    def refusal(self, public: str, name: str = "") -> Refusal | None:
+        """Why whoever has been let in by this key is not heard (any more), if so; or not by this name."""
+        key = self.find(public)
+        if key is None or key.role == REVOKED:
+            why = f"the key {public} was revoked: shoal key new makes another, which the coordinator's host must add (shoal key add)"
+            return Refusal("revoked key", why, "its key was revoked")
+        if self.is_past(key):
+            return Refusal("expired key", f"the key {public} {expired(key)}", "its key has expired")
+        if name and not key.is_of(name):
+            bound = f", and confined to group {key.group!r}" if key.group else ""
+            why = f"the key is {key.name}'s{bound}: a node that has it is called {key.called}"
+            return Refusal("impostor", why, f"its key is for {key.called} now")
+        return None
+
+    def all(self) -> list[Key]:
+        """The revoked ones among them."""
+        return [key for key in self._by_key.values() if key not in self._always]
+
+    def _merge(self) -> None:
+        # Later ones win: how a key is bound is the coordinator's to say, and whom it or this host has revoked the other does not bring back.
+        found = [*self._file, *self._told]
+        found += [key for key in found if key.role == REVOKED]
+        self._by_key = {key.public: key for key in [*found, *self._always]}
+        self._bounded = [key for key in self._by_key.values() if key.until]
+        self.version += 1
+
+
+class Log:
+    """Lines on standard error. Whoever is refused tries again and again: the same line comes again ever more seldom, and says how often it
+    was left out. Whatever they are about, there are so many a second at most.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._second, self._lines, self._left = 0, 0, 0
+        self._said: dict[str, tuple[float, float, int]] = {}  # when, until when it is left out, and how often it was
+
+    def __call__(self, line: str) -> None:
+        now = self._clock()
+        when, until, more = self._said.pop(line, (now, now, 0))
+        if now < until:
+            self._said[line] = when, until, more + 1
+            return
+        wait = min(max(2 * (until - when), limits.LOG_AGAIN / limits.SECOND), limits.LOG_SELDOM / limits.SECOND)
+        self._said[line] = now, now + wait, 0
+        while len(self._said) > limits.MEMBERS:
+            del self._said[next(iter(self._said))]
+        self._write(now, line + (f" ({more:,} times more since this was said)" if more else ""))
+
+    def _write(self, now: float, line: str) -> None:
+        if int(now) != self._second:
+            self._second, self._lines = int(now), 0
+        if self._lines >= limits.LOG_LINES:
+            self._left += 1
+            return
+        self._lines += 1
+        more, self._left = f" (and {self._left:,} such lines before)" if self._left else "", 0
+        print(
+            f"shoal: {self._name}: {line}{more}\n", end="", file=sys.stderr, flush=True
+        )  # in one piece: others write, too
+
+
+class Door:
+    """Answers handshakes, and knows whose messages are taken, and to whom answers may go."""
+
+    def __init__(self, context: zmq.Context[Any], name: str, guests: Guests, counts: Counter[str], log: Log) -> None:
+        self.guests, self.log = guests, log
+        self.is_authority = name == limits.COORDINATOR  # its list is everybody's
+        self.names: dict[str, Caller] = {}  # who has called
+        self._ways: Counter[str] = Counter()  # how many of them by each key
+        self._counts = counts
+        self._looked = time.monotonic()
+        self._waiting: list[
+            tuple[float, list[bytes], str, str]
+        ] = []  # since when, whom to answer, its key, its address
+        self._told: set[tuple[str, str]] = set()  # who heard why it is not taken
+        self._has_list: dict[str, int] = {}  # who has heard which list
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(_ZAP)
+        self._say_wrong()
+
+    # ------------------------------------------------------------ the list
+
+    def look(self) -> bool:
+        """Has the list changed? Looks now and then, however often it is asked."""
+        if (now := time.monotonic()) - self._looked < _LOOK:
+            return False
+        self._looked = now
+        changed = self._fresh()
+        if self._waiting:
+            self._decide()
+        return changed
+
+    def _fresh(self) -> bool:
+        if changed := self.guests.look():
+            self._told.clear()
+            self._say_wrong()
+        return changed
+
+    def _say_wrong(self) -> None:
+        for line in self.guests.wrong:
+            self.log(line)
+
+    def list(self) -> Allowed:
+        return Allowed([(key.role, key.name, key.public, key.group, key.until) for key in self.guests.all()])
+
+    def take_list(self, message: Allowed) -> None:
+        """The coordinator's word."""
+        self.guests.tell([Key(*one) for one in message.keys if one[0] in _KNOWN])
+        self._told.clear()
+        self._decide()
+
+    def lacks_list(self, name: str, key: Key) -> bool:
+        """Is it one that listens, too, and has not heard who may call? It is taken for told from now on."""
+        if not self.is_authority or key.role not in LISTEN or self._has_list.get(name) == self.guests.version:
+            return False
+        self._has_list[name] = self.guests.version
+        return True
+
+    # ------------------------------------------------------------ who comes in
+
+    def answer(self) -> None:
+        """Whoever is at the door."""
+        self._fresh()
+        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            caller, _, version, request, _, address, _, mechanism, *rest = self.socket.recv_multipart(zmq.DONTWAIT)
+            key = text_of(rest[0]) if mechanism == b"CURVE" and rest and len(rest[0]) == KEY_BYTES else ""
+            envelope = [caller, b"", version, request]
+            self._waiting.append((time.monotonic(), envelope, key, address.decode(errors="replace")))
+        self._decide()
+
+    def _decide(self) -> None:
+        """About all who wait. A stranger waits a while where the coordinator's word may still be on its way."""
+        now, waiting, self._waiting = time.monotonic(), self._waiting, []
+        for one in waiting:
+            since, envelope, key, address = one
+            guest = self.guests.find(key)
+            if self.guests.refusal(key) is None:
+                self._let_in(envelope, key)
+            elif guest is None and self.guests.wait_for_word and now - since < _HOLD:
+                self._waiting.append(one)
+            else:
+                self._refuse(envelope, key, address, guest)
+
+    def _let_in(self, envelope: Envelope, key: str) -> None:
+        self._counts["let in"] += 1
+        for name in [name for name, its in self.names.items() if its.public == key]:
+            self._has_list.pop(name, None)  # what was sent to it while it was away is lost
+        self.socket.send_multipart([*envelope, b"200", b"", key.encode(), b""])
+
+    def _refuse(self, envelope: Envelope, key: str, address: str, guest: Key | None) -> None:
+        code, count = b"400", "strange key"
+        if guest is None:
+            why = "is not on the list: shoal key list shows who may call, shoal key add adds"
+        elif guest.role == REVOKED:
+            why, count = (
+                f"was {guest.name}'s, and was revoked: it needs a new one (shoal key new, there)",
+                "revoked key",
+            )
+        else:
+            why, count, code = f"is {guest.name}'s, and {expired(guest)}", "expired key", b"%d" % EXPIRED
+        self._counts[count] += 1
+        self.log(f"a caller at {address} was refused: its key {key} {why}")
+        self.socket.send_multipart([*envelope, code, b"", b"", b""])
+
+    # ------------------------------------------------------------ who is heard
+
+    def sender(self, name: str, route: bytes, frame: zmq.Frame) -> tuple[Key | None, str]:
+        """The key that this message came by; or none, and why it is not taken: said once for each name and key, else empty."""
+        public = str(frame.get("User-Id"))
+        if (refusal := self.guests.refusal(public, name)) is not None:
+            self._counts[refusal.counter] += 1
+            return None, self._once(name, public, refusal.why)
+        key = self.guests.find(public)
+        assert key is not None
+        if self.names.get(name) != (caller := Caller(public, route)):
+            self.forget(name)
+            self.names[name] = caller
+            self._ways[public] += 1
+            while len(self.names) > 2 * limits.MEMBERS:
+                self._forget_one()
+        return key, ""
+
+    def forget(self, name: str) -> None:
+        """No answer goes to it any more, until it speaks again."""
+        self._has_list.pop(name, None)
+        if (caller := self.names.pop(name, None)) is not None:
+            self._ways[caller.public] -= 1
+            if not self._ways[caller.public]:
+                del self._ways[caller.public]
+
+    def _forget_one(self) -> None:
+        """Of the key that has the most names, the one that came first: whoever makes names up makes nobody else's forgotten."""
+        ((public, _),) = self._ways.most_common(1)
+        self.forget(next(name for name, caller in self.names.items() if caller.public == public))
+
+    def may_hear(self, name: str) -> bool:
+        """May anything be sent to it? Who was answered before its key was revoked, or bound to other names, is not any more."""
+        caller = self.names.get(name)
+        return caller is not None and self.guests.refusal(caller.public, name) is None
+
+    def _once(self, name: str, public: str, why: str) -> str:
+        if (name, public) in self._told:
+            return ""
+        if len(self._told) < limits.MEMBERS:
+            self._told.add((name, public))
+        self.log(f"what {name[: limits.NAME_CHARS]!r} says is not taken: {why}")
+        return why
+
+
+def expired(key: Key) -> str:
+    return f"was good until {expiry.written(key.until)}: the coordinator's host lets it in again (shoal key add LINE --until LATER)"

@@ -1,0 +1,372 @@
+"""A host's keys, as files. A key belongs to one name and has one role.
+
+    FOLDER/NAME.secret      this host's own: whoever can read it can be that node; 0600, in a folder of 0700
+    FOLDER/NAME.public      the half that others are given: one line, ROLE:NAME:KEY
+    FOLDER/allowed          who may call here: such lines; those that were revoked stay, as revoked:NAME:KEY
+
+On the list a key may be bound: ``ROLE:NAME:KEY group=GROUP until=2026-12-31T23:59:59Z``. Who does not understand a line lets nobody in by it.
+
+A node that has the key NAME is called NAME or NAME.SOMETHING; in the group of workers of that name NAME/SOMETHING, in any other
+GROUP/NAME.SOMETHING (so key names have neither dots nor slashes, and nobody's names are another's). The coordinator's
+key stands for its whole host: whoever has it may be anyone. Secrets are read from here and nowhere else, and are never printed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from shoal import limits
+from shoal.errors import Invalid
+from shoal.files import replace_file
+from shoal.security import expiry
+from shoal.security.file_lock import alone
+from shoal.wire.messages.groups import is_group
+
+ROLES = ("coordinator", "server", "worker", "client")
+CONFINED = ("worker", "client")  # roles whose keys may be confined to a group
+REVOKED = "revoked"
+ALLOWED = "allowed"
+_NAME = re.compile(r"\w[\w-]{0,63}")
+KEY_BYTES = 32
+_LIST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The public half: who it is, and what it may be."""
+
+    role: str
+    name: str
+    public: str  # 52 letters and digits
+    group: str = ""  # of workers, that it is confined to
+    until: int = 0  # seconds since 1970: from then on it is refused; 0: it is good for ever
+
+    @property
+    def line(self) -> str:
+        words = [f"{self.role}:{self.name}:{self.public}"]
+        words += [f"group={self.group}"] * bool(self.group) + [f"until={expiry.written(self.until)}"] * bool(self.until)
+        return " ".join(words)
+
+    def is_of(self, node: str) -> bool:
+        """May a node of this name have this key?"""
+        if self.role == "coordinator":
+            return True
+        group, inside, rest = node.partition("/")
+        if not inside:
+            return self._is_over(node)
+        if self.group and self.group != group:
+            return False
+        return group == self.name or rest.startswith(f"{self.name}.")
+
+    @property
+    def called(self) -> str:
+        """How a node is called that has it."""
+        if not self.group:
+            return f"{self.name} or {self.name}.SOMETHING, and in a group GROUP/{self.name}.SOMETHING"
+        return f"{self.group}/SOMETHING" if self.group == self.name else f"{self.group}/{self.name}.SOMETHING"
+
+    def _is_over(self, name: str) -> bool:
+        return name == self.name or name.startswith(f"{self.name}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Own(Key):
+    """A key of this host. Whether it is bound is known where the list is, not here."""
+
+    secret: bytes = field(default=b"", repr=False)
+
+
+def text_of(key: bytes) -> str:
+    return base64.b32encode(key).decode().rstrip("=").lower()
+
+
+def bytes_of(text: str) -> bytes:
+    try:
+        key = base64.b32decode(text.upper() + "====")
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise Invalid(f"{text[:80]!r} is no key: it has 52 letters and digits")
+    return key
+
+
+def default_folder() -> Path:
+    """Where this user's keys are, unless told otherwise."""
+    if (given := os.environ.get("SHOAL_KEYS")) is not None and given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shoal" / "keys"
+
+
+def parse(line: str) -> Key:
+    """ROLE:NAME:KEY, and perhaps what binds it."""
+    first, *words = line.split() or [""]
+    parts = first.split(":")
+    if len(parts) != 3 or parts[0] not in (*ROLES, REVOKED):
+        raise Invalid(f"{line.strip()[:120]!r} is no line of a key: it has ROLE:NAME:KEY, as shoal key new prints it")
+    role, name, public = parts
+    check_name(name)
+    bytes_of(public)
+    if name == limits.COORDINATOR and role not in ("coordinator", REVOKED):
+        raise Invalid(f"{line.strip()[:120]!r}: that name is the coordinator's own")
+    return Key(role, name, public.lower(), *_bounds(role, words))
+
+
+def _bounds(role: str, words: list[str]) -> tuple[str, int]:
+    """The group and the time that a line says."""
+    found: dict[str, str] = {}
+    for word in words:
+        kind, _, value = word.partition("=")
+        if (
+            kind not in ("group", "until") or not value or kind in found
+        ):  # nobody is set free by a word that a script left empty
+            raise Invalid(
+                f"{word[:80]!r} is not understood: after ROLE:NAME:KEY there may be group=GROUP and until=TIME, each once"
+            )
+        found[kind] = value
+    group = found.get("group", "")
+    check_group(role, group)
+    return group, expiry.moment(found["until"]) if "until" in found else 0
+
+
+def check_group(role: str, group: str) -> None:
+    """May a key of this role be confined to it?"""
+    if group and not is_group(group):
+        raise Invalid(f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
+    if group and role not in CONFINED:
+        raise Invalid(
+            f"group {group!r}: the key of a {role} is the whole cluster's; only those of {' and '.join(f'{one}s' for one in CONFINED)} can be confined"
+        )
+
+
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise Invalid(f"name {name[:80]!r}: a key's name has 1 to 64 letters, digits and dashes, and no dots")
+
+
+def make(folder: Path, name: str, role: str) -> Own:
+    """A new pair."""
+    check_name(name)
+    if role not in ROLES:
+        raise Invalid(f"role {role!r} is none of {', '.join(ROLES)}")
+    if name == limits.COORDINATOR and role != "coordinator":
+        raise Invalid(f"that name is the coordinator's own: give --role coordinator, or take another name for a {role}")
+    _private_folder(folder)
+    secret_file = folder / f"{name}.secret"
+    if os.path.lexists(secret_file):
+        raise Invalid(f"{secret_file} is there already: take another name, or remove it first if it is lost anyway")
+    public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+    own = Own(role, name, text_of(public), secret=secret)
+    handle = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+        file.write(f"{role}:{name}:{text_of(secret)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    replace_file(folder / f"{name}.public", f"{own.line}\n".encode())
+    return own
+
+
+def own_keys(folder: Path) -> list[Own]:
+    """All of this host, by name."""
+    try:
+        files = sorted(folder.glob("*.secret"))
+    except OSError as error:
+        raise Invalid(f"cannot read {folder}: {error.strerror}") from None
+    if open_to_others := _open_to_others(folder):
+        raise Invalid(open_to_others)
+    return [_read_own(file) for file in files]
+
+
+def _open_to_others(folder: Path) -> str:
+    """Whether somebody else could put a key on the list, and what to do about that."""
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError:
+        return ""  # there is none, or whoever reads it will say so
+    return f"{folder} can be written to by others (mode {mode:04o}): chmod 700 {folder}" if mode & 0o022 else ""
+
+
+def plain_file(path: str, flags: int) -> int:
+    """Opens it, unless it is something that a reader could wait for."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no plain file")
+    return handle
+
+
+def _read_own(file: Path) -> Own:
+    try:
+        with open(file, encoding="ascii", opener=plain_file) as opened:
+            if (mode := stat.S_IMODE(os.fstat(opened.fileno()).st_mode)) & 0o077:
+                raise Invalid(f"{file} can be read by others (mode {mode:04o}): chmod 600 {file}")
+            role, name, text = opened.read(4_096).strip().split(":")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    except ValueError as error:
+        if isinstance(error, Invalid):
+            raise
+        raise Invalid(f"{file} is no secret key: shoal key new makes one") from None
+    if role not in ROLES or name != file.name.removesuffix(".secret"):
+        raise Invalid(f"{file} is no secret key of that name: shoal key new makes one")
+    try:
+        secret = bytes_of(text)
+    except Invalid:
+        raise Invalid(f"{file} is damaged: shoal key new makes another") from None  # and not a letter of what is in it
+    return Own(role, name, text_of(z85.decode(zmq.curve_public(z85.encode(secret)))), secret=secret)
+
+
+def read_list(folder: Path) -> tuple[list[Key], list[str]]:
+    """Who may call, the revoked ones among them, and what is wrong with lines that are not understood."""
+    path = folder / ALLOWED
+    try:
+        if open_to_others := _open_to_others(folder):
+            return [], [f"{open_to_others}: until then nobody is let in"]
+        with open(path, encoding="utf-8", errors="replace", opener=plain_file) as file:
+            text = file.read(_LIST_BYTES)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [f"cannot read {path}: {error.strerror}: nobody is let in"]
+    keys, wrong = list[Key](), list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if _is_remark(line):
+            continue
+        try:
+            keys.append(parse(line))
+        except Invalid as error:
+            wrong.append(f"{path}, line {number}: {error}")
+    return keys, wrong
+
+
+def _is_remark(line: str) -> bool:
+    return not line.strip() or line.lstrip().startswith("#")
+
+
+def allow(folder: Path, key: Key, group: str | None = None, until: int | None = None) -> Key | None:
+    """Put it on the list; returns the key that the name had before, which may call no more.
+
+    ``group`` and ``until`` bind it; "" and 0 unbind it. What is not said stays as it was: nobody is set free by being added again.
+    """
+    if key.role == REVOKED:
+        raise Invalid(f"the key of {key.name} was revoked: make a new one (shoal key new {key.name})")
+    check_group(key.role, group or "")
+    _private_folder(folder)
+    with alone(folder):
+        return _allow(folder, key, group, until)
+
+
+def _allow(folder: Path, key: Key, group: str | None, until: int | None) -> Key | None:
+    keys = _readable(folder)
+    if any(one.public == key.public and one.role == REVOKED for one in keys):
+        raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
+    if (other := next((one for one in keys if one.public == key.public and one.name != key.name), None)) is not None:
+        raise Invalid(
+            f"this key is {other.name}'s already: a key has one name; revoke that first (shoal key revoke {other.name})"
+        )
+    had = [
+        one for one in keys if one.name == key.name and one.role != REVOKED
+    ]  # more than one if it was written by hand
+    others = [one for one in had if one.public != key.public]
+    same = [one for one in had if one.public == key.public]
+    key = _bound(key, [*others, *same][-1] if had else None, group, until)
+    _write(folder, [*(_revoked(one) if one in others else one for one in keys if one not in same), key])
+    return others[0] if others else None
+
+
+def _bound(key: Key, before: Key | None, group: str | None, until: int | None) -> Key:
+    """With what was said of it now, else what its line says, else what was said of the name before; a new key has a new time."""
+    if before is not None:
+        _check_same(key, before, group, until)
+    if group is None:
+        group = key.group or (before.group if before is not None and key.role in CONFINED else "")
+    if until is None:
+        until = key.until or (before.until if before is not None and before.public == key.public else 0)
+    return Key(key.role, key.name, key.public, group, until)
+
+
+def _check_same(key: Key, before: Key, group: str | None, until: int | None) -> None:
+    """The line comes from the host whose key it is: that does not say how a name is bound that is bound here."""
+    wrong = [f"group={key.group}"] * (group is None and key.group not in ("", before.group))
+    if until is None and before.public == key.public and key.until not in (0, before.until):
+        wrong.append(f"until={expiry.written(key.until)}")
+    if wrong:
+        raise Invalid(
+            f"the line says {' and '.join(wrong)}, which is not how {key.name} is bound here ({before.line}): if it is to be, say so yourself "
+            f"(--group, --until)"
+        )
+
+
+def revoke(folder: Path, name: str) -> list[Key]:
+    """The keys of that name may call no more."""
+    with alone(folder):
+        return _revoke(folder, name)
+
+
+def _revoke(folder: Path, name: str) -> list[Key]:
+    keys = _readable(folder)
+    gone = [one for one in keys if one.name == name and one.role != REVOKED]
+    if not gone:
+        known = ", ".join(sorted({one.name for one in keys if one.role != REVOKED})) or "nobody"
+        raise Invalid(f"no key of {name[:80]!r} is on the list in {folder} (there is: {known})")
+    _write(folder, [_revoked(one) if one in gone else one for one in keys])
+    return gone
+
+
+def _revoked(key: Key) -> Key:
+    return Key(REVOKED, key.name, key.public)
+
+
+def _readable(folder: Path) -> list[Key]:
+    """Before it is written anew: nothing that is not understood is thrown away."""
+    keys, wrong = read_list(folder)
+    if wrong:
+        raise Invalid(f"{wrong[0]}; mend it first")
+    return keys
+
+
+def _write(folder: Path, keys: list[Key]) -> None:
+    """Each where it was, and the new ones at the end; what was written beside them for people stays."""
+    path, left, lines = folder / ALLOWED, {key.public: key for key in keys}, list[str]()
+    try:
+        for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
+            if _is_remark(line):
+                lines.append(line)
+            elif (key := left.pop(parse(line).public, None)) is not None:
+                lines.append(key.line)
+        lines += [key.line for key in left.values()]
+        replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+    except OSError as error:
+        raise Invalid(f"cannot write {folder / ALLOWED}: {error.strerror}") from None
+
+
+def _private_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        others = [
+            one.name for one in folder.iterdir() if one.suffix not in (".secret", ".public") and one.name != ALLOWED
+        ]
+    except OSError as error:
+        raise Invalid(f"cannot make {folder}: {error.strerror}") from None
+    if open_to_others := _open_to_others(folder):
+        raise Invalid(open_to_others)
+    if mode & 0o077:
+        if others:  # it is no folder of keys: whoever reads those is not to be locked out
+            raise Invalid(
+                f"{folder} has other files in it, and others can read it (mode {mode:04o}): name a folder for keys alone"
+            )
+        try:
+            folder.chmod(0o700)
+        except OSError as error:
+            raise Invalid(f"{folder} is open to others (mode {mode:04o}): {error.strerror}") from None

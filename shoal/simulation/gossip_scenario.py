@@ -1,0 +1,269 @@
+"""Workers that gossip in one thread, with faults, from seeds: ``Gossiper`` and ``GossipController``, the nodes that ship, on virtual time.
+
+Checked after every event: nothing of the models' sum comes or goes but as it should (I10). At the end: all legs are over in time (I13),
+every slot was learned by whom it was dealt to and is counted once (I1), and where nobody was lost all is as the mixing matrix has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from traceback import format_tb
+from unittest import mock
+
+import numpy as np
+
+from shoal import limits
+from shoal.simulation.checker import Violation
+from shoal.simulation.gossip_checker import MeetingChecker, RoundChecker
+from shoal.simulation.gossip_driver import GossipDriver
+from shoal.simulation.gossip_model import STEP, SimStepper, name_of
+from shoal.simulation.gossip_mutants import MUTANTS
+from shoal.simulation.gossip_plan import Crash, GossipPlan
+from shoal.simulation.run import Verdict
+from shoal.simulation.world import World
+from shoal.strategies.gossip import compute_queue
+from shoal.strategies.gossip.controller import HOME, Home
+from shoal.strategies.gossip.legs import GossipController
+from shoal.strategies.gossip.pairwise import Meetings
+from shoal.strategies.gossip.topology import Graph
+from shoal.strategies.gossip.worker import Gossiper
+from shoal.timing import Timing
+from shoal.wire.messages import Message
+from shoal.wire.messages.gossip import (
+    Meet,
+    Met,
+    Offer,
+    Reached,
+)
+
+MOST_EVENTS = 100_000
+LIVE_WITHIN = 60 * limits.SECOND
+MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all models nearer
+RUNAWAY = 100.0  # all that models are drawn to is of size 1
+_FOREVER = 1 << 60
+
+NODES = (GossipController, Gossiper, Home)
+SOMETIMES = (
+    "a graph fell apart",
+    "asked for an offer again",
+    "asked to meet again",
+    "both asked each other at once",
+    "came nearer",
+    "fault: crash",
+    "fault: crash in mid exchange",
+    "fault: cut",
+    "fault: cut from home",
+    "fault: pause",
+    "fault: pause of home",
+    "lost with the dead, and counted",
+    "network: cut off",
+    "network: lost",
+    "network: repeated",
+    "network: slow",
+    "network: very late",
+    "not now",
+    "offers of the next leg came first",
+    "push-sum",
+)
+
+
+def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
+    return GossipRun(GossipPlan.draw(seed), trace).verdict()
+
+
+class GossipRun:
+    """One plan, from its workers to the verdict."""
+
+    def __init__(
+        self, plan: GossipPlan, trace: Callable[[str], None] | None = None, graph: Graph | None = None
+    ) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        self.world.trace, self.world.after_event = trace, self._after_event
+        self.counts: Counter[str] = Counter()
+        self.driver = GossipDriver(self.world, plan, graph or plan.graph())
+        drawn = np.random.default_rng(plan.seed).normal(0.0, 1.0, (plan.nodes, plan.size)).astype(np.float32)
+        self.models = {name_of(i): SimStepper(drawn[i], STEP if plan.learns else 0.0) for i in range(plan.nodes)}
+        self.nodes = {
+            name: Gossiper(
+                name,
+                model,
+                plan.mode,
+                chance=Random(f"{plan.seed}/{name}"),
+                link=plan.link,
+                quick=plan.quick,
+                timing=Timing(scale=plan.scale).intervals(),
+            )
+            for name, model in self.models.items()
+        }
+        self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.driver, self.nodes, self.models)
+        self._words: Counter[str] = Counter()
+        self._asked: set[tuple[str, int]] = set()
+        for kind in (Offer, Reached, Meet, Met):
+            self.world.on_send[kind] = self._says
+
+    def verdict(self) -> Verdict:
+        try:
+            with mock.patch.object(compute_queue, "_IN_ONE_GO", 1):  # no round goes by unseen
+                violations = self._run()
+        except Exception as error:  # what must never happen at all
+            violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
+        self.counts.update({f"network: {what}": count for what, count in self.world.counts.items()})
+        return Verdict(
+            self.plan, violations, self.world.events, self.world.now / limits.SECOND, self.world.digest, self.counts
+        )
+
+    def _run(self) -> list[Violation]:
+        plan, world, weather = self.plan, self.world, self.world.weather
+        weather.delay, weather.loss, weather.repeat = plan.delay * limits.MILLISECOND, plan.loss, plan.repeat
+        weather.late, weather.slow = plan.late, plan.slow
+        for node in self.nodes.values():
+            world.add(node)
+        self.driver.begin()
+        self.counts["push-sum"] += self.driver.controller.graph.directed
+        self._schedule()
+        first = self._distance()
+        lasts = plan.lasts * limits.MILLISECOND
+        if not self._until(self._is_over, lasts):
+            self._heal()
+            if not self._until(self._is_over, round(LIVE_WITHIN * max(1.0, self.plan.scale))):
+                return [*self.checker.violations[:3], Violation("I13 live", self._stuck())]
+        if not self.checker.violations:
+            self.checker.end()
+        violations = [*self.checker.violations, *self._slots(), *self._nearer(first)]
+        violations += [Violation("raised", error) for error in self.driver.errors]
+        if len(set(self.driver.ready)) < len(self.driver.ready):
+            violations.append(Violation("I1 joined", f"a worker was ready more than once: {self.driver.ready}"))
+        self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
+        self.counts["a graph fell apart"] += len(self.driver.controller.graph.parts()) > 1
+        return violations
+
+    def _until(self, done: Callable[[], bool], within: int) -> bool:
+        return self.world.run(lambda: done() or bool(self.checker.violations), self.world.now + within, MOST_EVENTS)
+
+    def _is_over(self) -> bool:
+        return self.driver.over  # whoever holds the controller ends the workers then
+
+    def _stuck(self) -> str:
+        told = [
+            f"{name} in round {node.part.round} of leg {node.part.leg}"
+            + (" rests" if node.rests else f" waits for {', '.join(node.part.lacking()) or 'nobody'}")
+            for name, node in self.nodes.items()
+            if name not in self.checker.dead
+        ]
+        return f"not over {LIVE_WITHIN // limits.SECOND} s after all was healed: leg {self.driver.controller.home.leg}; {'; '.join(told)}"
+
+    def _slots(self) -> list[Violation]:
+        """Every slot was learned by whom it was dealt to; of all that were dealt each is counted once, whoever died."""
+        driver, violations, counted = self.driver, list[Violation](), list[int]()
+        for name, model in self.models.items():
+            dealt = [slot for leg in driver.dealt.values() for slot in leg.get(name, [])]
+            if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
+                violations.append(Violation("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}"))
+            counted += driver.kept.get(name, dealt)
+        if len(set(counted)) < len(counted):
+            twice = next(slot for slot, count in Counter(counted).items() if count > 1)
+            violations.append(Violation("I1 slots", f"slot {twice} is counted more than once"))
+        if not len(counted) == driver.done == driver.rows == driver.total or abs(driver.loss - driver.done) > 1e-6:
+            told = f"{driver.done} slots of {driver.total} are counted, {driver.rows} rows, a loss of {driver.loss:g}"
+            violations.append(Violation("I1 slots", f"{told}; {len(counted)} were dealt and are kept"))
+        if missing := driver.unseen(counted):
+            violations.append(Violation("I1 slots", f"slot {missing[0]} was left out: later passes have begun"))
+        return violations
+
+    def _distance(self) -> float:
+        """Of the models from their mean."""
+        models = np.stack([model.weights for model in self.models.values()]).astype(np.float64)
+        return float(np.linalg.norm(models - models.mean(0)))
+
+    def _nearer(self, first: float) -> list[Violation]:
+        """No model runs away. Where nobody learns and nobody dies, models come nearer to each other; much nearer after many means."""
+        plan, last = self.plan, self._distance()
+        if (farthest := max(float(np.abs(model.weights).max()) for model in self.models.values())) > RUNAWAY:
+            return [Violation("consensus", f"a model ran away: {farthest:g}")]
+        means = plan.legs * plan.rounds
+        if plan.learns or not plan.is_spared or means < MANY:
+            return []
+        self.counts["came nearer"] += 1
+        most = first * (0.9 if means >= 2 * MANY else 1.0)
+        return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
+
+    # ------------------------------------------------------------ what befalls them
+
+    def _schedule(self) -> None:
+        world = self.world
+        for who, at, lasts in self.plan.pauses:
+            world.at(at * limits.MILLISECOND, lambda who=who, lasts=lasts: self._pause(name_of(who), lasts))  # type: ignore[misc]
+        for a, b, at, lasts in self.plan.cuts:
+            world.at(at * limits.MILLISECOND, lambda a=a, b=b, lasts=lasts: self._cut(name_of(a), name_of(b), lasts))  # type: ignore[misc]
+        for at, lasts in self.plan.home_pauses:
+            world.at(at * limits.MILLISECOND, lambda lasts=lasts: self._pause(HOME, lasts))  # type: ignore[misc]
+        for who, told, at, lasts in self.plan.home_cuts:
+            ends = (HOME, name_of(who)) if told else (name_of(who), HOME)
+            world.at(at * limits.MILLISECOND, lambda ends=ends, lasts=lasts: self._cut(*ends, lasts))  # type: ignore
+        for crash in self.plan.crashes:
+            if not crash.words:
+                world.at(crash.at * limits.MILLISECOND, lambda crash=crash: self._crash(crash))  # type: ignore[misc]
+
+    def _pause(self, name: str, lasts: int) -> None:
+        if name in self.world.hosts and not self._is_over():
+            self.counts["fault: pause of home" if name == HOME else "fault: pause"] += 1
+            self.world.pause(name, lasts * limits.MILLISECOND)
+
+    def _cut(self, sender: str, to: str, lasts: int) -> None:
+        self.counts["fault: cut from home" if HOME in (sender, to) else "fault: cut"] += sender != to
+        self.world.weather.cuts[sender, to] = self.world.now + lasts * limits.MILLISECOND
+
+    def _crash(self, crash: Crash) -> None:
+        name = name_of(crash.who)
+        if name not in self.world.hosts or self.driver.over:
+            return
+        self.counts["fault: crash in mid exchange" if crash.words else "fault: crash"] += 1
+        self.checker.crash(name)
+        self.world.crash(name)
+        told = self.world.now + crash.told * limits.MILLISECOND
+        self.world.at(told, lambda: self.driver.ended(name))
+
+    def _heal(self) -> None:
+        weather = self.world.weather
+        weather.loss = weather.repeat = weather.late = weather.slow = 0.0
+        weather.cuts.clear()
+
+    # ------------------------------------------------------------ watching
+
+    def _after_event(self, name: str) -> None:
+        if name in self.nodes:
+            self.checker.see(name)
+        else:
+            self.driver.look()
+
+    def _says(self, sender: str, to: str, message: Message) -> None:
+        self._count(sender, to, message)
+        self._words[sender] += 1
+        for crash in self.plan.crashes:
+            if crash.words and name_of(crash.who) == sender and self._words[sender] == crash.words + 1:
+                for other in [HOME, *self.nodes]:  # it is cut off in the middle of what it says
+                    self.world.weather.cuts[sender, other] = _FOREVER
+                self.world.at(self.world.now, lambda crash=crash: self._crash(crash))  # type: ignore[misc]
+
+    def _count(self, sender: str, to: str, message: Message) -> None:
+        match message:
+            case Reached(lacks=True):
+                self.counts["asked for an offer again"] += 1
+            case Meet(number):
+                self.counts["asked to meet again"] += (sender, number) in self._asked
+                self._asked.add((sender, number))
+                part = self.nodes[to].part
+                if isinstance(part, Meetings) and part.asked is not None and part.asked.name == sender:
+                    self.counts["both asked each other at once"] += 1
+            case Met():
+                part = self.nodes[sender].part
+                if isinstance(part, Meetings) and part.answered[to][1] is None:
+                    self.counts["not now"] += 1
+            case Offer(leg):
+                self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg
+
+
+__all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]

@@ -1,0 +1,413 @@
+"""Peers without a server, from one seed to the verdict: they come, leave, die, are cut off and held for dead, and agree in the end.
+
+When all faults are over, and what was said is heard:
+
+    equal     all that live have the same weights and versions, to the last bit
+    once      no slot is in them twice; every slot that one said who lives is in them
+    closed    of one that was closed nothing more was heard by anybody, ever
+    copied    nobody must begin anew for words that another has copied, but one that had no model itself when it entered that other
+    lead      of two that hold each other for here, with a model, at most one leads, at any time
+    live      all this within ``LIVE_WITHIN``, and nothing is kept for anybody any more (bounded); where a founder died before another
+              had ever heard it, ``timing.join_within`` later: for the other it is one whose process has yet to begin
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from traceback import format_tb
+
+from shoal.limits import MILLISECOND, SECOND
+from shoal.simulation.checker import Violation
+from shoal.simulation.counting_peer import Learner
+from shoal.simulation.mesh_peer import SLOTS, Sayer
+from shoal.simulation.peer_mutants import MUTANTS
+from shoal.simulation.peers_plan import WEATHER, Fault, PeersPlan
+from shoal.simulation.run import Verdict
+from shoal.simulation.world import World
+from shoal.strategies.peers.members import is_cut_short
+from shoal.strategies.peers.mesh import CUT_SHORT, Mesh
+from shoal.strategies.peers.peer import PeerNode
+from shoal.wire.messages import peers as p
+
+__all__ = ["MUTANTS", "NODES", "SOMETIMES", "Peering", "simulate"]
+
+MOST_EVENTS = 40_000
+LIVE_WITHIN = 40 * SECOND
+ANSWER_WITHIN = 15 * SECOND  # a newcomer that nobody answers is started again, through somebody who is there
+
+NODES = (Mesh, PeerNode)
+# What must happen in some seed or other, or the faults are not reaching where they should.
+SOMETIMES = (
+    "claims refused",
+    "donors lost",
+    "elections",
+    "fault: crash",
+    "fault: crash lead",
+    "fault: crash on piece",
+    "fault: crash on word",
+    "fault: cut",
+    "fault: hush",
+    "fault: join",
+    "fault: leave",
+    "fault: part",
+    "fault: pause",
+    "filled",
+    "gone",
+    "handed on",
+    "network: cut off",
+    "network: lost",
+    "network: repeated",
+    "network: slow",
+    "network: very late",
+    "put out",
+    "rejoined",
+    "repeated words",
+    "said again",
+    "slots dealt again",
+    "words of owners",
+)
+
+
+def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
+    """Run one seed and check everything that can be checked."""
+    return Peering(PeersPlan.draw(seed), trace).verdict()
+
+
+class Peering:
+    """One mesh and what befalls it."""
+
+    def __init__(self, plan: PeersPlan, trace: Callable[[str], None] | None = None) -> None:
+        self.plan, self.world = plan, World(plan.seed)
+        self.world.trace = trace
+        self.world.weather.delay = plan.delay * MILLISECOND
+        self.world.computing = (MILLISECOND, plan.took * MILLISECOND)
+        self.world.after_event = self._after
+        self.world.on_send = {p.Piece: self._on_piece, p.Said: self._on_said}
+        self.peers: dict[str, Sayer | Learner] = {}
+        self._closed: dict[
+            str, dict[str, int]
+        ] = {}  # by life: of whom it was sure that nothing more comes, at which number
+        self._entered: dict[str, dict[str, bool]] = {}  # by life: whom, and whether it had a model before that
+        self._had: dict[str, bool] = {}  # by life: it had a model after the last event
+        self.counts: Counter[str] = Counter()
+        self.violations: list[Violation] = []
+        self._random = Random(f"{plan.seed}/peering")
+        self._slots = self._lives = 0
+        self._numbers = plan.founders
+        self._learning, self._healed = True, False
+        self._on_pieces: list[Fault] = []
+        self._on_words: list[tuple[str, Fault]] = []
+
+    # ------------------------------------------------------------ a run
+
+    def verdict(self) -> Verdict:
+        world = self.world
+        try:
+            self._begin()
+            world.run(lambda: self._healed, self.plan.lasts * MILLISECOND + SECOND, MOST_EVENTS)
+            if not world.run(self._settled, world.now + self._rests_within(), MOST_EVENTS):
+                self._wrong("live", self._unsettled())
+            self._check()
+        except Exception as error:  # whatever a node raises is a broken promise
+            self._wrong("raised", f"{type(error).__name__}: {error} {''.join(format_tb(error.__traceback__)[-2:])}")
+        for name, count in world.counts.items():
+            self.counts[f"network: {name}"] += count
+        for peer in self.peers.values():
+            self._add_up(peer)
+        return Verdict(self.plan, self.violations, world.events, world.now / SECOND, world.digest, self.counts)
+
+    def _begin(self) -> None:
+        founders = [self._who(f"worker-{i}", i) for i in range(self.plan.founders)]
+        for me in founders:
+            self._add(Mesh(me, founders, timing=self.plan.timing))
+        for fault in self.plan.faults:
+            self.world.at(fault.at * MILLISECOND, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+        self.world.at(self.plan.lasts * MILLISECOND, self._heal)
+
+    def _who(self, name: str, number: int) -> p.Peer:
+        self._lives += 1
+        return p.Peer(f"{name}.{self._lives}", name, number, f"memory:{name}")
+
+    def _add(self, mesh: Mesh) -> None:
+        plan = self.plan
+        peer = self.peers[mesh.me.life] = Learner(mesh, plan) if plan.send else Sayer(mesh, self._draw, plan.every)
+        self._closed[mesh.me.life] = {}
+        self._entered[mesh.me.life] = dict.fromkeys(mesh.members, mesh.filled)
+        self._had[mesh.me.life] = mesh.filled
+        self.world.add(peer.node, self._random.uniform(-0.02, 0.02), self._random.randrange(SECOND))
+
+    def _draw(self, life: str) -> int | None:
+        if not self._learning or self._slots >= SLOTS:
+            return None
+        self._slots += 1
+        return self._slots - 1
+
+    def _join(self, name: str, through: list[str]) -> None:
+        """It comes through these lives, and knows where they are."""
+        self._numbers += 1
+        ways = [(life, f"memory:{life}") for life in through]
+        mesh = Mesh.joining(self._who(name, self._numbers), ways, timing=self.plan.timing)
+        self._add(mesh)
+        self.world.at(
+            self.world.now + round(ANSWER_WITHIN * max(1.0, self.plan.scale)), lambda: self._still_alone(mesh)
+        )
+
+    def _still_alone(self, mesh: Mesh) -> None:
+        """As whoever started it would: it is begun again, through somebody who is there."""
+        life = mesh.me.life
+        if life in self.peers and not mesh.filled and not mesh.put_out and not mesh.members and self._filled:
+            self._end(life, told=False)
+            self._join(mesh.me.name, [self._pick(self._filled, 0.0)])
+
+    # ------------------------------------------------------------ who is there
+
+    @property
+    def _filled(self) -> list[str]:
+        return [life for life, peer in self.peers.items() if peer.mesh.filled and not peer.mesh.put_out]
+
+    @property
+    def _stay(self) -> list[str]:
+        return [life for life in self._filled if not self.peers[life].leaving]
+
+    def _pick(self, lives: list[str], at: float) -> str:
+        return lives[int(at * len(lives))]
+
+    def _end(self, life: str, told: bool) -> None:
+        """kill -9."""
+        self.world.crash(life)
+        self._add_up(self.peers.pop(life))
+        if told:
+            for other in list(self.peers.values()):
+                self.world.at(self.world.now + MILLISECOND, lambda other=other: self._tell(other, life))  # type: ignore[misc]
+
+    def _tell(self, other: Sayer | Learner, life: str) -> None:
+        """The launcher's word: it saw the process end."""
+        if other.name in self.peers and not other.mesh.put_out:
+            host = self.world.hosts[other.name]
+            other.mesh.tell_ended(self.world.local_time(host), life, "its process ended")
+            self.world.poke(other.name)
+
+    def _add_up(self, peer: Sayer | Learner) -> None:
+        self.counts.update(peer.mesh.counts)
+        self.counts["repeated words"] += peer.mesh.streams.repeated
+        if (newcomer := peer.mesh._newcomer) is not None:
+            self.counts["donors lost"] += newcomer.donors_lost
+
+    def _after(self, life: str) -> None:
+        """Whoever has left goes; whoever is put out begins anew."""
+        peer = self.peers.get(life)
+        if peer is None:
+            return
+        mesh, closed = peer.mesh, self._closed[life]
+        for one in mesh.gone:
+            if one not in closed and mesh.filled and mesh.is_closed(one):
+                closed[one] = mesh.heard.get(one, 0)
+        entered = self._entered[life]
+        for one in mesh.members:
+            entered.setdefault(one, self._had[life])
+        self._had[life] = mesh.filled
+        if peer.leads:
+            self._check_leads(peer)
+        if mesh.put_out == CUT_SHORT:
+            self._check_copies(mesh)
+        if peer.left:
+            self._end(life, told=False)
+        elif peer.put_out:
+            self._end(life, told=False)
+            self.counts["rejoined"] += 1
+            self._join(peer.mesh.me.name, [name for name, _ in peer.mesh.ways])
+
+    def _check_leads(self, peer: Sayer | Learner) -> None:
+        for life in peer.mesh.members:
+            other = self.peers.get(life)
+            if other is not None and other.leads and peer.name in other.mesh.members:
+                found = Violation("lead", f"{' and '.join(sorted((peer.name, life)))} lead at once")
+                if found not in self.violations:
+                    self.violations.append(found)
+
+    def _check_copies(self, mesh: Mesh) -> None:
+        """It begins anew, and so no other promise is broken: but that must not hide copies that were taken too soon."""
+        told = [(one.heard, one.copied) for one in mesh.members.values() if one.filled]
+        for life, one in mesh.members.items():
+            if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, told, mesh.gone):
+                self._wrong(
+                    "copied", f"{life} adopted what {mesh.me.life} had not heard, who had a model and entered it"
+                )
+
+    # ------------------------------------------------------------ faults
+
+    def _strike(self, fault: Fault) -> None:
+        world, lives = self.world, list(self.peers)
+        filled = self._filled
+        if self._healed or not filled:
+            return
+        until = world.now + fault.lasts * MILLISECOND
+        victim = self._pick(lives, fault.pick)
+        match fault.kind:
+            case kind if kind in WEATHER:
+                setattr(world.weather, kind, fault.rate)
+                world.weather.late = 0.3
+                world.at(until, lambda: setattr(world.weather, kind, 0.0))
+                return
+            case "join":
+                self._numbers += 1
+                self._join(f"worker-{self._numbers}", [victim])
+            case "leave":
+                if len(self._stay) < 2:
+                    return
+                self.peers[self._pick(self._stay, fault.pick)].leave()
+            case "crash":
+                if fault.how == "lead":
+                    victim = min(filled, key=lambda life: self.peers[life].mesh.me.number)
+                if not self._crash(victim, fault.lasts):
+                    return
+            case "crash on piece":
+                self._on_pieces.append(fault)
+                return
+            case "crash on word":
+                self._on_words.append((victim, fault))
+                return
+            case "pause":
+                world.pause(victim, fault.lasts * MILLISECOND)
+            case "cut":
+                self._cut(fault, victim, self._pick(lives, fault.other), lives, until)
+            case "hush":
+                for a in filled:
+                    for b in filled:
+                        world.weather.cuts[a, b] = until
+            case "part":
+                side = Random(fault.other)
+                left = [life for life in lives if side.random() < 0.2 + 0.6 * fault.pick]
+                for a in left:
+                    for b in lives:
+                        if b not in left:
+                            world.weather.cuts[a, b] = world.weather.cuts[b, a] = until
+            case other:
+                raise ValueError(f"no fault {other!r}")
+        self.counts[f"fault: {fault.kind}"] += 1
+        if fault.how == "lead":
+            self.counts["fault: crash lead"] += 1
+
+    def _cut(self, fault: Fault, one: str, other: str, lives: list[str], until: int) -> None:
+        cuts = self.world.weather.cuts
+        others = [other] if fault.how in ("both", "one way") else lives
+        for two in others:
+            if fault.how != "all in":
+                cuts[one, two] = until
+            if fault.how in ("both", "all in", "alone"):
+                cuts[two, one] = until
+
+    def _crash(self, life: str, back: int) -> bool:
+        """False if it must not be: somebody with a model must live."""
+        if life not in self.peers or self._stay in ([life], []):
+            self.counts["fault: withheld"] += 1
+            return False
+        name = self.peers[life].mesh.me.name
+        self._end(life, told=self.plan.told)
+        if back:
+            self.world.at(self.world.now + back * MILLISECOND, lambda: self._back(name))
+        return True
+
+    def _back(self, name: str) -> None:
+        if filled := self._filled:
+            self._join(name, [self._pick(filled, self._random.random())])
+
+    def _on_piece(self, sender: str, to: str, piece: p.Piece) -> None:
+        if not self._on_pieces or self._healed:
+            return
+        fault = self._on_pieces.pop()
+        others = [life for life in self.peers if life not in (sender, to)] or [to]
+        victim = {"donor": sender, "newcomer": to}.get(fault.how) or self._pick(others, fault.pick)
+        after = int(fault.pick * 600) * MILLISECOND  # on its way, just there, or entered by everybody
+        self.world.at(self.world.now + after, lambda: self._crash_on(victim, "piece"))
+
+    def _on_said(self, sender: str, to: str, said: p.Said) -> None:
+        for one in self._on_words:
+            victim, fault = one
+            if victim == sender == said.origin and not self._healed and fault.pick * 7 % 1 < 0.5:
+                self._on_words.remove(one)
+                for life in self.peers:  # from here on nobody is told
+                    self.world.weather.cuts[sender, life] = self.world.now + 1
+                self.world.at(self.world.now, lambda: self._crash_on(sender, "word"))
+                return
+
+    def _crash_on(self, victim: str, what: str) -> None:
+        if not self._healed and self._crash(victim, 0):
+            self.counts[f"fault: crash on {what}"] += 1
+
+    def _heal(self) -> None:
+        world = self.world
+        for kind in WEATHER:
+            setattr(world.weather, kind, 0.0)
+        world.weather.cuts.clear()
+        for host in world.hosts.values():
+            host.paused_until = min(host.paused_until, world.now + SECOND)
+        self._healed, self._learning = True, False
+
+    # ------------------------------------------------------------ the end
+
+    def _rests_within(self) -> int:
+        """From when all is healed."""
+        plan = self.plan
+        alone = plan.slots * plan.took * MILLISECOND  # one may be left for all
+        within = round(LIVE_WITHIN * max(1.0, plan.scale)) + alone
+        unheard = [
+            life
+            for peer in self.peers.values()
+            for life, one in peer.mesh.members.items()
+            if one.patient and not one.met and life not in self.peers
+        ]
+        # Nobody can tell a founder that died from one that is late, if it never heard it.
+        return within + (plan.timing.join_within if unheard else 0)
+
+    def _settled(self) -> bool:
+        if not self._filled:
+            return True  # all were put out by one another: see ``_check``
+        lives = list(self.peers)
+        for peer in self.peers.values():
+            mesh = peer.mesh
+            together = len(mesh.members) == len(lives) - 1 and all(
+                life in mesh.members for life in lives if life != peer.name
+            )
+            if not together or not peer.settled or not mesh.filled or mesh.streams.kept or mesh.streams.early:
+                return False
+            if not mesh.is_quiet or not all(map(mesh.is_closed, mesh.gone)):
+                return False
+        return True
+
+    def _unsettled(self) -> str:
+        told = []
+        for life, peer in self.peers.items():
+            mesh = peer.mesh
+            told.append(
+                f"{life}: filled={mesh.filled} quiet={mesh.is_quiet} kept={mesh.streams.kept} early={mesh.streams.early} "
+                f"{peer.told()} members={list(mesh.members)} open={[g for g in mesh.gone if not mesh.is_closed(g)]}"
+            )
+        return "not at rest: " + "; ".join(told)
+
+    def _wrong(self, rule: str, what: str) -> None:
+        self.violations.append(Violation(rule, what))
+
+    def _check(self) -> None:
+        peers = [self.peers[life] for life in self._filled]
+        if not peers:
+            self._wrong("live", "nobody has a model any more: all were put out by one another")
+            return
+        first = peers[0]
+        self.counts.update(first.happened())
+        for peer in peers:
+            if _version(peer) != _version(first):
+                self._wrong("equal", f"versions: {peer.name} {_version(peer)}, {first.name} {_version(first)}")
+            if (differ := peer.model != first.model).any():
+                self._wrong("equal", f"{peer.name} and {first.name} differ in {differ.sum()} weights")
+            for what in peer.wrong():
+                self._wrong("once", f"{peer.name}: {what}")
+            for life, number in self._closed[peer.name].items():
+                if first.mesh.heard.get(life, 0) != number:
+                    self._wrong("closed", f"{peer.name}: {life} was closed at {number}: {first.mesh.heard.get(life)}")
+
+
+def _version(peer: Sayer | Learner) -> dict[str, int]:
+    return {life: number for life, number in peer.mesh.heard.items() if number}

@@ -1,0 +1,85 @@
+"""The door of what is simulated first of all: a cluster with servers (see ``kinds``)."""
+
+from __future__ import annotations
+
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.drainable import Guest
+from shoal.nodes.server import Server
+from shoal.nodes.worker import Worker
+from shoal.simulation.mutants import MUTANTS
+from shoal.simulation.run import simulate
+
+NODES = (Coordinator, Guest, Server, Worker)
+SOMETIMES = (
+    "client: busy",
+    "client: counted before",
+    "client: fenced",
+    "client: late answers",
+    "client: lists, forgotten",
+    "client: lists, hits",
+    "client: resent",
+    "client: unanswered",
+    "coordinator: fenced",
+    "coordinator: filled",
+    "coordinator: late hello",
+    "coordinator: removed",
+    "coordinator: shrunk",
+    "disk: records refused by a full disk",
+    "disk: records that were never acknowledged, and survived",
+    "fault: clog",
+    "fault: crash coordinator",
+    "fault: crash server",
+    "fault: crash worker",
+    "fault: cut coordinator",
+    "fault: cut server",
+    "fault: cut worker",
+    "fault: pause coordinator",
+    "fault: pause server",
+    "fault: pause worker",
+    "fault: full coordinator",
+    "fault: halting worker",
+    "fault: rogue",
+    "fault: slower worker",
+    "fault: stall worker",
+    "fault: twin server",
+    "fault: twin worker",
+    "fault: withheld",
+    "fenced workers",
+    "lives that stopped",
+    "network: clogged",
+    "network: cut off",
+    "network: dropped",
+    "network: lost",
+    "network: repeated",
+    "network: slow",
+    "network: very late",
+    "rare: adopt with changes",
+    "rare: coordinator crashed during a failover",
+    "rare: coordinator crashed during a fill",
+    "rare: duplicate reached the new primary",
+    "rare: filled with what was counted",
+    "rare: levels with changes",
+    "rare: server crashed during a fill",
+    "rare: told by a deposed server",
+    "rogue pushes",
+    "server: lists let go",
+    "server: another life",
+    "server: fenced",
+    "server: held again",
+    "server: levelled",
+    "server: moved",
+    "server: opening",
+    "server: out of order",
+    "server: promoted",
+    "server: refused",
+    "server: repeated",
+    "server: returned from parking",
+    "server: steps",
+    "server: view behind",
+    "server: void",
+    "server: waited",
+    "servers that ended: refused",
+    "slots that took longer",
+)
+
+__all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]

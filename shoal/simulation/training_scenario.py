@@ -1,0 +1,220 @@
+"""The door of training: the classes that ship, above the store and below it, with faults (see ``kinds``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from traceback import format_tb
+
+from shoal.events import RolledBack, Saved, Stopped
+from shoal.limits import MILLISECOND, SECOND
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.drainable import Guest
+from shoal.nodes.evaluator import Evaluator
+from shoal.nodes.scheduler import Scheduler
+from shoal.nodes.scheduling import Dealing
+from shoal.nodes.server import Server
+from shoal.nodes.strategy import TABLE, TALLY
+from shoal.nodes.trainer import Trainer
+from shoal.nodes.worker import Worker
+from shoal.simulation.checker import Violation
+from shoal.simulation.run import Verdict
+from shoal.simulation.training_checks import Ends, TrainingChecker, patience_of
+from shoal.simulation.training_mutants import MUTANTS
+from shoal.simulation.training_plan import TrainingPlan, draw
+from shoal.simulation.training_run import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
+from shoal.simulation.training_watch import PartsWatch
+from shoal.strategies.block_proximal.algorithm import BlockProximal
+from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
+
+_WORDS = ("epoch", "step", "target", "improvement", "seconds")
+AFTER = 30 * SECOND  # the last fault, and everybody is back
+NODES = (
+    *(Async, BlockProximal, Bounded, Sync),
+    *(Coordinator, Dealing, Evaluator, Guest, Scheduler, Server, Trainer, Worker),
+)
+SOMETIMES = (
+    "answers held against the staleness bound",
+    "client: fenced",
+    "client: resent",
+    "delays that changed",
+    "disk: writes torn by a crash",
+    "evaluators started again",
+    "fault: crash coordinator",
+    "fault: crash evaluator",
+    "fault: crash group/scheduler",
+    "fault: crash server",
+    "fault: crash worker",
+    "fault: cut worker",
+    "fault: drain server",
+    "fault: full coordinator",
+    "fault: halting worker",
+    "fault: hire worker",
+    "fault: join server",
+    "fault: leave worker",
+    "fault: pause worker",
+    "fault: power",
+    "fault: rot",
+    "fault: slower worker",
+    "fault: stall worker",
+    "fault: twin worker",
+    "models held against the serial run",
+    "network: lost",
+    "network: repeated",
+    "reads of the account",
+    "rare: one of two of a name gave way",
+    "run: coordinator restarts",
+    "run: rollbacks",
+    "run: second copies",
+    "run: second copies first",
+    "run: slots dealt again",
+    "run: slots with newer weights",
+    "run: workers lost",
+    "runs taken up from a checkpoint",
+    "schedulers started again",
+    "stopped: epoch",
+    "stopped: improvement",
+    "stopped: seconds",
+    "stopped: step",
+    "stopped: target",
+    "void slots",
+    "workers that left",
+)
+__all__ = ["MUTANTS", "NODES", "SOMETIMES", "simulate"]
+
+
+def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Verdict:
+    """Run one seed and check everything that can be checked."""
+    return TrainingScenario(draw(seed), trace).verdict()
+
+
+class TrainingScenario:
+    """One plan, from its first node to the verdict."""
+
+    def __init__(self, plan: TrainingPlan, trace: Callable[[str], None] | None = None) -> None:
+        self.plan, self.trace = plan, trace
+        self.lives: list[TrainingWorld] = []
+        self.counts: Counter[str] = Counter()
+        self.parts = PartsWatch()
+
+    def verdict(self) -> Verdict:
+        try:
+            with paced(self.plan), self.parts.watching():
+                violations = self._run()
+        except Exception as error:  # what must never happen at all
+            violations = [Violation(f"raised {type(error).__name__}", f"{error}: {format_tb(error.__traceback__)[-1]}")]
+        finally:
+            for one in self.lives:
+                one.close()
+        for one in self.lives:
+            self.counts.update(_counts(one))
+        return Verdict(
+            self.plan,
+            violations,
+            sum(one.world.events for one in self.lives),
+            sum(one.world.now for one in self.lives) / SECOND,
+            "".join(one.world.digest for one in self.lives),
+            self.counts,
+        )
+
+    def _run(self) -> list[Violation]:
+        first = self._life(self.plan)
+        found = self._live(first, None)
+        if found is None and not self.plan.ends and self.plan.group and "resume" in first.dealing.failed:
+            self.counts["runs of a group that were resumed"] += 1
+        elif found is not None or not self.plan.ends:
+            return found or []
+        plan = self.plan.taken_up()
+        second = self._life(plan, first)
+        # On the disk as it is found: one that was never told of may look whole in the cache, and not outlive the crash.
+        origin = second.newest_checkpoint()
+        self.counts["runs taken up from a checkpoint" if origin else "runs begun again"] += 1
+        return [*_lost(first, origin), *(self._live(second, origin) or [])]
+
+    def _life(self, plan: TrainingPlan, former: TrainingWorld | None = None) -> TrainingWorld:
+        disk = None if former is None else former.cluster.disk.crash(f"{plan.seed}/{plan.ends}")
+        run = TrainingWorld(plan, self.trace, disk=disk, number=len(self.lives), parts=self.parts)
+        run.dealt |= set() if former is None else former.dealt
+        self.lives.append(run)
+        return run
+
+    def _live(self, run: TrainingWorld, origin: Origin | None) -> list[Violation] | None:
+        """What is wrong with this life; None: nothing was checked, since it was to end before its end."""
+        if not run.set_up(origin, self.plan.job):
+            return [Violation("I13 live", "no tables 30 s after the beginning, without any fault")]
+        nemesis = nemesis_of(run)
+        if "early faults" not in self.plan.habits:
+            run.until(run.begun, BEGINS_WITHIN)
+        began = run.world.now
+        nemesis.begin()
+        if run.plan.ends:
+            ends = began + run.plan.ends * MILLISECOND
+            run.world.at(ends, lambda: None)
+            bare = run.plan.seed % 8 == 0  # it may end before there is any checkpoint
+            run.until(lambda: (run.world.now >= ends and (bare or run.saved)) or run.dealing.ended, AFTER)
+            if not run.dealing.ended:
+                return None
+        run.until(lambda: nemesis.over or run.over, run.plan.lasts * MILLISECOND + AFTER)
+        nemesis.stop()
+        run.until(lambda: nemesis.over, AFTER)
+        within = patience_of(run.plan, min(run.dealing.workload.limit, 4 * run.plan.slots)) * MILLISECOND
+        if not run.until(lambda: run.over, within):
+            return [Violation("I13 live", f"not over {within // SECOND} s after all was healed: {self._stuck(run)}")]
+        if run.plan.group and "resume this run" in run.dealing.failed and run.plan.beyond:
+            return None
+        ends_with = Ends(run.pull(TABLE), run.pull(TALLY))
+        checker = TrainingChecker(run, ends_with, origin is not None)
+        found = [*run.staleness.violations[:3], *run.delays.violations[:3], *run.elastic.violations, *checker.check()]
+        if run.auditor is not None:
+            found += run.auditor.violations[:3]
+            self.counts["reads of the account"] += run.auditor.reads
+        self.counts["models held against the serial run"] += checker.held
+        return found
+
+    def _stuck(self, run: TrainingWorld) -> str:
+        dealing = run.dealing
+        work = dealing.workload
+        parts = [f"{work.done} of {work.limit} slots, over {dealing.over!r}, failed {dealing.failed!r}"]
+        parts += [f"events {run.world.events}"]
+        for name, task in run.nodes.ends.items():
+            if not task.done and name in run.world.hosts:
+                worker = next(one for one in reversed(run.nodes.everyone) if one.name == name)
+                tasks = [repr(op.task) for op in dict.fromkeys(worker.client._running.values())]
+                parts.append(f"{name}: {'; '.join(tasks[:3]) or 'nothing under way'}")
+        return ", ".join(parts)
+
+
+def _lost(run: TrainingWorld, found: Origin | None) -> list[Violation]:
+    """I9: a checkpoint that was told of in this life is there after it, or a later one; unless somebody damaged it."""
+    told = 0
+    for event in run.told:
+        if isinstance(event, Saved):
+            told = event.number
+        elif isinstance(event, RolledBack):
+            told = event.checkpoint or 0
+    newest = 0 if found is None else found[1].number
+    if newest >= told or run.schedule.damaged:
+        return []
+    return [Violation("I9 durable", f"checkpoint {told} was told of, and {newest or 'none'} is there after a crash")]
+
+
+def _counts(run: TrainingWorld) -> Counter[str]:
+    """What happened in one life, added up."""
+    counts = Counter({w if ":" in w else f"network: {w}": n for w, n in run.world.counts.items()})
+    counts.update(type(event).__name__.lower() for event in run.told)
+    if run.cluster.coordinators:
+        dealing = run.dealing
+        counts.update({f"run: {what}": n for what, n in dealing.counts.items() if len(what) < 40})
+        counts["void slots"] += len(dealing.workload.voids)
+    for event in run.told:
+        if isinstance(event, Stopped):
+            counts.update(f"stopped: {word}" for word in _WORDS if word in event.why)
+    counts["workers that left"] += len(run.left & run.leaving.keys())
+    counts["schedulers started again"] += max(0, len(run.schedulers) - 1)
+    counts["evaluators started again"] += sum(one.client.role == "evaluator" for one in run.nodes.everyone[1:]) - 1
+    counts["answers held against the staleness bound"] += run.staleness.checked
+    counts["delays that changed"] += run.delays.changes
+    for worker in run.nodes.everyone:
+        counts.update({f"client: {what}": n for what, n in worker.client.counts.items()})
+        counts["client: resent"] += worker.client.flight.resent
+    return counts

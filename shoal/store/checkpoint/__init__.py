@@ -1,0 +1,1 @@
+"""A model on disk: segment files and the manifest that names them."""

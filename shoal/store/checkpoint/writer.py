@@ -1,0 +1,153 @@
+"""A server's part in a checkpoint: it writes its segments, and says which files to name.
+
+The coordinator asks (``Snap``), again if it hears nothing; what was cut for a checkpoint is cut once. Whoever holds this
+makes the images; the writing is a function for the disk thread. A server that is asked for the next one has done with the
+last: nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shoal import limits
+from shoal.files import Disk
+from shoal.store.checkpoint import manifest, segment_file
+from shoal.store.image import Image
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send, Store, Stored
+from shoal.wire.messages.groups import namespace
+
+LATE = "too late"  # how an error begins that is nobody's fault: the step was over when the question came
+_ROOM = limits.HEADER_BYTES // 2  # for the books in one message
+
+
+@dataclass(slots=True)
+class _Writing:
+    """Segments on their way to the disk."""
+
+    asker: str
+    number: int
+    folder: str
+    keys: list[tuple[int, int]]
+
+
+class Snapping:
+    """What this server wrote, and is writing, for one checkpoint."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self._number = 0
+        self._taken: dict[tuple[int, int], m.Written | None] = {}  # by table and segment; None: on its way
+        self._writing: dict[int, _Writing] = {}  # by token
+
+    def ask(self, asker: str, incarnation: int, snap: m.Snap, held: Iterable[int]) -> tuple[list[int], list[Effect]]:
+        """Of the segments held as primary, those to be cut now; and what is on disk already, said once more."""
+        if snap.number < self._number:
+            return [], []  # it was given up
+        if snap.number > self._number:
+            self._number = snap.number
+            self._taken.clear()
+        mine = [(snap.table, segment) for segment in held]
+        cut = [segment for table, segment in mine if (table, segment) not in self._taken]
+        written = [one for key in mine if (one := self._taken.get(key)) is not None]
+        return cut, self._say(asker, incarnation, snap.number, written)
+
+    def write(self, token: int, asker: str, snap: m.Snap, name: str, images: Sequence[Image]) -> Store:
+        """Images of segments that ``ask`` named, of the table of this name: how they get on disk."""
+        keys = [(snap.table, image.segment) for image in images]
+        self._taken.update(dict.fromkeys(keys))
+        self._writing[token] = _Writing(asker, snap.number, snap.folder, keys)
+
+        def work() -> list[m.Written]:
+            written = []
+            group = namespace(asker)
+            for image in images:
+                if snap.number != self._number:
+                    break  # nobody waits for it any more
+                if group and not manifest.is_of(self.disk, Path(snap.folder), group):
+                    raise FileNotFoundError(errno.ENOENT, f"no checkpoint of group {group!r} is being made there")
+                written.append(segment_file.write_segment(self.disk, Path(snap.folder), name, snap.table, image))
+            return written
+
+        return Store(token, work)
+
+    def stored(self, incarnation: int, event: Stored) -> list[Effect]:
+        """The disk thread is done with some images: say so, or why not. Nothing if it was for somebody else."""
+        writing = self._writing.pop(event.token, None)
+        if writing is None or writing.number != self._number:
+            return []
+        if event.error is not None:
+            reason = getattr(event.error, "strerror", None) or str(event.error) or type(event.error).__name__
+            if isinstance(event.error, FileNotFoundError):  # the coordinator has made it, so this is another host
+                reason += (
+                    " (servers of other hosts need the run's folder, too: share it, or --set checkpoint.every=inf)"
+                )
+            return [
+                self.cannot(writing.asker, incarnation, writing.number, f"cannot write to {writing.folder}: {reason}")
+            ]
+        for written in event.result:
+            self._taken[written.table, written.segment] = written
+        return self._say(writing.asker, incarnation, writing.number, event.result)
+
+    def give_up(self) -> None:
+        """Nobody waits for any of it: what is on its way to the disk goes no further."""
+        self._number = 0
+
+    def cannot(self, asker: str, incarnation: int, number: int, why: str) -> Send:
+        """This checkpoint gets nothing from here."""
+        return Send(asker, m.Snapped(number, incarnation, [], why))
+
+    def late(self, asker: str, incarnation: int, snap: m.Snap, version: int) -> Send:
+        """The step that was asked for is over."""
+        return self.cannot(asker, incarnation, snap.number, f"{LATE}: at step {version:,}, asked for {snap.clock:,}")
+
+    def _say(self, asker: str, incarnation: int, number: int, written: Sequence[m.Written]) -> list[Effect]:
+        """In as many messages as the books need."""
+        effects: list[Effect] = []
+        some: list[m.Written] = []
+        size = 0
+        for one in written:
+            room = len(msgspec.msgpack.encode(one))
+            if room > _ROOM:
+                why = f"the books of {one.file} have {room:,} bytes, which is too long for a message"
+                return [self.cannot(asker, incarnation, number, why)]
+            if some and size + room > _ROOM:
+                effects.append(Send(asker, m.Snapped(number, incarnation, some)))
+                some, size = [], 0
+            some.append(one)
+            size += room
+        return [*effects, Send(asker, m.Snapped(number, incarnation, some))] if some else effects
+
+
+class Snappings:
+    """One for each that asks: the coordinator, and the schedulers of groups, who number theirs as they like.
+
+    A number counts in the folder where its checkpoints lie, so whoever asks for another folder begins anew: a group's next run is a
+    scheduler of the same name that begins at one. What schedulers asked for that are gone is given up and forgotten (``live``).
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._by: dict[str, tuple[Path, Snapping]] = {}  # by who asks: where to, and what became of it
+
+    def of(self, asker: str, snap: m.Snap) -> Snapping:
+        root = Path(snap.folder).parent
+        if asker in self._by and self._by[asker][0] != root:
+            self._forget(asker)
+        return self._by.setdefault(asker, (root, Snapping(self._disk)))[1]
+
+    def live(self, here: Container[str]) -> None:
+        """Of all who ever asked, these are still here."""
+        for gone in [asker for asker in self._by if asker not in here]:
+            self._forget(gone)
+
+    def stored(self, incarnation: int, event: Stored) -> list[Effect]:
+        return [effect for _, one in self._by.values() for effect in one.stored(incarnation, event)]
+
+    def _forget(self, asker: str) -> None:
+        self._by.pop(asker)[1].give_up()

@@ -1,0 +1,414 @@
+"""What a user, a worker or an evaluator can ask of the store.
+
+A call is made ready where it is made (keys sorted, repeats added up, values checked: nothing bad is ever sent) and becomes
+a ``Task``. ``dispatch`` starts it, in the loop's own time; so calls may be made from any thread that waits its turn.
+
+A *worker* has a clock. Its first pull of a table enters it there; each push of a table with ``apply=Each()`` ends one step
+unless it names the step itself (one step may push to several tables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal import limits
+from shoal.errors import BadKeys, BadValues, Invalid
+from shoal.filters import are_known
+from shoal.keys import KeyList, KeyRange, KeyValues, Values, add_up, as_keys, as_range, as_values, tidy
+from shoal.store.client.admin import Admin, Asking, Parking
+from shoal.store.client.dispatch import Dispatch
+from shoal.store.client.filtering import checked_chain
+from shoal.store.client.operation import Pulling, Pushing
+from shoal.store.client.remote_call import calling
+from shoal.store.client.split import Layout
+from shoal.store.client.task import Task
+from shoal.store.hashed import as_hashed, mixed
+from shoal.store.query import Question
+from shoal.store.table.update import check_pushed
+from shoal.tables import Each, Sparse, Step, Table, checked, whole
+from shoal.wire import messages as m
+from shoal.wire.half_precision import shortened, too_large
+from shoal.wire.messages.groups import (
+    Allow,
+    Dissolve,
+    Group,
+    dealer,
+)
+from shoal.wire.messages.groups import whole as in_full
+
+Slot = tuple[int, int]
+
+
+class Client(Dispatch):
+    """One client, without a loop."""
+
+    def push(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        *,
+        slot: Slot | None = None,
+        step: int | None = None,
+        of: Task | None = None,
+        void: bool = False,
+        after: Task | Sequence[Task] = (),
+        ahead: KeyList | KeyRange | None = None,
+        clock: int | None = None,
+    ) -> Task:
+        """Count these values, once. ``of`` names the pull they were computed from, if it was not the last one.
+
+        A worker's push ends its next step, or the one it names; step 0 is none: nobody waits for such a push.
+        ``ahead`` are other keys, whose rows come back with the answer, as from a pull at ``clock`` that follows.
+        """
+        return self._ready_push(table, keys, values, slot, step, of, void, after, ahead is not None, clock, ahead)
+
+    def may_look_ahead(self, table: str, keys: Any, ahead: Any) -> bool:
+        """Whether one message to each server holds both: few keys, in order, of a table that counts pushes at once.
+
+        Of ranges only the one that is pushed can come back, too.
+        """
+        if isinstance(keys, KeyRange):
+            if keys != ahead:
+                return False
+        elif not isinstance(keys, KeyList) or not isinstance(ahead, KeyList):
+            return False
+        spec = self.layout(table).spec
+        most = limits.FRAME_BYTES // (16 * max(8, 4 * spec.push_width))
+        return isinstance(spec.apply, Each) and not spec.hashed and len(keys) <= most and len(ahead) <= most
+
+    def push_pull(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        *,
+        slot: Slot | None = None,
+        step: int | None = None,
+        clock: int | None = None,
+        of: Task | None = None,
+        after: Task | Sequence[Task] = (),
+    ) -> Task:
+        """Count these values and bring back the new ones of the same keys, in one trip."""
+        return self._ready_push(table, keys, values, slot, step, of, False, after, pull=True, clock=clock)
+
+    def pull(
+        self,
+        table: str,
+        keys: Any,
+        *,
+        clock: int | None = None,
+        slot: Slot | None = None,
+        after: Task | Sequence[Task] = (),
+        clocks: bool = False,
+        exact: bool = False,
+    ) -> Task:
+        """The rows of these keys. ``clock`` or ``slot`` say when they will be used, which decides what to wait for.
+
+        With ``clocks`` the task has the vector clocks of these keys, too: who has pushed to them, and how often (S1-18). With
+        ``exact`` they come as float32 also where the table's values travel in fewer bits: for a model that is judged or kept.
+        """
+        layout = self.layout(table)
+        clock = None if clock is None else whole("clock", clock)
+        if slot is not None:
+            if not isinstance(layout.spec.apply, Step):
+                raise Invalid(f"table {table!r} has no steps: name a clock, not a slot")
+            clock = layout.spec.apply.step_of(_slot(slot))
+        op = self._pulling(layout, keys, clock, _tasks(after))
+        op.clocks = clocks
+        op.form = "float32" if exact else layout.spec.wire
+        op.filters = None if exact else self.filters_of(layout)
+        self._new.append(op)
+        return op.task
+
+    def park(self, *, after: Task | Sequence[Task] = ()) -> Task:
+        """Nothing to do: nobody waits for this worker until its next pull. Follows all that it has under way."""
+        self._must_be_worker("park")
+        under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
+        op = Parking(Task("park", (*under_way, *_tasks(after))))
+        self._entered, self._parking = {}, [op.task]
+        self._new.append(op)
+        return op.task
+
+    def flush(self, table: str, *, after: Task | Sequence[Task] = ()) -> Task:
+        """Push what filters have left for later, whole. Follows all that is under way."""
+        layout = self.layout(table)
+        if isinstance(layout.spec.apply, Step):
+            raise Invalid(f"table {table!r} is updated in steps: what filters left goes with the next slots")
+        under_way = [op.task for op in dict.fromkeys([*self._running.values(), *self._new])]
+        task, width = Task(f"push what is left of {table!r}", (*under_way, *_tasks(after))), layout.spec.push_width
+        nothing = KeyValues(np.empty(0, np.uint64), np.empty((0, width), np.float32))
+        op = Pushing(task, layout.number, nothing, None, layout.spec.width, layout.spec.wire)
+        op.filters, op.exact = self.filters_of(layout), True
+        self._new.append(op)
+        return task
+
+    def create(self, name: str, spec: Table, starts: Sequence[int] = (), origin: str = "", like: str = "") -> Task:
+        """Make a table; with ``origin``, the folder of a checkpoint, as it was there, cut at the same ``starts``.
+
+        With ``like``, the name of another table, it lies on the same servers as that one: lists of keys are known to them from there.
+        """
+        plain, name, like = checked(spec), self._name(name), self._name(like) if like != "" else ""
+        check_pushed(plain)
+        if are_known(plain.filters):
+            checked_chain(plain)
+        return self._admin(
+            f"create {name!r}", lambda request: m.Create(request, name, plain, list(starts), origin, like)
+        )
+
+    def drop(self, name: str) -> Task:
+        name = self._name(name)
+        return self._admin(f"drop {name!r}", lambda request: m.Drop(request, name))
+
+    def set_max_delay(self, name: str, max_delay: int | None) -> Task:
+        delay, name = None if max_delay is None else whole("max_delay", max_delay), self._name(name)
+        return self._admin(f"change max_delay of {name!r}", lambda request: m.Delay(request, name, delay))
+
+    def allow(self, group: Group) -> Task:
+        return self._admin(f"allow group {group.name!r} so much", lambda request: Allow(request, group))
+
+    def dissolve(self, group: str) -> Task:
+        return self._admin(f"dissolve group {group!r}", lambda request: Dissolve(request, group))
+
+    def ask(self, what: str, message: Callable[[int], m.Message], kind: type[m.Message]) -> Task:
+        """A question to whoever deals; ``message`` makes it from the request's number, the answer is of that kind."""
+        op = Admin(Task(what), message, kind, dealer(self.group) if self.group else "")
+        self._new.append(op)
+        return op.task
+
+    def save(self) -> Task:
+        """Make a checkpoint, where the run keeps any."""
+        return self.ask("make a checkpoint", m.Save, m.Done)
+
+    def refresh(self) -> Task:
+        return self._admin("refresh the view", m.Refresh)
+
+    def stats(self, table: str) -> Task:
+        op = Asking(Task(f"stats of {table!r}"), self.layout(table).number)
+        self._new.append(op)
+        return op.task
+
+    def call(
+        self,
+        table: str,
+        keys: Any,
+        question: Question | str,
+        *,
+        servers: str | Sequence[str] | None = None,
+        after: Task | Sequence[Task] = (),
+        **settings: float,
+    ) -> Task:
+        """Ask a question of a range of keys, where the rows are; ``servers``: only of what these hold. Nobody is waited for."""
+        op = calling(self.layout(table), keys, question, servers, _tasks(after), settings)
+        self._new.append(op)
+        return op.task
+
+    def _ready_push(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        slot: Slot | None,
+        step: int | None,
+        of: Task | None,
+        void: bool,
+        after: Task | Sequence[Task],
+        pull: bool,
+        clock: int | None,
+        ahead: KeyList | KeyRange | None = None,
+    ) -> Task:
+        layout = self.layout(table)
+        spec = layout.spec
+        slot = None if slot is None else _slot(slot)
+        step = None if step is None else whole("step", step)
+        clock = None if clock is None else whole("clock", clock)
+        if isinstance(spec.apply, Step):
+            if slot is None:
+                raise Invalid(f"table {table!r} is updated in steps: name the slot, push(..., slot=(pass, number))")
+            if step is not None:
+                raise Invalid(f"table {table!r} is updated in steps: its steps follow from the slots; leave step out")
+            if clock is None:
+                clock = spec.apply.step_of(slot) + 1
+        if step is not None:
+            self._must_be_worker("push a step")
+            if 0 < step <= self.floor:
+                raise Invalid(f"step {step}: this worker's steps start at {self.floor + 1}")
+        if ahead is not None:
+            if not self.may_look_ahead(table, keys, ahead):
+                raise Invalid(f"table {table!r}: such a push cannot pull other keys as well; push, then pull")
+            if isinstance(ahead, KeyList):
+                self._check_last(layout, ahead.last)
+        given, places = self._given(layout, keys, values, void)
+        task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
+        if (values := shortened(given.values, spec.wire)) is None:
+            raise too_large(given.values, spec.wire)
+        op = Pushing(task, layout.number, KeyValues(given.keys, values), places, spec.width, spec.wire)
+        op.filters = self.filters_of(layout)
+        if op.filters is not None:
+            op.filters.check(given.values)
+        op.slot, op.step, op.void, op.pull, op.clock = slot, step, void, pull, clock
+        op.listed = _again(layout, keys)
+        if isinstance(spec.apply, Each) and self.role == "worker" and step != 0:
+            op.in_step = True
+            op.own_clock = pull and clock is None
+            task.after = (*task.after, self._enter(layout))
+        if of is not None:
+            op.reads = of.versions
+        if isinstance(ahead, KeyList):
+            op.look_ahead(ahead)
+        self._new.append(op)
+        return task
+
+    def _given(self, layout: Layout, keys: Any, values: Any, void: bool) -> tuple[KeyValues, Any]:
+        """Sorted keys without repeats and their values; and where each of the caller's rows went."""
+        spec = layout.spec
+        if void:
+            return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.push_width), np.float32)), None
+        if isinstance(keys, KeyList) and not spec.hashed:
+            self._check_last(layout, keys.last)
+            return KeyValues(keys.keys, as_values(values, len(keys), spec.push_width)), None
+        if isinstance(keys, KeyList):
+            listed, places = as_hashed(keys)
+            rows = as_values(values, len(keys), spec.push_width)
+            return KeyValues(listed.keys, rows if places is None else _laid(rows, places)), places
+        span = as_range(keys, spec.span)
+        if span is not None:
+            if span.stop > spec.span:
+                raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
+            if spec.hashed:
+                raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
+            rows = as_values(values, len(span), spec.push_width)
+            if isinstance(spec, Sparse):
+                return KeyValues(np.arange(span.start, span.stop, dtype=np.uint64), rows), None
+            return KeyValues(span, rows), None
+        listed = self._listed(layout, keys)
+        rows = as_values(values, len(listed), spec.push_width)
+        unique, places = tidy(listed)
+        if places is None:
+            return KeyValues(unique, rows), None
+        if len(unique) < len(listed):
+            _check_adds_up(layout, keys, places)
+        summed = add_up(rows, places, len(unique))
+        if not np.isfinite(summed).all():
+            raise BadValues("values under a repeated key add up to more than float32 holds: nothing was sent")
+        return KeyValues(unique, summed), places
+
+    def _listed(self, layout: Layout, keys: Any) -> Any:
+        listed = as_keys(keys)
+        if layout.spec.hashed:
+            return mixed(listed)
+        if layout.spec.span < limits.KEY_LIMIT and len(listed):
+            self._check_last(layout, int(listed.max()))
+        return listed
+
+    def _check_last(self, layout: Layout, last: int) -> None:
+        if last >= layout.spec.span:
+            raise BadKeys(f"key {last} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
+
+    def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> Pulling:
+        spec = layout.spec
+        if isinstance(keys, KeyList) and not spec.hashed:
+            self._check_last(layout, keys.last)
+            task = Task(f"pull keys of {layout.name!r}", after)
+            op = Pulling(task, layout.number, keys.keys, None, spec.width)
+            span = None
+        elif isinstance(keys, KeyList):
+            listed, places = as_hashed(keys)
+            op = Pulling(Task(f"pull keys of {layout.name!r}", after), layout.number, listed.keys, places, spec.width)
+            span = None
+        elif (span := as_range(keys, spec.span)) is not None:
+            if spec.hashed and span != KeyRange(0, limits.KEY_LIMIT):
+                raise BadKeys(
+                    f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all"
+                )
+            if span.stop > spec.span:
+                raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {spec.span - 1}")
+            op = Pulling(Task(f"pull {span} of {layout.name!r}", after), layout.number, span, None, spec.width)
+        else:
+            unique, places = tidy(self._listed(layout, keys))
+            task = Task(f"pull {len(unique):,} keys of {layout.name!r}", after)
+            op = Pulling(task, layout.number, unique, places, spec.width)
+        task = op.task
+        op.listed = _again(layout, keys)
+        op.clock = clock
+        op.live = isinstance(spec, Sparse) and span is not None
+        op.hashed = spec.hashed
+        if self.role == "worker" and isinstance(spec.apply, Each):
+            entering = self._entered.get(layout.number)
+            if entering is None:
+                op.enter = True
+                # One after another: the first decides the clock at which all the others are entered.
+                before = [*self._entered.values(), *self._parking]
+                task.after = (*task.after, *(one for one in before if not one.done))
+                self._entered[layout.number] = task
+            elif not entering.done:
+                task.after = (*task.after, entering)
+            op.own_clock = clock is None
+        return op
+
+    def _enter(self, layout: Layout) -> Task:
+        """The task by which this worker entered a table: its first pull, or an empty one if it pushes first."""
+        if layout.number not in self._entered:
+            self._new.append(self._pulling(layout, (), None, ()))
+        return self._entered[layout.number]
+
+    def _name(self, name: object) -> str:
+        return in_full(_name(name), self.group)
+
+    def _admin(self, what: str, message: Any) -> Task:
+        op = Admin(Task(what), message)
+        self._new.append(op)
+        return op.task
+
+    def _must_be_worker(self, what: str) -> None:
+        if self.role != "worker":
+            raise Invalid(f"{self.name} is a {self.role}: only a worker has a clock and can {what}")
+
+
+def _again(layout: Layout, keys: Any) -> KeyList | None:
+    """The list that servers may know by a number, if it will come again."""
+    if not isinstance(keys, KeyList):
+        return None
+    return as_hashed(keys)[0] if layout.spec.hashed else keys
+
+
+def _laid(rows: Values, places: Any) -> Values:
+    """Each row in its place."""
+    laid = np.empty_like(rows)
+    laid[places] = rows
+    return laid
+
+
+def _tasks(after: Task | Sequence[Task]) -> tuple[Task, ...]:
+    tasks = (after,) if isinstance(after, Task) else tuple(after)
+    if not all(isinstance(task, Task) for task in tasks):
+        raise Invalid(f"after={after!r}: needs tasks, as push and pull return them")
+    return tasks
+
+
+def _check_adds_up(layout: Layout, keys: Any, places: Any) -> None:
+    """Values under a repeated key are added up, which makes no sense where a push replaces what is there."""
+    rule = layout.spec.update.name
+    if rule != "assign":
+        return
+    key = np.asarray(keys).reshape(-1)[int(np.argmax(np.bincount(places)[places] > 1))]
+    raise BadKeys(
+        f"key {key} stands there more than once, and update {rule!r} of table {layout.name!r} does not add up what is pushed: "
+        f"give each key once"
+    )
+
+
+def _slot(slot: object) -> Slot:
+    match slot:
+        case (of_pass, number):
+            return whole("pass", of_pass), whole("slot", number)
+    raise Invalid(f"slot={slot!r}: needs (pass, number)")
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= limits.NAME_CHARS or not name.isprintable():
+        raise Invalid(f"{name!r} is no name: a table's name has 1 to {limits.NAME_CHARS} printable characters")
+    return name

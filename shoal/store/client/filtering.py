@@ -1,0 +1,177 @@
+"""Where filters stand in a client: a push goes through them once, in the loop's own time, before it is split over servers.
+
+So whatever is sent again, or split otherwise by a newer view, has the very same values. Pulls name filters, too: their keys and the answers
+are pressed, and values come shortened unless the pull is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.errors import BadFilter, BadValues, Invalid
+from shoal.filters import are_known, described
+from shoal.filters import taken as taken_rows
+from shoal.filters.chain import Chain, Flow
+from shoal.keys import KeyList, KeyRange, KeyValues, Values
+from shoal.limits import FRAME_BYTES
+from shoal.store.client.error_feedback import Feedback, Sent
+from shoal.store.table.update import known_rule
+from shoal.tables import Dense, Table, Update, Wire
+from shoal.wire import messages as m
+
+if TYPE_CHECKING:
+    from shoal.store.client.dispatch import Dispatch
+    from shoal.store.client.operation import Pushing
+
+_TO, _FROM = 0, 2
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def checked_chain(spec: Table, flow: Flow | None = None, warm: bool = False) -> Chain | None:
+    """A table's filters, or None; Invalid if they cannot be, or not with this table's rule."""
+    if not spec.filters:
+        return None
+    chain = Chain(spec.filters, spec.wire, flow, warm)
+    rule = known_rule(spec.update.name)
+    if rule is not None and not rule.additive and (name := chain.needs_sums):
+        raise Invalid(
+            f"filter {name!r} sends a part of a push later, and update {rule.name!r} does not add up what is pushed: leave it "
+            f"out (float16, bfloat16, delta, lz4 and zstd are fine there)"
+        )
+    return chain
+
+
+def check_named(named: Sequence[str | Mapping[str, Any]], update: Update, wire: Wire, modules: bool) -> None:
+    """Refuse the filters of a job that cannot be; with modules, unknown ones are for those to judge who import these."""
+    filters = described(named)
+    if are_known(filters) or not modules:
+        checked_chain(Dense(rows=1, update=update, wire=wire, filters=filters))
+
+
+class Filtering:
+    """One table's filters at one client."""
+
+    def __init__(self, spec: Table, flow: Flow) -> None:
+        chain = checked_chain(spec, flow, warm=True)
+        assert chain is not None
+        rule = known_rule(spec.update.name)
+        adds = bool(chain.needs_sums) or (rule is not None and rule.additive)
+        self.spec, self.chain, self.flow = spec, chain, flow
+        self.feedback = Feedback(spec) if chain.loses and adds else None
+
+    def told(self) -> dict[str, Any]:
+        """Bytes into and out of each filter, and the size of what is left for later and of what was lost."""
+        left = (0.0, 0.0) if self.feedback is None else (self.feedback.norm, self.feedback.lost)
+        return {**self.flow.by, "left": left[0], "lost": left[1]}
+
+    def check(self, values: Values) -> None:
+        """Refuse, before it is a task, what would not fit; with feedback the rest of it comes later."""
+        if self.feedback is None and self.chain.pushes is not None:
+            name, by = self.chain.pushes
+            cut = by.held(values) != values
+            if cut.any():
+                raise BadValues(
+                    f"value {values[cut][0]:g} is more than filter {name!r} holds: nothing was sent; scale it down, or leave that filter out"
+                )
+
+    # ------------------------------------------------------------ pushes
+
+    def prepare(self, client: Dispatch, op: Pushing) -> None:
+        """Choose and shorten what a push brings, once."""
+        if op.exact and self.feedback is not None:
+            op.given = self.feedback.take_all()
+            op.sent = Sent(self.feedback, op.given.keys, op.given.values, np.zeros_like(op.given.values), slot=False)
+        keys, values = op.given.keys, op.given.values
+        listed = not isinstance(keys, KeyRange)
+        rows, width = len(values), self.spec.push_width
+        plain = rows * (8 * listed + 4 * width)
+        self.flow.went(_TO, plain, 0)
+        if op.exact or not rows or not self.chain.loses:
+            return
+        taken = np.zeros((rows, width), np.float32) if self.feedback is None else self.feedback.take(keys)
+        with np.errstate(over="ignore"):
+            total = np.clip(values.astype(np.float32) + taken, -_LARGEST, _LARGEST)
+        seed = _seed(op.slot or (client.incarnation, op.number or 0), op.table)
+        try:
+            mask = self.chain.chosen(total, seed, listed) if self._may_choose(op, rows) else None
+            going = total if mask is None else taken_rows(total, mask)
+            if self.feedback is not None and self.chain.pushes is not None:
+                going = self.chain.pushes[1].held(going)
+            codes, op.head = self.chain.shortened(going, seed)
+            arrives = self.chain.arrives(codes, op.head, width)
+        except Exception:
+            self.flow.went(_TO, -plain, 0)  # nothing was sent
+            if self.feedback is not None:
+                self.feedback.put(keys, taken)
+            raise
+        if self.feedback is not None:
+            left = total
+            if mask is None:
+                left = total - arrives
+            else:
+                left[np.flatnonzero(mask)] -= arrives
+            op.sent = Sent(self.feedback, keys, taken, left, slot=op.slot is not None)
+        if mask is not None:
+            whole = np.arange(keys.start, keys.stop, dtype=np.uint64) if isinstance(keys, KeyRange) else keys
+            if op.pull and op.ahead is None:
+                op.look_ahead(op.listed or KeyList(whole))  # the rows of all keys are wanted, whichever are pushed
+            keys = whole[mask]
+        op.given = KeyValues(keys, codes)
+
+    def _may_choose(self, op: Pushing, rows: int) -> bool:
+        """A push that brings rows back has to hold both lists of keys in one message to each server."""
+        return not op.pull or op.ahead is not None or rows <= FRAME_BYTES // (16 * op.row_bytes)
+
+    def pushed(self, op: Pushing, arrays: list[m.Array], ahead: int) -> list[m.Array]:
+        found = self.chain.pushed(arrays, op.head, self.spec.push_width) if arrays else arrays
+        self.flow.went(_TO, 8 * max(0, ahead), sum(array.nbytes for array in found))
+        return found
+
+    # ------------------------------------------------------------ pulls and answers
+
+    def asked(self, rows: int, arrays: list[m.Array]) -> list[m.Array]:
+        """The keys of a pull, unless they are known by a number; in any case it names so many."""
+        found = self.chain.asked(arrays)
+        self.flow.went(_TO, 8 * rows, sum(array.nbytes for array in found))
+        return found
+
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        """What an answer brought, or None if it makes no sense; a filter of the user's that fails is told."""
+        if not isinstance(answer, m.Values) or not arrays:
+            return arrays
+        width = self.spec.width
+        sent = sum(array.nbytes for array in arrays)
+        if not answer.filtered:
+            self.flow.went(_FROM, sent, sent)
+            return arrays
+        if answer.count > FRAME_BYTES // max(8, 4 * width):
+            return None
+        try:
+            found = self.chain.opened_answer(arrays, answer.count, width, answer.form)
+        except BadFilter:
+            raise
+        except BadValues:
+            return None
+        self.flow.went(_FROM, answer.count * (4 * width + 8 * (len(arrays) - 1)), sent)
+        return found
+
+
+def opened_request(chain: Chain | None, ask: m.Push | m.Pull, arrays: m.Arrays, width: int) -> m.Arrays:
+    """What a request brought to a server; ``BadValues`` if that makes no sense."""
+    if not ask.filtered:
+        return arrays
+    if chain is None:
+        raise Invalid("this message went through filters, and the table has none: refresh the view")
+    if isinstance(ask, m.Pull):
+        return chain.opened_pull(arrays, ask.count)
+    return chain.opened_push(arrays, ask.count, ask.ahead, width, ask.form)
+
+
+def _seed(name: tuple[int, int], table: int) -> int:
+    """Of a push, by its name: the same wherever it is computed again."""
+    first, second = name
+    mixed = (first + 1) * 0x9E3779B97F4A7C15 + (second + 1) * 0xBF58476D1CE4E5B9 + (table + 1) * 0x94D049BB133111EB
+    return mixed & 0xFFFFFFFFFFFFFFFF

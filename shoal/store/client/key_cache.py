@@ -1,0 +1,157 @@
+"""How a client names the lists of keys that it uses again: by a number, once a server has them.
+
+The first message with a ``KeyList`` carries its keys, and a number that the client chose; when that was answered, later ones carry
+the number, how many keys they are and their hash. A share of the list is named for itself: what one server is sent of it, which
+slices they are. So whatever changes the split is another list, and a table that is placed alike uses the same one (S1-10).
+
+A client names so many keys at a server (``limits.HANDLE_KEYS``), and no more: lists that do not fit are sent as they are. One
+that is used in turn with too many others would otherwise always be let go just before it is used. A list that nobody has any more makes room, and
+its number is given to another. Where a server forgets lists all the same, since it has many clients, fewer are named there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal import limits
+from shoal.keys import KeyList, Keys
+from shoal.store.client.split import Share
+from shoal.store.server.key_lists import crc_of
+from shoal.wire import messages as m
+
+Pressed = Callable[[list[m.Array]], list[m.Array]]  # keys as they travel, where a table has filters
+_Which = tuple[int, str, tuple[tuple[int, int], ...]]  # the list, server, slices
+
+
+@dataclass(slots=True, eq=False)
+class Name:
+    """What one server calls one share of one list."""
+
+    which: _Which
+    number: int
+    rows: int
+    crc: int
+    known: bool = False
+
+    @property
+    def server(self) -> str:
+        return self.which[1]
+
+
+NOTHING = Name((0, "", ()), 0, 0, 0)
+
+
+@dataclass(slots=True)
+class _Server:
+    """What it was told so far."""
+
+    most: int  # keys that may have names there
+    kept: int = 0
+    last: int = 0  # number given
+    free: list[int] = field(default_factory=list)
+
+
+class Names:
+    """All lists that one life of a client has named."""
+
+    def __init__(self) -> None:
+        self.most = limits.HANDLE_KEYS
+        self.counts: Counter[str] = Counter()
+        self._servers: dict[str, _Server] = {}
+        self._names: dict[_Which, Name] = {}
+        self._lists: dict[int, tuple[weakref.ref[KeyList], list[_Which]]] = {}
+        self._gone: deque[int] = deque()  # lists that nobody has any more: told by whichever thread let go
+        self._flying: dict[int, list[tuple[Name, Share, Keys]]] = {}  # by request: what it says, and in full
+
+    def say(self, request: int, listed: KeyList | None, share: Share, keys: Keys) -> tuple[Name, list[m.Array]]:
+        """What a message calls its share of these keys, and the keys, unless they are known by that."""
+        name = NOTHING if listed is None or listed.keys is not keys else self._name(listed, share)
+        self._flying.setdefault(request, []).append((name, share, keys))
+        if name.known:
+            self.counts["hits"] += 1
+            self.counts["bytes saved"] += 8 * share.rows
+            return name, []
+        self.counts["misses"] += name is not NOTHING
+        return name, [share.take(keys)]
+
+    def whole(
+        self, message: m.Push | m.Pull, arrays: m.Arrays, pressed: Pressed = list
+    ) -> tuple[m.Message, m.Arrays] | None:
+        """The same message with all its keys, since a server has forgotten some; None if it has had them."""
+        if not message.known and not (isinstance(message, m.Push) and message.ahead_known):
+            return None
+        flying = self._flying.pop(message.request, [])
+        for name, share, _ in flying:
+            if name.known:
+                self.counts["forgotten"] += 1
+                self.counts["bytes saved"] -= 8 * share.rows
+                self._give_up(name)
+        keys = pressed([share.take(listed) for _, share, listed in flying])
+        if isinstance(message, m.Push):
+            whole: m.Message = msgspec.structs.replace(
+                message, handle=0, known=False, crc=0, ahead_handle=0, ahead_known=False, ahead_crc=0
+            )
+            return whole, [*keys, arrays[-1]]
+        return msgspec.structs.replace(message, handle=0, known=False, crc=0), keys
+
+    def heard(self, request: int) -> None:
+        """It was answered: the server has what it was sent."""
+        for name, _, _ in self._flying.get(request, ()):
+            name.known = name is not NOTHING
+
+    def closed(self, request: int) -> None:
+        self._flying.pop(request, None)
+
+    def clear(self) -> None:
+        """Another life, or segments changed hands: lists are named anew."""
+        self._servers, self._names, self._lists = {}, {}, {}
+
+    def figures(self) -> dict[str, int]:
+        """Of this life: lists that went by number, that were sent with one, that a server had forgotten; bytes of keys saved."""
+        return {what: self.counts[what] for what in ("hits", "misses", "forgotten", "bytes saved")}
+
+    def told(self) -> list[int]:
+        return list(self.figures().values())
+
+    def _name(self, listed: KeyList, share: Share) -> Name:
+        while self._gone:
+            self._let_go(self._gone.popleft())
+        which = (listed.which, share.server, tuple(share.slices))
+        if (name := self._names.get(which)) is not None:
+            return name
+        server = self._servers.setdefault(share.server, _Server(self.most))
+        if share.rows < limits.HANDLE_LEAST or server.kept + share.rows > min(server.most, self.most):
+            return NOTHING
+        if server.free:
+            number = server.free.pop()
+        else:
+            number = server.last = server.last + 1
+        server.kept += share.rows
+        name = self._names[which] = Name(which, number, share.rows, crc_of(share.take(listed.keys)))
+        if listed.which not in self._lists:
+            gone, number_of_list = self._gone, listed.which
+            self._lists[listed.which] = weakref.ref(listed, lambda _: gone.append(number_of_list)), []
+        self._lists[listed.which][1].append(which)
+        return name
+
+    def _let_go(self, listed: int) -> None:
+        for which in self._lists.pop(listed, (None, []))[1]:
+            if (name := self._names.pop(which, None)) is not None:
+                server = self._servers[name.server]
+                server.kept -= name.rows
+                server.free.append(name.number)
+
+    def _give_up(self, name: Name) -> None:
+        """A server has let it go, for want of room: it gets no other name there, and nothing else in its place."""
+        if self._names.get(name.which) is not name:
+            return  # of a former placement, or given up by another message
+        del self._names[name.which]
+        server = self._servers[name.server]
+        server.kept -= name.rows
+        server.most = min(server.most, server.kept)
+        server.free.append(name.number)

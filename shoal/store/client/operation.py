@@ -1,0 +1,391 @@
+"""Operations on rows: what each sends, and how it is put together from the answers. (``questions`` has those on anything else.)
+
+``letters`` says what to send, by the client's present view; ``answered`` takes one answer in and may ask on; ``value`` is
+what the caller gets when nothing is under way any more. ``restart`` forgets the answers, for another try by another view; or those
+of some servers, ``only``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import SegmentsLost, ShoalError
+from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values
+from shoal.store.client.error_feedback import Sent
+from shoal.store.client.filtering import Filtering
+from shoal.store.client.inflight import Letter
+from shoal.store.client.key_cache import NOTHING
+from shoal.store.client.split import Layout, Share
+from shoal.store.client.task import Task
+from shoal.store.hashed import unmixed
+from shoal.store.server.vector_clock import VectorClock
+from shoal.tables import Wire
+from shoal.wire import messages as m
+from shoal.wire.half_precision import restored
+
+if TYPE_CHECKING:
+    from shoal.filters import Bytes
+    from shoal.store.client.dispatch import Dispatch
+
+Outgoing = tuple[str, Any, m.Arrays]  # to whom, which message (it has a request), its arrays
+Places = npt.NDArray[np.intp] | None
+
+
+class Operation:
+    """One task and the messages it has under way."""
+
+    size = 0  # bytes, more or less: for the window
+    since = 0  # the placement by which it was split
+    begun = 0  # when it was first sent, among the others: what was begun first goes first, also when it is sent again
+    again = False  # some of it is to be sent again
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.split_by: dict[
+            str, Layout
+        ] = {}  # by server: the placement by which it was asked last, for all that it held
+        self.refused: list[str] = []  # servers that will not answer that
+        self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        raise AssertionError  # each kind has its own
+
+    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        return []
+
+    def value(self, client: Dispatch) -> Any:
+        return None
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        """Is this an answer to what was asked, and whole?"""
+        return isinstance(answer, m.Done)
+
+    def expects(self, request: int) -> int:
+        return 0
+
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        """What came, before filters had it; None if that makes no sense."""
+        return arrays
+
+    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+        return keys
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether some of its answers may be kept when others are asked for again."""
+        return False
+
+    def restart(self, only: Sequence[str] | None = None) -> None:
+        return
+
+    def lost(self, table: str, server: str) -> ShoalError:
+        return SegmentsLost(table, server)
+
+
+class _Rows(Operation):
+    """What push_pull and pull have in common: rows come back in shares and are laid where they belong."""
+
+    def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
+        super().__init__(task)
+        self.table, self.keys, self.places, self.width = table, keys, places, width
+        self.live = False  # a range of a sparse table: only the rows that are there
+        self.hashed = False
+        self.filters: Filtering | None = None
+        self.listed: KeyList | None = None  # the keys, if they come again
+        self._shares: dict[int, Share] = {}  # by request
+        self._rows: Values | None = None
+        self._found: list[tuple[Keys, Values]] = []
+        self._only: Sequence[str] | None = None  # the servers that are asked; None: all
+
+    def restart(self, only: Sequence[str] | None = None) -> None:
+        self._only = only
+        if only is not None:
+            if self._rows is not None:  # it may be what one of them sent, as it came
+                self._rows = self._rows.copy()
+            return
+        self.task.clocks = []
+        self._shares.clear()
+        self._found.clear()
+        self._rows = None
+
+    def _asks(self, share: Share) -> bool:
+        return self._only is None or share.server in self._only
+
+    def expects(self, request: int) -> int:
+        return self._shares[request].rows * self.width * 4 if request in self._shares else 0
+
+    def opened(self, answer: m.Message, arrays: m.Arrays) -> m.Arrays | None:
+        return arrays if self.filters is None else self.filters.opened(answer, arrays)
+
+    def pressed(self, keys: list[m.Array]) -> list[m.Array]:
+        """Keys that go after all, since a server does not know them by their number."""
+        return keys if self.filters is None else self.filters.asked(0, keys)
+
+    def are_rows(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        if not isinstance(answer, m.Values) or request not in self._shares:
+            return False
+        if len(arrays) != 1 + self.live or len(arrays[-1]) != answer.count * self.width:
+            return False
+        return len(arrays[0]) == answer.count if self.live else answer.count == self._shares[request].rows
+
+    def put(self, request: int, answer: m.Values, arrays: m.Arrays) -> None:
+        share = self._shares.pop(request)
+        values = restored(arrays[-1], answer.form).reshape(answer.count, self.width)
+        if self.live:
+            self._found.append((arrays[0], values))
+        elif self._rows is None and share.slices == [(0, len(self.keys))]:
+            self._rows = values  # all of it from one server: as it came
+        elif share.slices:
+            if self._rows is None:
+                self._rows = np.empty((len(self.keys), self.width), np.float32)
+            share.put(values, self._rows)
+
+    def rows(self) -> Any:
+        """What the caller gets: in the order of its keys, or the live keys of a range."""
+        if self.live:
+            return self._live_rows()
+        rows = self._rows if self._rows is not None else np.empty((len(self.keys), self.width), np.float32)
+        if self.places is not None:
+            rows = rows[self.places]
+        return rows.reshape(-1) if self.width == 1 else rows
+
+    def _live_rows(self) -> KeyValues:
+        keys: Keys = np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in self._found)])
+        rows: Values = np.concatenate([np.empty((0, self.width), np.float32), *(rows for _, rows in self._found)])
+        if self.hashed:
+            keys = unmixed(keys)
+        order = np.argsort(keys)
+        rows = rows[order]
+        return KeyValues(keys[order], rows.reshape(-1) if self.width == 1 else rows)
+
+
+class Pushing(_Rows):
+    """Values to be counted once in every segment they belong to."""
+
+    def __init__(self, task: Task, table: int, given: KeyValues, places: Places, width: int, form: Wire) -> None:
+        super().__init__(task, table, given.keys, places, width)
+        self.given, self.form = given, form  # its values in this form already: whatever is sent again has the same bits
+        self.slot: tuple[int, int] | None = None
+        self.void = self.pull = False
+        self.step: int | None = None  # None: not part of a step, or the client's next one
+        self.in_step = False
+        self.clock: int | None = None
+        self.own_clock = False
+        self.reads: dict[str, list[int]] | None = None
+        self.number: int | None = None  # in the client's own stream; kept over restarts, or it would count twice
+        self.size = given.values.nbytes + 8 * len(given)
+        self.row_bytes = max(8, 4 * width, 4 * given.values.shape[1])
+        self.ahead: KeyList | None = None  # pull these, not those that are pushed
+        self.exact = self._ready = False  # exact: nothing of it is left for later
+        self.head: Bytes | None = None  # what its values need to be read, if they are shortened
+        self.sent: Sent | None = None  # what of it is left for later
+
+    @property
+    def may_keep(self) -> bool:
+        return True
+
+    def look_ahead(self, keys: KeyList) -> None:
+        """Bring back the rows of other keys than are pushed."""
+        self.ahead, self.keys = keys, keys.keys
+        self.size += 12 * len(keys)
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        layout = client.of_number(self.table)
+        self._name(client)
+        if self.filters is not None and not self._ready:
+            self.filters.prepare(client, self)
+        elif self.sent is not None:
+            self.sent.again = True
+        self._ready = True
+        keys, values = self.given.keys, self.given.values
+        everyone = self.in_step or self.slot is not None
+        shares = layout.shares(keys, self.row_bytes, everyone or self.ahead is not None)
+        if self.ahead is None:
+            return [self._letter(client, share, None, keys, values) for share in shares if self._asks(share)]
+        # Both are small (see ``Client.push``): one share for every server, in the same order.
+        pulls = layout.shares(self.ahead.keys, self.row_bytes, every_server=True)
+        pairs = zip(shares, pulls, strict=True)
+        return [self._letter(client, *pair, keys, values) for pair in pairs if self._asks(pair[0])]
+
+    def _name(self, client: Dispatch) -> None:
+        """Give it its number and its step, once."""
+        if self.slot is None and self.number is None:
+            self.number = client.number()
+        if self.in_step:
+            if self.step is None:
+                self.step = client.clock + 1
+            client.clock = max(client.clock, self.step)
+            if self.own_clock:
+                self.clock, self.own_clock = client.clock, False
+
+    def _letter(
+        self, client: Dispatch, share: Share, pulled: Share | None, keys: Keys | KeyRange, values: Values
+    ) -> Outgoing:
+        stream, number = self.slot if self.slot is not None else (-client.incarnation, self.number or 0)
+        start = stop = -1
+        request, name, also = client.request(), NOTHING, NOTHING
+        arrays: list[m.Array] = []
+        if isinstance(keys, KeyRange):
+            start, stop = max(keys.start, share.span[0]), min(keys.stop, share.span[1])
+        else:
+            if pulled is not None and self.ahead is not None and pulled.rows:
+                also, arrays = client.names.say(request, self.ahead, pulled, self.ahead.keys)
+            name, listed = client.names.say(request, self.listed, share, keys)
+            arrays += listed
+        arrays.append(share.take(values).reshape(-1))
+        ahead = -1 if pulled is None else pulled.rows
+        reads = self.reads if self.reads is not None else client.reads.get(self.table, {})
+        push = m.Push(
+            request=request,
+            table=self.table,
+            view=client.view.number,
+            generation=client.view.generation,
+            incarnation=client.incarnation,
+            stream=stream,
+            number=number,
+            floor=client.over(),
+            step=self.step or 0,
+            entered=client.floor,
+            spell=client.spell,
+            first=share.first,
+            last=share.last,
+            count=share.rows,
+            start=start if share.rows else -1,
+            stop=stop if share.rows else -1,
+            read=reads.get(share.server, []) if share.rows else [],
+            void=self.void,
+            pull=self.pull,
+            clock=m.NO_CLOCK if self.clock is None else self.clock,
+            ahead=ahead,
+            form=self.form,
+            filtered=self.filters is not None,
+            handle=name.number,
+            known=name.known,
+            crc=name.crc,
+            ahead_handle=also.number,
+            ahead_known=also.known,
+            ahead_crc=also.crc,
+        )
+        if self.pull:
+            self._shares[push.request] = share if pulled is None else pulled
+        arrays = arrays if share.rows or ahead > 0 else []
+        if self.filters is not None:
+            arrays = self.filters.pushed(self, arrays, ahead)
+            if self.sent is not None:
+                self.sent.goes(push.request, client.of_number(self.table), share)
+        return share.server, push, arrays
+
+    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        self.settle(letter, answer)
+        if isinstance(answer, m.Values):
+            self.task.versions[letter.to] = answer.versions
+            self.put(letter.request, answer, arrays)
+        elif isinstance(answer, m.Counted) and not answer.new:
+            client.counts["counted before"] += 1
+        return []
+
+    def settle(self, letter: Letter, answer: m.Message) -> None:
+        """It was counted, whatever becomes of the rows that came back."""
+        if self.sent is not None and isinstance(answer, m.Values | m.Counted):
+            self.sent.counted(letter.request, letter.sends > 1, answer.new, answer.part)
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        return self.are_rows(request, answer, arrays) if self.pull else isinstance(answer, m.Counted)
+
+    def value(self, client: Dispatch) -> Any:
+        if not self.pull:
+            return None
+        client.reads[self.table] = self.task.versions
+        return self.rows()
+
+
+class Pulling(_Rows):
+    """Rows to be read."""
+
+    def __init__(self, task: Task, table: int, keys: Keys | KeyRange, places: Places, width: int) -> None:
+        super().__init__(task, table, keys, places, width)
+        self.clock: int | None = None
+        self.own_clock = False  # a worker's pull that names no clock is for now
+        self.enter = False
+        self.clocks = False  # the vector clocks of these keys are wanted, too
+        self.form: Wire = "float32"  # how the rows may come
+        self._entered = 0
+        self.size = 0 if isinstance(keys, KeyRange) else 4 * width * len(keys)
+
+    @property
+    def may_keep(self) -> bool:
+        return not (self.live or self.enter or self.clocks)  # these are one question to all servers
+
+    def letters(self, client: Dispatch) -> list[Outgoing]:
+        layout = client.of_number(self.table)
+        if self.own_clock:
+            self.clock, self.own_clock = client.clock, False
+        if self.live:
+            layout.check_all_held()
+            shares = layout.whole()
+        else:
+            shares = layout.shares(self.keys, max(8, 4 * self.width), every_server=self.enter)
+        return [self._letter(client, share) for share in shares if self._asks(share)]
+
+    def _letter(self, client: Dispatch, share: Share, resume: int = -1) -> Outgoing:
+        start = stop = -1
+        request, name, arrays = client.request(), NOTHING, list[m.Array]()
+        if isinstance(self.keys, KeyRange):
+            start, stop = max(self.keys.start, share.span[0], resume), min(self.keys.stop, share.span[1])
+        else:
+            name, arrays = client.names.say(request, self.listed, share, self.keys)
+        at = client.floor
+        if self.enter:  # a worker that has a clock keeps it; one that has none yet is given one
+            at = client.clock if client.working else 0
+        pull = m.Pull(
+            request=request,
+            table=self.table,
+            view=client.view.number,
+            generation=client.view.generation,
+            incarnation=client.incarnation,
+            clock=m.NO_CLOCK if self.clock is None else self.clock,
+            entered=at,
+            spell=client.spell,
+            first=share.first,
+            last=share.last,
+            count=share.rows,
+            start=start,
+            stop=stop,
+            enter=self.enter,
+            clocks=self.clocks,
+            form=self.form,
+            filtered=self.filters is not None,
+            handle=name.number,
+            known=name.known,
+            crc=name.crc,
+        )
+        if self.filters is not None:
+            arrays = self.filters.asked(0 if start >= 0 else share.rows, arrays)
+        self._shares[pull.request] = share
+        return share.server, pull, arrays
+
+    def answered(self, client: Dispatch, letter: Letter, answer: m.Message, arrays: m.Arrays) -> list[Outgoing]:
+        assert isinstance(answer, m.Values)
+        share = self._shares[letter.request]
+        self.task.versions[letter.to] = answer.versions
+        self.task.steps.update(answer.versions)
+        self._entered = max(self._entered, answer.entered)
+        if answer.clocks:
+            found = [(KeyRange(start, stop), VectorClock(dict(counts))) for start, stop, counts in answer.clocks]
+            self.task.clocks = sorted([*self.task.clocks, *found], key=lambda one: one[0].start)
+        self.put(letter.request, answer, arrays)
+        return [self._letter(client, share, answer.resume)] if answer.resume >= 0 else []
+
+    def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
+        return self.are_rows(request, answer, arrays)
+
+    def value(self, client: Dispatch) -> Any:
+        client.reads[self.table] = self.task.versions
+        if self.enter and not client.working:
+            client.clock = client.floor = max(client.clock, self._entered)
+            client.working = True
+        return self.rows()

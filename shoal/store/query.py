@@ -1,0 +1,283 @@
+"""Questions: functions that only read, known by name, and run where the rows are.
+
+    (keys, weights, settings) -> numbers, or (numbers, keys, values)
+
+Keys are uint64, weights float32, one row for each key; both are views of the server's own memory and cannot be written to. Settings
+are a named tuple of floats. What is found is small: some numbers, and some keys with values. A server hands its rows over in pieces;
+``join`` says how what was found in two places becomes one, and does so for pieces, and at the client for servers:
+
+    "sum" "min" "max"        number by number (a tuple has one word for each)
+    "largest"                keys with the largest values (by size, of their first value), as many as the setting ``k`` says
+    a function               of a list of ``Found`` and the settings, to one ``Found``
+
+Otherwise keys are put one after another, and sorted in the end. ``finish`` makes of the whole what the caller gets. Only a question's name and
+settings travel, never code. A user's own, in a module that the servers are started with:
+
+    @shoal.question(join="sum", above=0.5)
+    def heavy(keys, weights, settings):
+        return (abs(weights) > settings.above).sum()
+
+    kv.call("w", slice(None), heavy, above=1.0).result().numbers[0]
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal import limits
+from shoal.errors import Invalid
+from shoal.keys import Keys, Values
+from shoal.registry import (
+    check_number,
+    check_setting,
+    check_taken,
+    instead,
+    near,
+)
+from shoal.user_code import ends_us, said, told
+
+Numbers = npt.NDArray[np.float64]
+Function = Callable[[Any, Any, Any], Any]
+
+_named_tuple: Any = namedtuple  # type checkers want its fields written out
+_BY_NUMBER = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+_TAKEN = ("servers", "after")  # what a call has besides its settings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a question found: numbers, and keys with a row of values each. Where there are no rows there is nothing of either."""
+
+    numbers: Numbers = field(default_factory=lambda: np.empty(0))
+    keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
+    values: Values = field(default_factory=lambda: np.empty((0, 1), np.float32))
+
+    def __bool__(self) -> bool:
+        return bool(len(self.numbers) or len(self.keys))
+
+
+Join = str | tuple[str, ...] | Callable[[list[Found], Any], Found]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A function, how what it finds is put together, and its settings with their defaults."""
+
+    name: str
+    function: Function
+    join: Join = "sum"
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    finish: Callable[[Found, Any], Any] | None = None
+    keys: bool = True  # False: it does not look at keys, and gets None
+    own: bool = False  # shoal's own: as long as its rows are many
+
+    def settings(self, given: Mapping[str, float]) -> Any:
+        """The named tuple that the function takes: the defaults, with what was given in their place."""
+        for name, value in given.items():
+            if name not in self.defaults:
+                raise Invalid(f"question {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
+            check_number(f"{name}={value!r}", value)
+            if name == "k" and self.join == "largest" and not (1 <= value <= limits.CALL_KEYS and value == int(value)):
+                raise Invalid(f"k={value!r}: an answer has 1 to {limits.CALL_KEYS:,} keys")
+        merged = {**self.defaults, **given}
+        return _named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values()))
+
+    def ask(self, pieces: Iterable[tuple[Keys | None, Values]], settings: Any) -> Found:
+        """Of all these rows; Invalid, with what went wrong and where, if the function fails or what it found is no answer."""
+        whole = Found()
+        try:
+            for keys, weights in pieces:
+                found = as_found(self.function(keys, weights, settings))
+                whole = self.joined([whole, found], settings)
+        except BaseException as error:  # whatever it does, the server goes on
+            if ends_us(error):
+                raise
+            if isinstance(error, Invalid):
+                raise Invalid(f"question {self.name!r}: {said(error)}") from None
+            raise Invalid(f"question {self.name!r} failed: {told(error)}") from None
+        return whole
+
+    def joined(self, found: Sequence[Found], settings: Any) -> Found:
+        """All of it as one. What found nothing, since there were no rows, has no say."""
+        some = [one for one in found if one]
+        if not some:
+            return Found()
+        if callable(self.join):
+            return as_found(self.join(some, settings)) if len(some) > 1 else some[0]
+        widths = {one.values.shape[1] for one in some if len(one.keys)}
+        counts = {len(one.numbers) for one in some}
+        if len(widths) > 1 or len(counts) > 1:
+            raise Invalid("it found more numbers in one piece than in another: always return as many")
+        keys = np.concatenate([one.keys for one in some])
+        values = np.concatenate([one.values for one in some if len(one.keys)] or [some[0].values])
+        if self.join == "largest":
+            keys, values = _largest(keys, values, int(settings.k))
+        return _checked(Found(self._numbers([one.numbers for one in some]), keys, values))
+
+    def whole(self, found: Sequence[Found], settings: Any) -> Any:
+        """What the caller gets."""
+        try:
+            one = self.joined(found, settings)
+            if len(one.keys) and isinstance(self.join, str | tuple) and self.join != "largest":
+                order = np.argsort(one.keys, kind="stable")
+                one = Found(one.numbers, one.keys[order], one.values[order])
+            return one if self.finish is None else self.finish(one, settings)
+        except Invalid:
+            raise
+        except BaseException as error:
+            if ends_us(error):
+                raise
+            raise Invalid(f"question {self.name!r}: putting it together failed: {told(error)}") from error
+
+    def _numbers(self, rows: list[Numbers]) -> Numbers:
+        table, join = np.array(rows), self.join
+        if not isinstance(join, tuple):
+            join = (str(join),) * table.shape[1]
+        elif len(join) != table.shape[1]:
+            raise Invalid(f"it found {table.shape[1]} numbers, and join has words for {len(join)}")
+        found: Numbers = table.sum(axis=0)
+        for how in ("min", "max"):
+            at = [i for i, word in enumerate(join) if word == how]
+            found[at] = _BY_NUMBER[how].reduce(table[:, at], axis=0)
+        return found
+
+
+def question(
+    *, join: Join = "sum", finish: Callable[[Found, Any], Any] | None = None, keys: bool = True, **settings: float
+) -> Callable[[Function], Question]:
+    """Register a function as a question under its own name."""
+    for name, value in settings.items():
+        check_number(f"{name}={value!r}", value)
+        check_setting(name)
+        if name in _TAKEN:
+            raise Invalid(f"setting {name!r}: another name is needed, since a call has that one itself")
+    words = (join,) if isinstance(join, str) else join if isinstance(join, tuple) else ()
+    known = (*_BY_NUMBER, "largest") if isinstance(join, str) else tuple(_BY_NUMBER)
+    for word in words:
+        if word not in known:
+            raise Invalid(
+                f"join={join!r}: needs {', '.join(map(repr, known))}, or a function of a list of what was found"
+            )
+    if not words and not callable(join):
+        raise Invalid(f"join={join!r}: needs a word, a tuple of words, or a function")
+    if join == "largest" and "k" not in settings:
+        raise Invalid("join='largest': how many keys are wanted is a setting, k: question(join='largest', k=10)")
+
+    def register(function: Function) -> Question:
+        defaults = {name: float(value) for name, value in settings.items()}
+        made = Question(_checked_name(function), function, join, defaults, finish, keys)
+        _questions[made.name] = made
+        return made
+
+    return register
+
+
+def question_named(name: str) -> Question:
+    """The one that this process knows by that name."""
+    known = _all()
+    if name not in known:
+        raise Invalid(
+            f"no question {name!r} here{near(name, known)} (known: {', '.join(sorted(known))}): servers know those of the modules they were started "
+            f"with (shoal.local(..., modules=['my_module']), launch.modules of a job), and who asks imports the module, too"
+        )
+    return known[name]
+
+
+def as_found(returned: Any) -> Found:
+    """What a function returned, as an answer: copied, since it may be a piece of the table."""
+    if isinstance(returned, Found):
+        returned = (returned.numbers, returned.keys, returned.values)
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        returned = (returned, (), ())
+    try:
+        numbers = _real(returned[0], np.float64).reshape(-1)
+        keys = np.array(returned[1], np.uint64) if len(returned[1]) else np.empty(0, np.uint64)
+        with np.errstate(over="ignore"):
+            values = _real(returned[2], np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(f"it returned what is no answer ({error}): return numbers, or (numbers, keys, values)") from None
+    if not len(keys):
+        return _checked(Found(numbers))
+    if keys.ndim != 1 or values.ndim not in (1, 2) or len(values) != len(keys) or not values.size:
+        raise Invalid(
+            f"it returned keys of shape {keys.shape} and values of shape {values.shape}: one row for each key is needed"
+        )
+    return _checked(Found(numbers, keys, values.reshape(len(keys), -1)))
+
+
+def packed(found: Found) -> bytes:
+    """As bytes, for another process."""
+    values = found.values
+    return msgspec.msgpack.encode(
+        (found.numbers.tobytes(), found.keys.tobytes(), values.astype(np.float32).tobytes(), values.shape[1])
+    )
+
+
+def unpacked(data: bytes) -> Found:
+    """What another process packed; Invalid if it is anything else."""
+    try:
+        numbers, keys, values, width = msgspec.msgpack.decode(data, type=tuple[bytes, bytes, bytes, int])
+        rows = np.frombuffer(values, np.float32).reshape(-1, max(1, width))
+        return as_found((np.frombuffer(numbers, np.float64), np.frombuffer(keys, np.uint64), rows))
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Invalid(f"it wrote what is no answer ({error})") from None
+
+
+def _real(given: Any, kind: Any) -> Any:
+    """A copy as floats; what has an imaginary part, or is nothing, is no number."""
+    found = np.asarray(given)
+    if found.dtype.kind not in "biufO" or (found.dtype.kind == "O" and any(one is None for one in found.flat)):
+        raise TypeError(f"{'None' if found.dtype.kind == 'O' else found.dtype} is no number")
+    return np.array(found, kind)
+
+
+def _checked(found: Found) -> Found:
+    if len(found.numbers) > limits.CALL_NUMBERS:
+        raise Invalid(
+            f"it found {len(found.numbers):,} numbers: an answer has at most {limits.CALL_NUMBERS:,}; add some up"
+        )
+    if len(found.keys) > limits.CALL_KEYS or found.values.size > limits.CALL_VALUES:
+        raise Invalid(
+            f"it found {len(found.keys):,} keys with {found.values.size:,} values: an answer has at most {limits.CALL_KEYS:,} and "
+            f"{limits.CALL_VALUES:,}; return fewer (join='largest' keeps k of them), or pull the range"
+        )
+    return found
+
+
+def _largest(keys: Keys, values: Values, most: int) -> tuple[Keys, Values]:
+    """By size, then by key: the same ones however the rows were cut."""
+    order = np.lexsort((*values.T[::-1][:-1], keys, -np.nan_to_num(np.abs(values[:, 0]), nan=np.inf)))[:most]
+    return keys[order], values[order]
+
+
+def _all() -> dict[str, Question]:
+    from shoal.store import builtin_queries  # it registers shoal's own here, with what is in this module
+
+    return {**builtin_queries.OWN, **_questions}
+
+
+_questions: dict[str, Question] = {}  # users'
+
+
+def _checked_name(function: Function) -> str:
+    name = getattr(function, "__name__", "")
+    python = getattr(function, "py_func", function)  # numba's
+    if not name.isidentifier() or not inspect.isfunction(python):
+        raise Invalid(f"{function!r} cannot be a question: a function made by `def` is needed")
+    parameters = inspect.signature(python).parameters.values()
+    if len(parameters) != 3 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+        raise Invalid(f"question {name!r} takes ({', '.join(map(str, parameters))}): needs (keys, weights, settings)")
+    from shoal.store import builtin_queries
+
+    if name in builtin_queries.OWN:
+        raise Invalid(f"question {name!r} is one of shoal's own: give your function another name")
+    check_taken("question", name, _questions[name].function if name in _questions else None, function)
+    return str(name)

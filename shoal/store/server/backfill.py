@@ -1,0 +1,163 @@
+"""Bringing up a new copy: a segment's image goes over in pieces while the primary goes on, and what is done meanwhile follows it.
+
+A fill belongs to one epoch of a segment: when its set changes, it is over, whatever came of it. One segment after another,
+so that never more than one image is in memory, and few pieces under way, so that pushes and pulls do not stand behind them. What merely
+changes hands keeps to the server's ``Pace``. When the other side has them all it is *required* from then on, and the
+coordinator is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shoal import limits
+from shoal.store.image import Image
+from shoal.store.server.rate_limit import Pace
+from shoal.store.server.replicate import Link, Log
+from shoal.store.server.segment_state import Part
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+
+
+@dataclass(slots=True)
+class Moving:
+    """The segment that is on its way."""
+
+    segment: int
+    after: int  # it is copied when all changes up to this one are made
+    taken: int  # bytes of changes that the other side had got when it began to keep them: now, then when it is copied
+    image: Image | None = None
+    seq: int = 0  # the last change that the image has
+    pieces: int = 0
+    per_piece: int = 0  # rows
+    sent: dict[int, int] = field(default_factory=dict)  # piece -> when
+    there: set[int] = field(default_factory=set)
+
+
+class Filling:
+    """One server that is being filled with segments of one table."""
+
+    def __init__(self, log: Log, link: Link, pace: Pace | None = None) -> None:
+        self.log, self.link, self._pace = log, link, pace or Pace()
+        self._slowly: set[int] = set()  # segments that nobody lacks: they keep to the pace
+        self.epochs: dict[int, int] = {}  # of the segments that it is filled with
+        self.promised: dict[int, int] = {}  # those that the coordinator was told of: nothing is counted without them
+        self._left: list[int] = []
+        self._moving: Moving | None = None
+        self._told: int | None = None
+        self._heard = 0  # when the other side last said anything
+
+    def want(self, epochs: dict[int, int], slowly: Iterable[int] = ()) -> None:
+        """Fill it with these, by the newest view. What is there already stays so, as long as it is of the same epoch."""
+        self._slowly = set(slowly)
+        new = [segment for segment, epoch in epochs.items() if self.epochs.get(segment) != epoch]
+        stay = {segment for segment, epoch in epochs.items() if self.epochs.get(segment) == epoch}
+        self._left = sorted([*new, *(segment for segment in self._left if segment in stay)])
+        if self._moving is not None and self._moving.segment not in stay:
+            self._moving = None
+        self.promised = {segment: epoch for segment, epoch in self.promised.items() if segment in stay}
+        if new:
+            self._told = None
+        self.epochs = dict(epochs)
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of changes that the other side keeps until the image is whole; counted from before the image is made."""
+        return self.link.taken - self._moving.taken if self._moving is not None else 0
+
+    @property
+    def is_full(self) -> bool:
+        return not self._left and self._moving is None
+
+    def advance(self, now: int, part: Part, coordinator: str) -> list[Effect]:
+        """Whatever can be done now."""
+        if self.is_full:
+            return self._tell(now, coordinator)
+        if self._moving is None:
+            segment = self._left.pop(0)
+            self.log.follow(now, self.link.name, self.link.incarnation, [segment], required=False)
+            self._moving, self._heard = Moving(segment, self.log.seq, self.link.taken), now
+        moving = self._moving
+        if moving.image is None:
+            if self.log.applied < moving.after:
+                return []
+            moving.image, moving.seq = part.image(moving.segment), self.log.applied
+            moving.taken = self.link.taken
+            rows = len(moving.image.rows)
+            moving.per_piece = max(1, limits.FILL_BYTES // max(1, 4 * moving.image.rows.shape[1] + 8))
+            moving.pieces = max(1, -(-rows // moving.per_piece))
+        return self._send(now, moving, moving.image)
+
+    def filled(self, now: int, message: m.Filled) -> None:
+        moving = self._moving
+        if moving is None or (message.segment, message.seq) != (moving.segment, moving.seq):
+            return
+        if message.epoch != self.epochs[moving.segment] or moving.image is None:
+            return
+        self._heard = now
+        moving.there.add(message.piece)
+        moving.sent.pop(message.piece, None)
+        if len(moving.there) == moving.pieces:
+            self._moving = None
+            self.require()
+
+    def require(self) -> None:
+        """Whom the coordinator may be told of as full, or was, is required: before anybody may promote it, and until that is known here."""
+        self.link.required = self.link.required or self.is_full or bool(self.promised)
+
+    def _send(self, now: int, moving: Moving, image: Image) -> list[Effect]:
+        late = [piece for piece, when in moving.sent.items() if now - when >= 3 * self.log.timing.copy_resend]
+        new = [piece for piece in range(moving.pieces) if piece not in moving.there and piece not in moving.sent]
+        room = max(0, limits.FILLS_FLYING - len(moving.sent))
+        effects: list[Effect] = []
+        slowly = moving.segment in self._slowly
+        for piece in [*late, *new[:room]]:
+            if slowly and not self._pace.allows(now):
+                break
+            if not moving.sent:
+                self._heard = now  # nothing was to be heard of before
+            moving.sent[piece] = now
+            effects.append(self._piece(moving, image, piece))
+            if slowly:
+                self._pace.sent(image.nbytes // moving.pieces)
+        return effects
+
+    def _piece(self, moving: Moving, image: Image, piece: int) -> Effect:
+        low, high = piece * moving.per_piece, (piece + 1) * moving.per_piece
+        arrays: list[m.Array] = [image.rows[low:high].reshape(-1)]
+        if image.names is not None:
+            arrays.insert(0, image.names[low:high])
+        fill = m.Fill(
+            self.log.table,
+            self.log.view,
+            self.log.incarnation,
+            self.link.incarnation,
+            moving.segment,
+            self.epochs[moving.segment],
+            moving.seq,
+            piece,
+            moving.pieces,
+            len(image.rows[low:high]),
+            image.rows.shape[1],
+            image.books if piece == 0 else None,
+        )
+        return Send(self.link.name, fill, arrays)
+
+    def _tell(self, now: int, coordinator: str) -> list[Effect]:
+        self.require()  # full also by a view, in which it gets no more than it has
+        if (self._told is not None and now - self._told < self.log.timing.notice) or self.link.acked < self.log.applied:
+            return []  # what was counted before it was required must be there, too
+        self._told = now
+        self.promised = dict(self.epochs)
+        segments = sorted(self.epochs)
+        epochs = [self.epochs[segment] for segment in segments]
+        full = m.Full(self.log.incarnation, self.log.table, segments, epochs, self.link.name, self.link.incarnation)
+        return [Send(coordinator, full)]
+
+    def is_stuck(self, now: int) -> bool:
+        """Nothing was heard of what was sent, for too long; said now and then."""
+        if self._moving is None or not self._moving.sent or now - self._heard < self.log.timing.shrink:
+            return False
+        self._heard = now - self.log.timing.shrink + self.log.timing.notice
+        return True

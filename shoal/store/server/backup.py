@@ -1,0 +1,414 @@
+"""A backup's side: it follows a primary's log, change by change, and holds the segments as the primary has them.
+
+Changes are taken in order, acknowledged when they are here, and made at once. Those that are not known to be on all copies are
+kept: if the primary dies, the survivors bring each other level with them. A segment that is still being filled gets its
+image in pieces; what is done to it meanwhile waits until the image is whole. That has a bound, which the primary keeps: past it no more
+pushes are taken until the image is here. So has what is kept: it is no more than waits at the primary to be on all copies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal import limits
+from shoal.keys import KeyRange, KeyValues
+from shoal.store.image import Image
+from shoal.store.server.outcome import Outcome, Together, Work
+from shoal.store.server.renumber import Into, renamed, those
+from shoal.store.server.replicate import (
+    cut,
+    packed,
+    size_of,
+    unpacked,
+)
+from shoal.store.server.segment_state import Part
+from shoal.store.table.table import Ground, ground_of
+from shoal.tables import Sparse
+from shoal.tables import Table as Spec
+from shoal.wire import messages as m
+from shoal.wire.effects import Send
+
+Ranges = Callable[[int], KeyRange]  # of a segment
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A change, the rows that came with it, and the segments that they are for."""
+
+    change: m.Change
+    given: KeyValues | None
+    covers: tuple[int, ...]
+
+    def named(self) -> list[int]:
+        """The segments that it is done to, of those whose rows are here: what was handed over since may be named still."""
+        only = set(self.change.only)
+        return [number for number in self.covers if not only or number in only]
+
+
+@dataclass(slots=True)
+class Arriving:
+    """A segment of which pieces are here."""
+
+    seq: int
+    pieces: int
+    books: m.Books | None = None
+    here: set[int] = field(default_factory=set)  # pieces whose rows lie in their places
+
+    def is_whole(self) -> bool:
+        return self.books is not None and len(self.here) == self.pieces
+
+
+class Follow:
+    """What one server holds of one table because another one is, or was, its primary."""
+
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        primary: str,
+        incarnation: int,
+        ranges: Ranges,
+        inline: int,
+        new_ground: Callable[[], Ground] | None = None,
+    ) -> None:
+        self.number, self.spec, self.primary, self.incarnation = number, spec, primary, incarnation
+        self.ranges, self.inline = ranges, inline
+        self._new_ground = new_ground or (lambda: ground_of(spec))
+        self.part: Part | None = None
+        self._ground: Ground | None = None  # where rows lie: those of the part, and those that arrive
+        self.have = -1  # all changes up to this one are here; -1: nothing was heard of the log yet
+        self.kept: deque[Kept] = deque()  # not known to be on all copies
+        self._after: dict[int, int] = {}  # by segment: changes up to this one are in its image
+        self._early: dict[int, tuple[m.Append, m.Arrays]] = {}  # came before those that go before them
+        self._arriving: dict[int, Arriving] = {}
+        self._whole: dict[int, tuple[int, m.Books]] = {}  # all of whose rows are here, not yet part of the part
+        self._waiting: list[Kept] = []  # changes for segments that are not here yet
+        self.waits = 0  # bytes of these
+        self.awaited: set[int] = set()  # segments that we are being filled with
+        self._frozen: dict[
+            int, list[Kept]
+        ] = {}  # segments that this primary has no more, and what was kept of them then
+
+    @property
+    def segments(self) -> list[int]:
+        return [] if self.part is None else self.part.segments
+
+    def clear_some(self) -> bool:
+        """Clear away a piece of what lies here and went; False if that was all."""
+        return self._ground is not None and self._ground.clear_some()
+
+    @property
+    def live(self) -> list[int]:
+        """Those of them that follow the primary's log."""
+        return [segment for segment in self.segments if segment not in self._frozen]
+
+    # ------------------------------------------------------------ changes
+
+    def begin(self, part: Part) -> None:
+        """Both sides begin with the same rows, at the start of a table or of what was restored."""
+        self.part, self._ground, self.have = part, part.ground, 0
+        self._after = dict.fromkeys(part.segments, 0)
+
+    def append(self, sender: str, message: m.Append, arrays: m.Arrays) -> Outcome:
+        """Take changes; the answer says up to which they are here."""
+        self.have = max(self.have, message.base)
+        if message.changes and message.changes[0].seq > self.have + 1:
+            size = sum(array.nbytes for _, others in self._early.values() for array in others)
+            if len(self._early) < limits.COPIES_EARLY and size <= limits.COPIES_HELD:
+                self._early[message.changes[0].seq] = (message, arrays)
+            return Outcome([self._acknowledge(sender)])
+        # As a rule all that we are filled with becomes ours at once; but the primary counts what waits for one segment, not for all.
+        outcome = self.merge() if self._whole and self.waits > limits.COPIES_HELD else Outcome()
+        outcome = self._take(message, arrays, outcome)
+        while (at := next((seq for seq in self._early if seq <= self.have + 1), None)) is not None:
+            outcome = self._take(*self._early.pop(at), outcome)
+        while self.kept and self.kept[0].change.seq <= message.committed:
+            self.kept.popleft()
+        outcome.effects.append(self._acknowledge(sender))
+        return outcome
+
+    def _acknowledge(self, sender: str) -> Send:
+        return Send(sender, m.Appended(self.number, self.incarnation, self.have))
+
+    def _take(self, message: m.Append, arrays: m.Arrays, outcome: Outcome) -> Outcome:
+        """Take what is new of a message, after what is to be done already."""
+        found = unpacked(message.changes, arrays, self.spec.push_width)
+        if found is None:
+            return outcome  # damaged on the way: it comes again
+        covers = tuple(message.covers)
+        for change, given in found:
+            if change.seq == self.have + 1:
+                self.have = change.seq
+                one = Kept(change, given, covers)
+                self.kept.append(one)
+                outcome += self._make(one, self.segments, outcome)
+                if self.awaited and self._is_awaited(one):
+                    self._waiting.append(one)
+                    self.waits += size_of(one.given)
+        return outcome
+
+    def _make(self, one: Kept, among: Sequence[int], before: Outcome) -> Outcome:
+        """Make a change, in those of these segments that it is for and that do not have it; after what came ``before``."""
+        part, change = self.part, one.change
+        if part is None:
+            return Outcome()
+        named = set(one.named())
+        mine = [number for number in among if number in named and self._after[number] < change.seq]
+        if not mine:
+            return Outcome()
+        mask = part.extent.mask(mine)
+        given = one.given
+        if given is not None and not (len(mine) == len(one.covers) == len(part.segments)):
+            ranges = [self.ranges(number) for number in one.covers]
+            wanted = set(mine)
+            given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
+        everywhere = mask is part.extent.whole
+
+        def make() -> None:
+            part.write(change, given, mask)
+            part.note(change, mask, everywhere, one.given)
+
+        if not before.works and part.work(change, given, mask) <= self.inline:
+            make()
+            return Outcome()
+        if before.works and isinstance(together := before.works[-1].function, Together):
+            together.add(make)
+            return Outcome()
+        return Outcome(works=[Work(Together(make), lambda now: Outcome(), None)])
+
+    # ------------------------------------------------------------ filling
+
+    def fill(self, sender: str, message: m.Fill, arrays: m.Arrays) -> Outcome:
+        """Take a piece of a segment. When all that are awaited are whole they become part of what is held."""
+        segment = message.segment
+        answer = Send(
+            sender, m.Filled(self.number, self.incarnation, segment, message.epoch, message.seq, message.piece)
+        )
+        if segment in self._after or segment in self._whole:
+            return Outcome([answer])
+        if not _came_whole(message, arrays, isinstance(self.spec, Sparse)):
+            return Outcome()  # damaged on the way: it comes again
+        arriving = self._arriving.get(segment)
+        if arriving is None or arriving.seq < message.seq:
+            self._give_up(segment)
+            arriving = self._arriving[segment] = Arriving(message.seq, message.pieces)
+            self._let_go()
+        if arriving.seq != message.seq or message.piece >= arriving.pieces:
+            return Outcome()
+        if message.piece not in arriving.here and not self._place(message, arrays):
+            return Outcome()  # a piece that does not fit: of somebody who does not know the table
+        arriving.here.add(message.piece)
+        arriving.books = message.books or arriving.books
+        if arriving.is_whole():
+            assert arriving.books is not None
+            del self._arriving[segment]
+            self._whole[segment] = (arriving.seq, arriving.books)
+            if all(number in self._whole or number in self._after for number in self.awaited):
+                return self.merge() + Outcome([answer])
+        return Outcome([answer])
+
+    def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
+        """The rows of a piece go straight to where they will lie. False if they cannot."""
+        self._ground = self._ground or self._new_ground()
+        keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
+        if not arrays:
+            return sparse or not len(keys)
+        names = arrays[0] if sparse else None
+        # All pieces but the last have as many rows: so it is told from its end.
+        row = len(keys) - piece.rows if piece.piece == piece.pieces - 1 else piece.piece * piece.rows
+        fits = bool(((names >= keys.start) & (names < keys.stop)).all()) if names is not None else True
+        if piece.words != self._ground.plain or not fits or not (sparse or 0 <= row <= len(keys) - piece.rows):
+            return False
+        self._ground.place(keys, row, arrays[-1].reshape(piece.rows, piece.words), names)
+        return True
+
+    def _give_up(self, segment: int) -> None:
+        """What has come of a segment is of no use."""
+        came = self._arriving.pop(segment, None), self._whole.pop(segment, None)
+        if any(came) and self._ground is not None:
+            self._ground.let_go(self.ranges(segment))
+
+    def merge(self) -> Outcome:
+        """The segments that are here become part of what is held, and catch up with what was done meanwhile."""
+        new, self._whole = self._whole, {}
+        self.keep(self.segments, arrived={segment: books for segment, (_, books) in new.items()})
+        for segment, (seq, _) in new.items():
+            self._after[segment] = seq
+        waiting, outcome = self._waiting, Outcome()
+        for one in waiting:
+            outcome += self._make(one, list(new), outcome)
+        self._let_go()
+        return outcome
+
+    def settle(self, members: Callable[[int], bool]) -> None:
+        """A new view: what came whole and makes us a member is part of what is held, whatever else is still awaited.
+
+        At once, whatever it costs: we may be primary of it by this very view.
+        """
+        if any(members(segment) for segment in self._whole):
+            inline, self.inline = self.inline, 1 << 62
+            self.merge()
+            self.inline = inline
+
+    def adopt(self, images: Sequence[Image], seq: int) -> None:
+        """Segments whose former primary is gone: from this change on they follow this one.
+
+        That says nothing about changes before it to other segments: those that we are being filled with may still lack some.
+        """
+        self.keep(self.segments, images)
+        self._after.update({image.segment: seq for image in images})
+
+    def keep(
+        self, segments: Sequence[int], more: Sequence[Image] = (), arrived: Mapping[int, m.Books] | None = None
+    ) -> None:
+        """Hold these of the segments there are, what these images are, and what arrived; nothing else."""
+        if self.part is not None and not more and not arrived and list(segments) == self.part.segments:
+            return
+        books = {number: self.part.books(number) for number in segments} if self.part is not None else {}
+        books |= {image.segment: image.books for image in more} | dict(arrived or {})
+        self._after = {number: self._after.get(number, 0) for number in sorted(books)}
+        self._frozen = {segment: kept for segment, kept in self._frozen.items() if segment in self._after}
+        if not books:
+            self.part = None
+            if self._ground is not None:
+                self._ground.hold(())
+            return
+        self._ground = self._ground or self._new_ground()
+        self.part = Part(
+            self.number, self.spec, [(number, self.ranges(number)) for number in self._after], self._ground
+        )
+        self.part.place(more)
+        self.part.enter([books[number] for number in self._after])
+
+    def drop(self, segments: Iterable[int]) -> None:
+        """These are not ours to hold any more, nor to wait for."""
+        gone = set(segments)
+        for segment in sorted(gone):
+            self._give_up(segment)
+        self.keep([number for number in self.segments if number not in gone])
+        self._let_go()
+
+    def renumber(self, to: Into) -> None:
+        """The table was cut more finely: all that is held, kept or waited for has other numbers, and nothing else changes.
+
+        No segment is arriving: what was is part of what is held, or given up.
+        """
+        every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
+        for one in dict.fromkeys(every):  # a change may be kept in several places: once is enough
+            one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
+        self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
+        self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}
+        self._early.clear()  # with numbers of before: they come again
+        if self.part is not None:
+            books = [self.part.books(number) for number in self.part.segments for _ in to[number]]
+            held = [(number, self.ranges(number)) for number in those(self.part.segments, to)]
+            self.part = Part(self.number, self.spec, held, self.part.ground)
+            self.part.enter(books)
+
+    def _let_go(self) -> None:
+        """Of what waits nothing is kept that nobody waits for."""
+        self._waiting = [one for one in self._waiting if self._is_awaited(one)]
+        self.waits = sum(size_of(one.given) for one in self._waiting)
+
+    def _is_awaited(self, one: Kept) -> bool:
+        return any(self._lacks(number, one.change.seq) for number in one.covers)
+
+    def _lacks(self, number: int, seq: int) -> bool:
+        """Whether a segment that we are being filled with will need this change: it may be in its image."""
+        if number not in self.awaited or number in self._after:
+            return False
+        if (arriving := self._arriving.get(number)) is not None:
+            return seq > arriving.seq
+        return number not in self._whole or seq > self._whole[number][0]
+
+    @property
+    def known(self) -> set[int]:
+        """Segments that are here, or on their way."""
+        return {*self._after, *self._arriving, *self._whole}
+
+    # ------------------------------------------------------------ after the primary
+
+    def freeze(self, segments: Iterable[int]) -> None:
+        """These have another primary by now, or none: what is here of them is what there is, until the next one says more.
+
+        The former primary may go on with others that it has, and its log with it: that must not pass for news of these.
+        """
+        new = [number for number in segments if number in self._after and number not in self._frozen]
+        if not new:
+            return
+        frozen = set(new)
+        kept = [one for one in self.kept if not frozen.isdisjoint(one.named())]
+        for number in new:
+            self._after[number] = max(self.have, self._after[number])
+            self._frozen[number] = kept
+        self._early.clear()  # of what is still ours to follow it comes again
+
+    def thaw(self, segments: Iterable[int], seq: int) -> None:
+        """Their primary is the same again, and brought us level: from this change of its log on they follow it as before."""
+        for number in segments:
+            del self._frozen[number]
+            self._after[number] = seq
+
+    def is_frozen(self, segment: int) -> bool:
+        return segment in self._frozen
+
+    def seqs(self, segments: Iterable[int]) -> list[int]:
+        """Up to which change these segments are the primary's."""
+        return [self._after.get(segment, 0) for segment in segments]
+
+    def lacks(self, segments: Sequence[int], seqs: Sequence[int]) -> tuple[list[m.Change], m.Arrays]:
+        """What another survivor lacks, which has these changes of these segments: as it travels, for these only."""
+        least = min(seqs, default=0)
+        found = []
+        for kept in self._snapshots(segments):
+            wanted = {number for number in segments if self._frozen.get(number) is kept}
+            for one in kept:
+                only = [number for number in one.named() if number in wanted]
+                if one.change.seq <= least or not only:
+                    continue
+                given = one.given
+                if given is not None:
+                    ranges = [self.ranges(number) for number in one.covers]
+                    given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
+                found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), given))
+        return packed(found)
+
+    def _snapshots(self, segments: Iterable[int]) -> list[list[Kept]]:
+        """What was kept of these when they were frozen: once for all that were at one moment."""
+        found: list[list[Kept]] = []
+        for number in segments:
+            kept = self._frozen.get(number)
+            if kept is not None and not any(kept is one for one in found):
+                found.append(kept)
+        return found
+
+    def catch_up(self, changes: Sequence[m.Change], arrays: m.Arrays) -> Outcome | None:
+        """Take from another survivor what the primary had sent to it and not to us. These are for named segments only.
+
+        None if they were damaged on the way: nothing was taken.
+        """
+        found = unpacked(changes, arrays, self.spec.push_width)
+        if found is None:
+            return None
+        outcome = Outcome()
+        for change, given in found:
+            one = Kept(change, given, tuple(change.only))
+            new = [number for number in change.only if self._after.get(number, change.seq) < change.seq]
+            if new:
+                for kept in self._snapshots(new):
+                    kept.append(one)
+                outcome += self._make(one, new, outcome)
+                self._after.update(dict.fromkeys(new, change.seq))
+        return outcome
+
+
+def _came_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:
+    """Whether as many names and floats came as were sent."""
+    if not arrays:
+        return not piece.rows
+    sizes = [piece.rows, piece.rows * piece.words] if sparse else [piece.rows * piece.words]
+    return [len(array) for array in arrays] == sizes

@@ -1,0 +1,212 @@
+"""Who is how far, and the one rule about waiting.
+
+A worker's clock at a segment is the highest c such that all its steps up to c are counted there: a mark, never a count.
+A pull at clock c is answered once every worker that is live and not parked has reached c - max_delay:
+
+    max_delay = 0       nobody runs ahead
+    max_delay = k       at most k steps ahead of the slowest (bounded delay)
+    max_delay = None    never wait (asynchronous)
+
+A worker that enters, or comes back from parking, does so level with the slowest: it neither stalls the others nor runs
+ahead. Each return is a new *spell*; what a late message says of an earlier spell is ignored. Nothing here sends, sleeps
+or reads the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.store.server.ledger import (
+    Marks,
+    Mask,
+    Numbers,
+    Stream,
+)
+from shoal.wire.messages import Change, Clocked, Counts
+
+
+@dataclass(slots=True)
+class Worker:
+    """One incarnation of a worker, as a server sees it."""
+
+    name: str
+    spell: int = -1
+    parked: bool = True
+    entered: int = 0  # what it was told when this spell began
+
+
+class Clocks:
+    """The clocks of all workers at the segments that a server holds of one table."""
+
+    def __init__(self, segments: int, max_delay: int | None) -> None:
+        self.max_delay = max_delay
+        self._segments = segments
+        self._marks = Marks(segments)
+        self._workers: dict[int, Worker] = {}
+        self._slowest: Numbers | None = None  # kept until something moves
+
+    def live(self, workers: dict[int, str]) -> bool:
+        """Take the live workers from a new view; the departed are waited for no longer. True if any had departed."""
+        departed = [incarnation for incarnation in self._workers if incarnation not in workers]
+        for incarnation in departed:
+            del self._workers[incarnation]
+            self._marks.drop(incarnation)
+        self._slowest = None
+        return bool(departed)
+
+    def level(self, incarnation: int, at: int = 0) -> int:
+        """The clock at which a worker would be entered now.
+
+        One that has a clock already (it entered another table before) says so with ``at``, and keeps it.
+        """
+        return at if at > 0 else int(np.maximum(self._clock(incarnation).mark, self._level()).max())
+
+    def enter(self, incarnation: int, name: str, spell: int, level: int | None = None) -> int:
+        """A worker begins to take part; the clock it starts at. Asked again about the same spell, the same answer."""
+        worker = self._workers.setdefault(incarnation, Worker(name))
+        if spell > worker.spell:
+            stream = self._clock(incarnation)
+            stream.raise_to(self.level(incarnation) if level is None else level)
+            worker.spell, worker.parked = spell, False
+            worker.entered = int(stream.mark.max())
+            self._slowest = None
+        return worker.entered
+
+    def knows(self, incarnation: int) -> bool:
+        """It has entered here, in whatever spell, or parked since."""
+        return incarnation in self._workers
+
+    def has_parked(self, incarnation: int, spell: int) -> bool:
+        """This spell is over, and known to be."""
+        worker = self._workers.get(incarnation)
+        return worker is not None and (worker.spell > spell or (worker.spell == spell and worker.parked))
+
+    def has_entered(self, incarnation: int, spell: int) -> bool:
+        worker = self._workers.get(incarnation)
+        return worker is not None and spell <= worker.spell
+
+    def entered(self, incarnation: int) -> int:
+        """What a worker was told when its spell began."""
+        worker = self._workers.get(incarnation)
+        return 0 if worker is None else worker.entered
+
+    def would_hear(self, incarnation: int, spell: int, entered: int) -> bool:
+        """Whether ``heard`` would change anything."""
+        worker = self._workers.get(incarnation)
+        return worker is not None and spell == worker.spell and self._clock(incarnation).lowest < entered
+
+    def heard(self, incarnation: int, spell: int, entered: int) -> None:
+        """A worker said that it has no steps up to ``entered``, the highest of what the servers told it."""
+        worker = self._workers.get(incarnation)
+        if worker is not None and spell == worker.spell and self._clock(incarnation).raise_to(entered):
+            self._slowest = None
+
+    def park(self, incarnation: int, spell: int) -> None:
+        worker = self._workers.get(incarnation)
+        if worker is not None and spell >= worker.spell:
+            worker.spell, worker.parked = spell, True
+            self._slowest = None
+
+    def tick(self, incarnation: int, step: int, segments: Mask, everywhere: bool = False) -> None:
+        """Steps are counted from 1; a step that was counted before changes nothing. ``everywhere``: these are all segments."""
+        if incarnation in self._workers and step > 0 and self.fits(incarnation, step):
+            stream = self._clock(incarnation)
+            fresh = stream.fresh(step - 1, segments)
+            if fresh is not None:
+                stream.add(step - 1, fresh, everywhere and fresh is segments)
+                self._slowest = None
+
+    def is_parked(self, incarnation: int, spell: int) -> bool:
+        """Was here before, went, and this would be its return."""
+        worker = self._workers.get(incarnation)
+        return worker is not None and worker.parked and spell > worker.spell
+
+    def is_ahead(self, incarnation: int, step: int) -> bool:
+        """A step before this one is still missing somewhere."""
+        return incarnation in self._workers and self._clock(incarnation).lowest < step - 1
+
+    def fits(self, incarnation: int, step: int) -> bool:
+        return step <= 0 or incarnation not in self._workers or self._clock(incarnation).fits(step - 1)
+
+    def may_pull(self, clock: int, segments: Mask) -> bool:
+        if self.max_delay is None or clock <= self.max_delay:
+            return True
+        return bool((self.slowest()[segments] >= clock - self.max_delay).all())
+
+    def laggards(self, clock: int) -> list[str]:
+        """Whom a pull at this clock waits for."""
+        if self.max_delay is None:
+            return []
+        return [
+            f"{worker.name} at step {self._clock(incarnation).lowest}"
+            for incarnation, worker in self._workers.items()
+            if not worker.parked and (self._clock(incarnation).mark < clock - self.max_delay).any()
+        ]
+
+    def slowest(self) -> Numbers:
+        """Per segment, the clock of the slowest worker that is waited for; far ahead if there is none."""
+        if self._slowest is None:
+            self._slowest = np.full(self._segments, np.iinfo(np.int64).max, np.int64)
+            for incarnation, worker in self._workers.items():
+                if not worker.parked:
+                    np.minimum(self._slowest, self._clock(incarnation).mark, out=self._slowest)
+        return self._slowest
+
+    def _level(self) -> Numbers:
+        """Where a newcomer is entered: with the slowest, or, if nobody is at work, with the furthest there ever was."""
+        if any(not worker.parked for worker in self._workers.values()):
+            return self.slowest()
+        level = np.zeros(self._segments, np.int64)
+        for incarnation in self._workers:
+            np.maximum(level, self._clock(incarnation).mark, out=level)
+        return level
+
+    def entries(self) -> list[Change]:
+        """How the workers came here, as changes: to those who know it they change nothing."""
+        found: list[Change] = []
+        for incarnation, worker in self._workers.items():
+            if worker.spell < 0:
+                continue
+            spell, entered = worker.spell, worker.entered
+            enter = Change(0, "enter", incarnation=incarnation, spell=spell, entered=entered, name=worker.name)
+            park = Change(0, "park", incarnation=incarnation, spell=spell)
+            found += [enter, park] if worker.parked else [enter]
+        return found
+
+    def shown(self) -> dict[str, int]:
+        """By worker, its lowest clock; of one that is parked, below zero."""
+        return {
+            worker.name: -1 - self._clock(incarnation).lowest if worker.parked else self._clock(incarnation).lowest
+            for incarnation, worker in self._workers.items()
+        }
+
+    def clocked(self, segment: int) -> dict[int, Clocked]:
+        """What one segment knows of each worker, as it travels."""
+        return {
+            incarnation: Clocked(
+                worker.name, worker.spell, worker.parked, worker.entered, self._clock(incarnation).counted(segment)
+            )
+            for incarnation, worker in self._workers.items()
+        }
+
+    @classmethod
+    def of(cls, known: Sequence[Mapping[int, Clocked]], max_delay: int | None) -> Clocks:
+        """From what each segment knows: of who entered here and not there, there it has no steps yet."""
+        clocks = cls(len(known), max_delay)
+        for incarnation in dict.fromkeys(incarnation for one in known for incarnation in one):
+            some = [one[incarnation] for one in known if incarnation in one]
+            last = max(some, key=lambda one: (one.spell, one.parked))
+            entered = max(one.entered for one in some)
+            clocks._workers[incarnation] = Worker(last.name, last.spell, last.parked, entered)
+            unknown = Counts(entered)
+            clocks._marks.put(
+                incarnation,
+                Stream.of([one[incarnation].counted if incarnation in one else unknown for one in known]),
+            )
+        return clocks
+
+    def _clock(self, incarnation: int) -> Stream:
+        return self._marks.stream(incarnation)

@@ -1,0 +1,146 @@
+"""Lists of keys that clients have sent before, and name by a number now (key caching, Li et al., OSDI 2014, section 4).
+
+A list belongs to one life of a client: it is found by (incarnation, number), and only if its length and its hash are those that the
+client says. Whatever does not fit is ``Forgot``, and the client sends it whole: nothing is ever guessed. Lists are kept once,
+however many tables they are used with (S1-10), up to so many bytes; the least recently used go, and all of a client that is gone.
+
+Nothing here decides where a key belongs: a list that is named is checked against the table like one that was sent, the first time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal import limits
+from shoal.errors import BadKeys
+from shoal.keys import Keys
+from shoal.store.table.table import Table
+from shoal.wire import messages as m
+
+_ENTRY = 512  # bytes that a list takes besides its numbers
+
+
+def crc_of(keys: Keys) -> int:
+    """61 bits that tell this list from any other."""
+    from shoal.store.table import kernels
+
+    return int(kernels.hash_keys(np.ascontiguousarray(keys))) >> 3
+
+
+@dataclass(slots=True, eq=False)
+class Listed:
+    """One list, and the tables it was used with."""
+
+    keys: Keys
+    crc: int
+    tables: list[weakref.ref[Table]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return _ENTRY + self.keys.nbytes * (1 + len(self.tables))  # the keys, and their rows in each table
+
+
+class Handles:
+    """All lists that one server knows."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.counts: Counter[str] = Counter()
+        self.bytes = 0
+        self._most = limits.HANDLE_BYTES if most is None else most
+        self._lists: dict[tuple[int, int], Listed] = {}  # by incarnation and number, the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def whole(self, ask: m.Push | m.Pull, arrays: m.Arrays, table: Table) -> m.Arrays | None:
+        """The arrays of a message with all its keys; None if it names a list that is not known."""
+        ahead = isinstance(ask, m.Push) and ask.ahead > 0
+        if not ask.handle and not (ahead and ask.ahead_handle):  # type: ignore[union-attr]
+            return arrays
+        values = 1 if isinstance(ask, m.Push) else 0
+        sent, keys = list(arrays[: len(arrays) - values]), list[m.Array]()
+        if ahead:
+            assert isinstance(ask, m.Push)
+            found = self._list(ask.incarnation, ask.ahead_handle, ask.ahead_known, ask.ahead, ask.ahead_crc, sent)
+            if found is None:
+                return None
+            keys += self._for(table, found)
+        if ask.start < 0:
+            found = self._list(ask.incarnation, ask.handle, ask.known, ask.count, ask.crc, sent)
+            if found is None:
+                return None
+            keys += self._for(table, found)
+        if sent and not values:
+            raise BadKeys("a pull names a list that is known here, and brings keys as well: one of the two is needed")
+        return [*keys, *sent, *arrays[len(arrays) - values :]]  # what is too much is found out by whoever takes them
+
+    def live(self, incarnations: Container[int]) -> None:
+        """Lists of clients that are gone are of no use: nobody has their incarnation again."""
+        for key in [key for key in self._lists if key[0] not in incarnations]:
+            self._drop(key)
+
+    def facts(self, what: str = "handles") -> dict[str, int]:
+        return {f"{what} {fact}": count for fact, count in [("kept", len(self)), *sorted(self.counts.items())]}
+
+    def _list(
+        self, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]
+    ) -> Listed | list[m.Array] | None:
+        """The list that is meant, taken from what was sent if it is there; a plain one has no number."""
+        if known:
+            listed = self._lists.pop((who, number), None)
+            if listed is not None:
+                self._lists[who, number] = listed  # used just now
+            if listed is None or listed.crc != crc or len(listed.keys) != count:
+                self.counts["forgotten"] += 1
+                return None
+            self.counts["used"] += 1
+            return listed
+        if not sent:
+            return []
+        keys = sent.pop(0)
+        if not number or keys.dtype != np.uint64 or keys.nbytes + _ENTRY > self._most // 2:
+            return [keys]
+        return self._remember((who, number), keys)
+
+    def _remember(self, key: tuple[int, int], keys: Keys) -> Listed:
+        crc, before = crc_of(keys), self._lists.get(key)
+        if before is not None and before.crc == crc and len(before.keys) == len(keys):
+            self._lists[key] = self._lists.pop(key)
+            return before  # sent again
+        self._drop(key)
+        # A copy: what came may be a piece of a larger message, or still be somebody else's.
+        listed = self._lists[key] = Listed(keys.copy(), crc)
+        self.bytes += listed.size
+        self.counts["taken"] += 1
+        self._make_room()
+        return listed
+
+    def _for(self, table: Table, found: Listed | list[m.Array]) -> list[m.Array]:
+        if not isinstance(found, Listed):
+            return found
+        if table.known.note(found.keys):
+            before = found.size
+            found.tables = [one for one in found.tables if one() is not None]
+            found.tables.append(weakref.ref(table))
+            self.bytes += found.size - before
+            self._make_room()
+        return [found.keys]
+
+    def _make_room(self) -> None:
+        while self.bytes > self._most and len(self._lists) > 1:
+            self.counts["let go"] += 1
+            self._drop(next(iter(self._lists)))
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        listed = self._lists.pop(key, None)
+        if listed is None:
+            return
+        self.bytes -= listed.size
+        for reference in listed.tables:
+            if (table := reference()) is not None:
+                table.known.forget(listed.keys)

@@ -1,0 +1,405 @@
+"""All that one server has of one table: segments of its own, copies of others', and how they change hands.
+
+The view says who is primary of what, who backs it up and who is being filled. ``take`` puts a new one into effect:
+
+    was a backup, is primary now     level with the other survivors, then opened
+    is primary, has a new backup     filled, then the coordinator is told
+    was primary, another one is      what waits for copies is cut to what is left; who asked asks the other one
+    was primary, backs up now        kept as it is, like what one has of any former primary, until it is brought level
+    backs up for another primary     kept as it is, until that one says from where to follow it
+    has no part in it any more       dropped
+    holds a segment that was split   goes by new numbers, with the same books in both halves
+
+Only what comes from the primary that this server's own view names is recorded: so whoever was deposed, and does not know it,
+gets no acknowledgement, and counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from shoal import limits
+from shoal.keys import KeyRange
+from shoal.store.image import Image
+from shoal.store.server.backfill import Filling
+from shoal.store.server.outcome import Outcome
+from shoal.store.server.primary import Segments
+from shoal.store.server.rate_limit import Pace
+from shoal.store.server.reconcile import Levelling
+from shoal.store.server.renumber import into
+from shoal.store.server.segment_state import Part
+from shoal.timing import DEFAULT, Intervals
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send
+
+Loader = Callable[[m.Placed, Sequence[int]], list[Image]]
+FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.Adopt | m.Adopted
+
+
+class Holding(Levelling):
+    """What one server has of one table."""
+
+    def __init__(
+        self,
+        me: str,
+        incarnation: int,
+        placed: m.Placed,
+        inline: int,
+        pace: Pace | None = None,
+        timing: Intervals = DEFAULT,
+    ) -> None:
+        super().__init__(me, incarnation, placed, inline, timing)
+        self._pace = pace or Pace()
+        self.own: Segments | None = None
+        self._present: tuple[dict[int, str], dict[int, str]] | None = None  # workers and everybody, by the last view
+        self._fillings: dict[str, Filling] = {}
+        self._linked = False  # a table may be new to us and wait to be filled elsewhere
+
+    # ------------------------------------------------------------ the beginning
+
+    def set_up(self, members: dict[str, int], load: Loader | None) -> None:
+        """A new table, or one from a checkpoint: every member of a set makes its segments by itself."""
+        self._members = members
+        by_primary: dict[str, list[int]] = {}
+        for segment, place in enumerate(self.placed.places):
+            if self.me in place.servers:
+                by_primary.setdefault(place.servers[0], []).append(segment)
+        for primary, segments in by_primary.items():
+            if primary == self.me:
+                ground = self._new_ground(segments)
+                self.own = Segments(
+                    self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground
+                )
+                if load is not None:
+                    self.own.load(load(self.placed, segments))
+            else:
+                follow = self._following(primary)
+                part = Part(self.placed.number, self.placed.spec, self._held(segments), self._new_ground(segments))
+                if load is not None:
+                    part.load(load(self.placed, segments))
+                follow.begin(part)
+        for name in members:
+            segments = self._of_mine(lambda place, name=name: name in place.servers[1:])  # type: ignore[misc]
+            if segments:
+                self.log.follow(0, name, members[name], segments, required=True)
+
+    def _held(self, segments: Iterable[int]) -> list[tuple[int, KeyRange]]:
+        return [(segment, self.range(segment)) for segment in segments]
+
+    def _of_mine(self, which: Callable[[m.Place], bool]) -> list[int]:
+        """Those of the segments that we are primary of."""
+        return [
+            segment
+            for segment, place in enumerate(self.placed.places)
+            if place.servers and place.servers[0] == self.me and which(place)
+        ]
+
+    # ------------------------------------------------------------ a new view
+
+    def take(
+        self, now: int, placed: m.Placed, members: dict[str, int], view: int, timing: Intervals = DEFAULT
+    ) -> Outcome:
+        """Put this placement into effect."""
+        old, outcome = self.placed, Outcome()
+        self.log.view, self.log.timing = view, timing
+        if old.starts != placed.starts:
+            outcome += self._cut(now, placed)
+        self.placed, self._members = placed, members
+        if old.places != placed.places or not self._linked or self._promoted:
+            outcome += self._hold(now, old)
+        if old.spec != placed.spec and self.own is not None:  # last: what it lets go on reads what is held by now
+            outcome += self.own.set_delay(placed.spec)
+        return outcome
+
+    def _hold(self, now: int, old: m.Placed) -> Outcome:
+        """Hold what is ours by the newest placement."""
+        placed, outcome = self.placed, Outcome()
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[segment].servers)
+        self._drop_follows(_returned(old, placed))
+        here = set() if self.own is None else set(self.own.segments)
+        mine = self._of_mine(lambda place: True)
+        self._promoted = [segment for segment in mine if segment not in here]
+        self._others = self._survivors()
+        if lost := [segment for segment in sorted(here) if segment not in mine]:
+            outcome += self._demote(now, [segment for segment in lost if self.me in placed.places[segment].servers])
+            outcome += self._rebuild(now, [segment for segment in mine if segment in here], [])
+        if self._promoted:
+            outcome += self._level(now)
+        return outcome + self._relink(now)
+
+    def _demote(self, now: int, segments: Sequence[int]) -> Outcome:
+        """Another member of their sets is primary: what we have made of them is what all copies have; it levels us with the rest."""
+        if not segments or self.own is None:
+            return Outcome()
+        outcome = self.own.advance(now, at_once=True)
+        follow = self._following(self.me)
+        reached = {segment: self.log.reached(segment) for segment in segments}
+        for seq in sorted(set(reached.values())):
+            follow.adopt([self.own.image(one, copy=False) for one, up_to in reached.items() if up_to == seq], seq)
+        follow.have = self.log.applied
+        follow.freeze(segments)
+        return outcome
+
+    def _cut(self, now: int, placed: m.Placed) -> Outcome:
+        """Some of the segments are several now: everything that is here goes by the new numbers, before all else."""
+        to = into(self.placed.starts, placed.starts)
+        for follow in self.follows.values():
+            follow.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            follow.drop([segment for segment in sorted(follow.known) if segment not in follow.segments])
+        self.placed, self._fillings, self.log.fillings = placed, {}, []
+        for follow in self.follows.values():
+            follow.renumber(to)
+        old = self.own
+        self.log.renumber(now, to, [] if old is None else old.segments)
+        if old is None:
+            return Outcome()
+        books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
+        same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
+        return Outcome(old.forgotten(self.log.view)) + self._renew(now, old, books, [], same)
+
+    def _drop_follows(self, returned: Collection[int] = ()) -> None:
+        """Let go of what is not ours to hold, freeze what lost its primary, also if that one has them again since."""
+        for key, follow in list(self.follows.items()):
+            gone, orphans = [], []
+            lives = self._members.get(key[0], 0) == key[1]
+            for segment in follow.known:
+                place = self.placed.places[segment]
+                if lives and place.servers[:1] == [key[0]] and segment not in returned and key[0] != self.me:
+                    keep = self.me in place.servers or place.filling == self.me
+                else:
+                    keep = self.me in place.servers and segment in follow.segments
+                    orphans.append(segment)
+                if not keep:
+                    gone.append(segment)
+            follow.awaited = self._awaited(key[0]) if lives else set()
+            if gone:
+                follow.drop(gone)
+            follow.freeze(orphans)
+            if not follow.known and (not lives or key[0] == self.me):
+                del self.follows[key]
+
+    def _relink(self, now: int) -> Outcome:
+        """Who follows us, and who is being filled, by the view that is in effect."""
+        for name, link in list(self.log.links.items()):
+            segments = self._of_mine(lambda place, name=name: name in place.servers[1:] or place.filling == name)  # type: ignore[misc]
+            if not segments or self._members.get(name, 0) != link.incarnation:
+                del self.log.links[name]
+            else:
+                self.log.narrow(now, link, segments, self.range)
+        self._fillings, self._linked = self._filled(now), True
+        self.log.fillings = list(self._fillings.values())
+        for name, link in self.log.links.items():
+            link.required = bool(self._of_mine(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
+            if (filling := self._fillings.get(name)) is not None:
+                filling.require()  # it may be a member already, or primary, though our view does not say so yet
+        return self._advance(now)
+
+    def _filled(self, now: int) -> dict[str, Filling]:
+        """Who is being filled, with those of the segments that are open here."""
+        here = set() if self.own is None else set(self.own.segments)
+        places, fillings = self.placed.places, dict[str, Filling]()
+        for name, incarnation in self._members.items():
+            named = self._of_mine(lambda place, name=name: place.filling == name)  # type: ignore[misc]
+            epochs = {segment: places[segment].epoch for segment in named if segment in here}
+            if not epochs:
+                continue
+            known = self._fillings.get(name)
+            if known is None or known.link is not self.log.links.get(name):
+                known = Filling(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
+            known.want(epochs, [segment for segment in epochs if places[segment].instead])
+            fillings[name] = known
+        return fillings
+
+    def _advance(self, now: int) -> Outcome:
+        """Links or acknowledgements have changed: count what may be counted, fill what may be filled."""
+        if self.own is None:
+            return Outcome()
+        outcome = self.own.advance(now)
+        if not outcome.works:
+            for filling in self._fillings.values():
+                outcome.effects += filling.advance(now, self.own, limits.COORDINATOR)
+        return outcome
+
+    # ------------------------------------------------------------ open
+
+    def _open(self, now: int) -> Outcome:
+        """We have all that any survivor had, and they have it, too: from here on these segments are served."""
+        promoted, self._promoted, others, self._others = self._promoted, [], self._others, {}
+        images = [
+            follow.part.image(segment, copy=False)
+            for segment in promoted
+            if (follow := self._holder(segment)) is not None and follow.part is not None
+        ]
+        kept = [] if self.own is None else self.own.segments
+        waiting = self.log.comings()
+        outcome = self._rebuild(now, kept, images)
+        self.log.opened(promoted)
+        for follow in list(self.follows.values()):
+            follow.drop([segment for segment in promoted if segment in follow.segments])
+        self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)
+        opened = m.Opened(self.incarnation, self.placed.number, self.log.view, promoted)
+        outcome.effects.append(Send(limits.COORDINATOR, opened))
+        for key, other in ((key, other) for key, other in others.items() if not other.leaves):
+            self.log.follow(now, key[0], other.incarnation, other.segments, required=True)
+        self._drop_follows()
+        outcome += self._relink(now)
+        if self.own is not None:
+            # Who had entered or parked in some of them only is known in all by now: the copies must hear of it. That all segments knew it does
+            # not say that all copies did: a copy that lost its primary hears of workers with other segments that it holds beside. The copies of
+            # the new ones must also hear what still waits for copies of the others: once it is made here it is known in all, too.
+            known = {(one.kind, one.incarnation, one.spell): one for one in (*self.own.clocks.entries(), *waiting)}
+            for change in known.values():
+                outcome += self.own.repeat(now, change)
+        return outcome
+
+    def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[Image]) -> Outcome:
+        """Another set of segments is ours: who asked for something is told to ask again by the new view."""
+        old = self.own
+        told = Outcome([] if old is None else old.forgotten(self.log.view))
+        books = {} if old is None else {segment: old.books(segment) for segment in kept}
+        books |= {image.segment: image.books for image in images}
+        if not books:
+            if old is not None:
+                old.ground.hold(())
+            self.own = None
+            self.log.emptied()
+            return told
+        segments = sorted(books)
+        if old is not None:
+            at = {segment: i for i, segment in enumerate(segments)}
+            self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
+        return told + self._renew(now, old, books, images, {segment: segment for segment in kept})
+
+    def _renew(
+        self,
+        now: int,
+        old: Segments | None,
+        books: dict[int, m.Books],
+        images: Sequence[Image],
+        same: dict[int, int],
+    ) -> Outcome:
+        """Other segments on the same ground; ``same`` are those that are what they were, by their numbers now and then."""
+        segments = sorted(books)
+        ground = self._new_ground() if old is None else old.ground
+        new = Segments(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
+        new.place(images)
+        new.enter([books[segment] for segment in segments])
+        if (present := self._present) is not None:  # some may have left since the copies heard of them
+            new.present = present
+            new.live(*present)
+        if old is not None:
+            new.succeed(old, same)
+        self.own = new
+        return new.advance(now, at_once=True)  # nothing may be on its way into what the next view makes anew
+
+    # ------------------------------------------------------------ what other servers say
+
+    def heard(self, now: int, sender: str, message: FromServer, arrays: m.Arrays) -> Outcome:
+        match message:
+            case m.Appended():
+                link = self.log.links.get(sender)
+                if link is None or message.incarnation != self.incarnation or message.seq > self.log.seq:
+                    return Outcome()
+                if not link.acknowledge(now, message.seq):
+                    return Outcome()
+                return Outcome(self.log.send(now, link)) + self._advance(now)
+            case m.Filled():
+                filling = self._fillings.get(sender)
+                if filling is None or message.incarnation != self.incarnation or self.own is None:
+                    return Outcome()
+                filling.filled(now, message)
+                return self._advance(now)
+            case m.Levels() | m.Adopted():
+                return self._levelled(now, sender, message, arrays)
+        if message.to != self.incarnation or self._members.get(sender, 0) != message.incarnation:
+            return self._ignored("another life")
+        match message:
+            case m.Append():
+                if not self._is_primary(sender, message.covers, message.view):
+                    return self._ignored("not from the primary")
+                follow = self._following(sender)
+                places = self.placed.places
+                if any(
+                    self.me in places[segment].servers and (segment not in follow.known or follow.is_frozen(segment))
+                    for segment in message.covers
+                ):
+                    # We have it from a primary that is gone, and were never brought level: without an answer the sender asks
+                    # to go on without us, and we are filled.
+                    return self._ignored("not level with the primary")
+                return follow.append(sender, message, arrays)
+            case m.Fill():
+                place = self.placed.places[message.segment] if message.segment < len(self.placed.places) else None
+                if place is None or place.filling != self.me or place.epoch != message.epoch:
+                    return self._ignored("not from the primary")
+                if place.servers[:1] != [sender]:
+                    return self._ignored("not from the primary")
+                return self._following(sender).fill(sender, message, arrays)
+            case m.Level():
+                return self._answer_level(sender, message)
+            case m.Adopt():
+                return self._adopt(sender, message, arrays)
+        return Outcome()
+
+    # ------------------------------------------------------------ time, and who is here
+
+    def tick(self, now: int, busy: bool) -> list[Effect]:
+        """What is due: send again, ask to go on without who is silent. ``busy``: a computation has the rows."""
+        effects, silent = self.log.tick(now)
+        for link in silent:
+            effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, link.name, link.incarnation)))
+        for name, filling in self._fillings.items():
+            if filling.is_stuck(now):
+                effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, name, filling.link.incarnation)))
+        if self.own is not None:
+            effects += self.own.notices(now)
+        if self._promoted and not busy:
+            effects += self._level(now).effects
+        elif self.own is not None and not busy:
+            for filling in self._fillings.values():
+                effects += filling.advance(now, self.own, limits.COORDINATOR)
+        return effects
+
+    def clear_some(self) -> bool:
+        """Clear away a piece of what lies here and went; False if that was all. Nobody has the rows."""
+        followed = any(follow.clear_some() for follow in self.follows.values())
+        return followed or (self.own is not None and self.own.ground.clear_some())
+
+    def live(self, workers: dict[int, str], clients: dict[int, str]) -> Outcome:
+        self._present = workers, clients
+        for follow in self.follows.values():
+            if follow.part is not None:
+                follow.part.live(workers, clients)
+        return Outcome() if self.own is None else self.own.heard_of(workers, clients)
+
+    def told(self, ask: m.Ask) -> m.Told:
+        """How it is doing."""
+        own, parts = self.own, [follow.part for follow in self.follows.values() if follow.part is not None]
+        facts, staleness = ({"rows": 0, "segments": 0}, []) if own is None else own.facts()
+        copies = {number: int(v) for part in parts for number, v in zip(part.segments, part.version, strict=True)}
+        facts |= self.counts | {"copies": len(copies), "copied rows": sum(part.table.rows for part in parts)}
+        digests = {}
+        if ask.digests:
+            held = [*parts, *([] if own is None else [own])]
+            digests = {number: part.digest(number) for part in held for number in part.segments}
+        return m.Told(
+            ask.request,
+            facts,
+            staleness,
+            {} if own is None else dict(zip(own.segments, own.version.tolist(), strict=True)),
+            copies,
+            {name: self.log.seq - link.acked for name, link in self.log.links.items()},
+            {} if own is None else own.clocks.shown(),
+            digests,
+        )
+
+
+def _returned(old: m.Placed, new: m.Placed) -> set[int]:
+    """Segments whose primary is the same, and was another one in a view that we did not see."""
+    if old.starts != new.starts:
+        # By the split all of them are of a new view: what is newer than that has changed hands since.
+        to = into(old.starts, new.starts)
+        pieces = [(was, n) for i, was in enumerate(old.places) for n in to[i] if new.places[n].since > new.cut]
+        return {n for was, n in pieces if was.servers[:1] == new.places[n].servers[:1]}
+    pairs = enumerate(zip(old.places, new.places, strict=True))
+    return {i for i, (was, now) in pairs if was.servers[:1] == now.servers[:1] and was.since != now.since}

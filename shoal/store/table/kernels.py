@@ -1,0 +1,386 @@
+"""The compiled loops under a table: the sparse index, lookups, gathers, checks, initial values.
+
+A sparse index is one array of uint64, a power of two long, at most three quarters full:
+
+    slot = tag << 32 | row + 1      tag = high half of the key's hash; 0 = nobody here
+    place = hash & (length - 1)     probed linearly from the start of its cache line (eight slots)
+
+The key itself stands in its row of the slab. So a lookup costs two cache misses, one in the index and one in the row
+it is about to use anyway. It runs over blocks of keys in phases (ask for the index lines; compare the eight tags of
+each and ask for the rows; compare the keys): many misses are under way at once, and few branches are guessed wrong.
+
+Every signature is spelled out: nothing is compiled because of what a message contains. Nothing here checks its
+arguments, raises or allocates more than a block; ``table`` has looked at them. Importing this module costs about half a
+second (numba), so only tables and ``generate`` do it, and late.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import float32, float64, int64, uint32, uint64
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from shoal.jit import compiled, mix
+
+KEY_WORDS = 2  # float32 words that the key takes at the start of a sparse row
+BLOCK = 512  # keys in one run of the phases: their slots and rows stay in the second-level cache
+LINE = 8  # slots in one cache line
+FAR = 1 << 20  # words of a slab beyond which its rows are seldom in a cache
+ROW_LINES = 4  # of a row, how much is asked for ahead: longer ones the machine follows by itself
+
+CONSTANT, UNIFORM, NORMAL = 0, 1, 2  # kinds of initial values
+FINE, DISORDER, ELSEWHERE = 0, 1, 2  # what a check of keys finds
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+LOW = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+ONE = np.uint64(1)
+NONE = np.uint64(0)
+LINE_START = ~np.uint64(LINE - 1)
+EXPONENT = np.uint32(0x7F800000)  # all ones in a float32 that is infinite or no number
+
+keys_in = types.Array(uint64, 1, "C", readonly=True)
+rows_in = types.Array(int64, 1, "C", readonly=True)
+words_in = types.Array(uint32, 1, "C", readonly=True)
+index_in = keys_in
+slots_in = types.Array(uint64, 2, "C", readonly=True)
+slab_in = types.Array(float32, 2, "C", readonly=True)
+settings_in = types.Array(float64, 1, "C", readonly=True)
+keys_out = types.Array(uint64, 1, "C")
+rows_out = types.Array(int64, 1, "C")
+slots_out = types.Array(uint64, 2, "C")
+slab_out = types.Array(float32, 2, "C")
+initial = (int64, float64, float64, uint64)  # kind, two parameters, seed
+
+
+@compiled(float32(*initial, uint64, int64))
+def initial_value(kind, first, second, seed, key, column):
+    """The weight of a row that nobody has pushed yet, from key, column and seed alone.
+
+    Only + and * on exactly the same numbers, so that all machines agree. Normal: the sum of twelve uniform draws,
+    straightened by Teichroew's polynomial (Knuth, TAOCP 3.4.1), since log and cos differ between libraries.
+    """
+    if kind == CONSTANT:
+        return float32(first)
+    start = mix(mix(key ^ mix(seed + GOLDEN)) + uint64(column) * GOLDEN)
+    if kind == UNIFORM:
+        part = float64(mix(start + GOLDEN) >> uint64(11)) * (1.0 / 9007199254740992.0)
+        value = float32(first + (second - first) * part)
+        # Rounding may reach the upper end, which is not part of the interval.
+        return value if value < float32(second) else float32(first)
+    total = uint64(0)
+    for draw in range(6):
+        bits = mix(start + uint64(draw + 1) * GOLDEN)
+        total += (bits & LOW) + (bits >> HALF)
+    r = (float64(total) * (1.0 / 4294967296.0) - 6.0) * 0.25
+    q = r * r
+    odd = ((0.029899776 * q + 0.008355968) * q + 0.076542912) * q + 0.252408784
+    return float32(first * ((odd * q + 3.949846138) * r))
+
+
+@compiled(types.void(slab_out, int64, int64, uint64, int64, int64, *initial))
+def fill(slab, row, count, key, word, width, kind, first, second, seed):
+    """Rows row..row + count are born with the keys from ``key`` on: initial weights, zero state."""
+    for i in range(count):
+        for c in range(width):
+            slab[row + i, word + c] = initial_value(kind, first, second, seed, key + uint64(i), c)
+        for c in range(word + width, slab.shape[1]):
+            slab[row + i, c] = float32(0.0)
+
+
+@intrinsic
+def prefetch(typing, array, position):
+    """Ask for array[position] to come into the second-level cache, which can wait for more lines than the first."""
+
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+        builder.call(function, [address, number(0), number(2), number(1)])  # to read, second level, data
+        return context.get_dummy_value()
+
+    return types.void(array, position), generate
+
+
+@intrinsic
+def match_line(typing, index, place, tag):
+    """The slot with this tag among the eight from ``place`` on, or 0, without a branch. (Of two such: their bits.)"""
+
+    def generate(context, builder, signature, args):
+        slot = ir.IntType(64)
+        line, lane = ir.VectorType(slot, LINE), ir.VectorType(ir.IntType(32), LINE)
+
+        def spread(value):
+            nothing = ir.Constant(line, ir.Undefined)
+            one = builder.insert_element(nothing, value, ir.IntType(32)(0))
+            return builder.shuffle_vector(one, nothing, ir.Constant(lane, [0] * LINE))
+
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        slots = builder.load(builder.bitcast(builder.gep(data, [args[1]]), line.as_pointer()), align=8)
+        same = builder.icmp_unsigned("==", builder.lshr(slots, spread(slot(32))), spread(args[2]))
+        kept = builder.select(same, slots, ir.Constant(line, [0] * LINE))
+        kind = ir.FunctionType(slot, [line])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.or.v8i64"), [kept])
+
+    return uint64(index, uint64, uint64), generate
+
+
+@compiled(int64(index_in, slots_in, uint64, uint64))
+def search(index, slots, key, hashed):
+    """The row of one key, or -1: the plain way, for keys that are not where nearly all are."""
+    mask = uint64(len(index)) - ONE
+    place = hashed & mask & LINE_START
+    while index[place] != NONE:
+        if index[place] >> HALF == hashed >> HALF:
+            row = (index[place] & LOW) - ONE
+            if slots[row, 0] == key:
+                return int64(row)
+        place = (place + ONE) & mask
+    return int64(-1)
+
+
+@compiled(types.void(index_in, slots_in, int64, keys_in, int64, int64, keys_out, rows_out))
+def find_block(index, slots, used, keys, start, count, hashes, rows):
+    """rows[i] = the row of keys[start + i], or -1; hashes[i] = its hash. ``used`` rows are alive."""
+    mask = (uint64(len(index)) - ONE) & LINE_START
+    words = slots.shape[1]
+    flat = slots.reshape(-1)
+    for i in range(count):
+        hashes[i] = mix(keys[start + i])
+        prefetch(index, hashes[i] & mask)
+    for i in range(count):
+        row = int64(match_line(index, hashes[i] & mask, hashes[i] >> HALF) & LOW) - 1
+        rows[i] = row
+        for at in range(0, min(words, ROW_LINES * LINE), LINE):
+            prefetch(flat, row * words + at)  # also of row -1: asking for what is not there is no error
+    for i in range(count):
+        # As one unsigned comparison: a row, and not what two equal tags in one line would make.
+        row = uint64(rows[i])
+        if row >= uint64(used) or slots[row, 0] != keys[start + i]:
+            rows[i] = search(index, slots, keys[start + i], hashes[i])
+
+
+@compiled(int64(index_in, slots_in, int64, keys_in))
+def count_missing(index, slots, used, keys):
+    """How many of the keys have no row."""
+    size = min(len(keys), BLOCK)
+    hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
+    missing = 0
+    for start in range(0, len(keys), BLOCK):
+        count = min(BLOCK, len(keys) - start)
+        find_block(index, slots, used, keys, start, count, hashes, rows)
+        for i in range(count):
+            if rows[i] < 0:
+                missing += 1
+    return missing
+
+
+@compiled(int64(index_in, slots_in, int64, keys_in, rows_out))
+def find_rows(index, slots, used, keys, found):
+    """found[i] = the row of keys[i]; returns how many there are up to the first key that has none."""
+    size = min(len(keys), BLOCK)
+    hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        count = min(BLOCK, len(keys) - start)
+        find_block(index, slots, used, keys, start, count, hashes, rows)
+        for i in range(count):
+            if rows[i] < 0:
+                return start + i
+            found[start + i] = rows[i]
+    return len(keys)
+
+
+@compiled(uint64(keys_in))
+def hash_keys(keys):
+    """Sum of mix(keys[i] + (i + 1) * GOLDEN): of a list, its order included."""
+    total = NONE
+    for i in range(uint64(len(keys))):
+        total += mix(keys[i] + (uint64(i) + ONE) * GOLDEN)
+    return mix(total ^ uint64(len(keys)))
+
+
+@compiled(int64(keys_out, slots_out, slab_out, uint64, uint64, int64, int64, *initial))
+def insert(index, slots, slab, key, hashed, row, width, kind, first, second, seed):
+    """Give a key the given row, the next free one, or find that it has one by now; the row it has is returned."""
+    mask = uint64(len(index)) - ONE
+    place = hashed & mask & LINE_START
+    while index[place] != NONE:
+        if index[place] >> HALF == hashed >> HALF:
+            held = (index[place] & LOW) - ONE
+            if slots[held, 0] == key:
+                return int64(held)
+        place = (place + ONE) & mask
+    slots[row, 0] = key
+    fill(slab, row, 1, key, KEY_WORDS, width, kind, first, second, seed)
+    index[place] = ((hashed >> HALF) << HALF) | uint64(row + 1)
+    return row
+
+
+@compiled(
+    int64(keys_out, slots_out, slab_out, int64, keys_in, int64, int64, keys_out, rows_out, int64, *initial),
+)
+def place_block(index, slots, slab, used, keys, start, count, hashes, rows, width, kind, first, second, seed):
+    """find_block, and the missing keys are given the next free rows; returns how many rows are alive then."""
+    find_block(index, slots, used, keys, start, count, hashes, rows)
+    for i in range(count):
+        if rows[i] < 0:
+            key = keys[start + i]
+            rows[i] = insert(index, slots, slab, key, hashes[i], used, width, kind, first, second, seed)
+            used = max(used, rows[i] + 1)
+    return used
+
+
+@compiled(types.void(keys_out, slots_in, int64, int64))
+def enter(index, slots, first, rows):
+    """Enter rows first..rows of a slab into an index that has none of their keys, all of which differ."""
+    mask = uint64(len(index)) - ONE
+    size = min(rows - first, BLOCK)
+    hashes = np.empty(size, np.uint64)
+    for start in range(first, rows, BLOCK):
+        count = min(BLOCK, rows - start)
+        for i in range(count):
+            hashes[i] = mix(slots[start + i, 0])
+            prefetch(index, hashes[i] & mask & LINE_START)
+        for i in range(count):
+            place = hashes[i] & mask & LINE_START
+            while index[place] != NONE:
+                place = (place + ONE) & mask
+            index[place] = ((hashes[i] >> HALF) << HALF) | uint64(start + i + 1)
+
+
+@compiled(types.void(index_in, slots_in, slab_in, int64, keys_in, slab_out, *initial))
+def gather_keys(index, slots, slab, used, keys, out, kind, first, second, seed):
+    """out[i] = the weights of keys[i], those of a key without a row being its initial ones."""
+    size = min(len(keys), BLOCK)
+    hashes, rows = np.empty(size, np.uint64), np.empty(size, np.int64)
+    width = out.shape[1]
+    for start in range(0, len(keys), BLOCK):
+        count = min(BLOCK, len(keys) - start)
+        find_block(index, slots, used, keys, start, count, hashes, rows)
+        for i in range(count):
+            row = rows[i]
+            if row >= 0 and width == 1:  # by far the most frequent, and twice as fast without the inner loop
+                out[start + i, 0] = slab[row, KEY_WORDS]
+            elif row >= 0:
+                for c in range(width):
+                    out[start + i, c] = slab[row, KEY_WORDS + c]
+            else:
+                for c in range(width):
+                    out[start + i, c] = initial_value(kind, first, second, seed, keys[start + i], c)
+
+
+@compiled(types.void(slab_in, rows_in, int64, slab_out))
+def gather_rows(slab, rows, word, out):
+    """out[i] = the weights of row rows[i]."""
+    if out.shape[1] == 1:
+        flat, words = slab.reshape(-1), slab.shape[1]
+        for start in range(0, len(rows), BLOCK):
+            some = rows[start : start + BLOCK]
+            if len(flat) > FAR:
+                for i in range(len(some)):
+                    prefetch(flat, some[i] * words)
+            for i in range(len(some)):
+                out[start + i, 0] = slab[
+                    uint64(some[i]), uint64(word)
+                ]  # unsigned: no look whether it counts from the end
+        return
+    for i in range(len(rows)):
+        for c in range(out.shape[1]):
+            out[i, c] = slab[rows[i], word + c]
+
+
+@compiled(int64(keys_in, int64, uint64))
+def lower(keys, low, key):
+    """How many of the ascending keys are smaller, the first ``low`` of them being so."""
+    high = len(keys)
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled(types.UniTuple(int64, 2)(keys_in, keys_in, keys_in))
+def check_keys(keys, starts, stops):
+    """(code, position): strictly ascending, and each inside one of the sorted segments?"""
+    for start in range(0, len(keys) - 1, 4096):
+        # Slices, not offsets, and no early end: that is what makes it a vector loop.
+        these, those = keys[start : start + 4096], keys[start + 1 : start + 4097]
+        bad = 0
+        for i in range(len(those)):
+            bad += these[i] >= those[i]
+        if bad:
+            for i in range(len(those)):
+                if these[i] >= those[i]:
+                    return DISORDER, start + i + 1
+    at, part = 0, 0
+    while at < len(keys) and part < len(starts):
+        if keys[at] < starts[part]:
+            return ELSEWHERE, at
+        while part + 1 < len(starts) and stops[part] == starts[part + 1]:
+            part += 1  # segments side by side are one
+        at = len(keys) if keys[len(keys) - 1] < stops[part] else lower(keys, at, stops[part])
+        part += 1
+    return (FINE, 0) if at == len(keys) else (ELSEWHERE, at)
+
+
+@compiled(types.UniTuple(int64, 2)(keys_in, keys_in, keys_in, rows_in, rows_out))
+def dense_rows(keys, starts, stops, offsets, rows):
+    """check_keys, and rows[i] = the place of keys[i] where all segments stand one after another."""
+    part, parts = 0, len(starts)
+    if parts == 1 and len(keys) > 0:
+        # No early end and no search: a vector loop. What it finds wrong is looked for again below.
+        start, stop = starts[0], stops[0]
+        bad = keys[0] < start or keys[len(keys) - 1] >= stop
+        for i in range(uint64(len(keys))):
+            rows[i] = int64(keys[i] - start)
+        these, those = keys[: len(keys) - 1], keys[1:]
+        for i in range(len(those)):
+            bad |= these[i] >= those[i]
+        if not bad:
+            for i in range(uint64(len(keys))):
+                rows[i] += offsets[0]
+            return FINE, 0
+    for i in range(len(keys)):
+        if i > 0 and keys[i] <= keys[i - 1]:
+            return DISORDER, i
+        while part < parts and keys[i] >= stops[part]:
+            part += 1
+        if part == parts or keys[i] < starts[part]:
+            return ELSEWHERE, i
+        rows[i] = offsets[part] + int64(keys[i] - starts[part])
+    return FINE, 0
+
+
+@compiled(int64(words_in))
+def first_not_finite(words):
+    """Position of the first float32, given by its bits, that is infinite or no number; -1 if there is none."""
+    for start in range(0, len(words), 4096):
+        some = words[start : start + 4096]  # a slice, and no early end, so that this is a vector loop
+        worst = uint32(0)
+        for i in range(len(some)):
+            worst = max(worst, some[i] & EXPONENT)
+        if worst == EXPONENT:
+            for i in range(len(some)):
+                if some[i] & EXPONENT == EXPONENT:
+                    return start + i
+    return -1
+
+
+@compiled(types.UniTuple(int64, 2)(slots_in, int64, int64, uint64, uint64, keys_out, rows_out, int64))
+def collect(slots, row, rows, low, high, keys_found, rows_found, found):
+    """Append live keys in [low, high), from row ``row`` on, until the arrays are full: (next row, found by now)."""
+    while row < rows and found < len(keys_found):
+        key = slots[row, 0]
+        if low <= key < high:
+            keys_found[found] = key
+            rows_found[found] = row
+            found += 1
+        row += 1
+    return row, found

@@ -1,0 +1,399 @@
+"""How rows lie in memory: one slab, and for a sparse table one index from key to row.
+
+    dense row     weights | state                     its number is its key: segments that are elsewhere are gaps (``reserve``)
+    sparse row    key (two words) | weights | state   in any order, padded to whole 8 bytes
+
+Weights and optimizer state of a row stand side by side, so an update touches one place in memory. Segments come and go: ``hold``
+says which are here from now on, and costs no more than those that go; ``place`` takes in the rows of one that comes, piece by piece.
+Nothing here checks or locks: ``table`` does the one, and one thread at a time makes the other needless.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import tables
+from shoal.errors import BadKeys, Invalid
+from shoal.keys import KeyRange, Keys, Values
+from shoal.limits import CLEAR_ROWS, MB, ROWS_PER_TABLE
+from shoal.store.ranges import joined, without
+from shoal.store.table import sparse_arena as room
+from shoal.store.table.compaction import Clearing
+from shoal.store.table.dense_arena import Reserve
+
+Rows = npt.NDArray[np.int64]
+
+FEWEST_ROWS = 16  # capacity of a sparse slab at first, if its rows are very wide
+
+
+class Part:
+    """What both sorts of rows have: the kernels, how a row is born, the slab."""
+
+    word: int  # where weights begin in a row
+    plain: int  # words of a row that are copied: weights and state
+    rows: int
+    layout: int
+    slab: Values
+    starts: Keys
+    stops: Keys
+    updates: Any  # kernels of the rule
+
+    def __init__(self, spec: tables.Table) -> None:
+        # Late, because numba is slow to import, and `import shoal` must not be.
+        from shoal.store.table import kernels, update
+
+        rule = update.rule_named(spec.update.name)
+        update.check_pushed(spec)
+        self.kernels: ModuleType = kernels
+        self.rule = rule
+        self.given = np.array(rule.settings(spec.update.settings), np.float64)
+        self.initial = _initial(kernels, spec.initial)
+        self.width, self.words = spec.width, spec.width * (1 + rule.state)
+        self.plain = self.words
+        self.rows = self.layout = self.word = 0
+        self.segments: tuple[KeyRange, ...] = ()
+        self._bound()
+
+    def _bound(self) -> None:
+        self.starts = np.array([segment.start for segment in self.segments], np.uint64)
+        self.stops = np.array([segment.stop for segment in self.segments], np.uint64)
+
+    def _look_for(self, keys: KeyRange) -> None:
+        if keys not in self.segments:  # whoever asks has an old table in hand: anything is better than another's rows
+            raise AssertionError(f"segment {keys} is not on this ground any more")
+
+    def push_rows(self, rows: Rows, gradients: Values) -> None:
+        """Update rows that were found before, each named once."""
+        self.updates.push_rows(self.slab, self.word, rows, gradients, self.given)
+
+    def pull_rows(self, rows: Rows, out: Values) -> None:
+        self.kernels.gather_rows(self.slab, rows, self.word, out)
+
+
+class DenseRows(Part):
+    """Rows that are alive from the start."""
+
+    def __init__(
+        self, spec: tables.Table, segments: tuple[KeyRange, ...] = (), beside: DenseRows | None = None
+    ) -> None:
+        """``beside`` others of the same table they lie in the same place, and a segment goes from one to the other as it lies."""
+        super().__init__(spec)
+        from shoal.store.table.codegen import dense_kernels
+
+        self.updates = dense_kernels(self.rule)
+        self._reserve: Reserve = Reserve(spec.span, self.words) if beside is None else beside._reserve
+        self._me = self._reserve.enter()
+        self.slab = self._reserve.slab
+        self._runs: list[KeyRange] = []  # segments side by side are one
+        self._before: list[int] = []  # rows before each of them
+        self.hold(segments)
+        if bytes(4) == np.float32(self.initial[1]).tobytes() and self.initial[0] == self.kernels.CONSTANT:
+            return  # zero, as all of them are
+        for run in self._runs:
+            self.kernels.fill(self.slab, run.start, len(run), np.uint64(run.start), 0, self.width, *self.initial)
+
+    def hold(self, segments: tuple[KeyRange, ...]) -> None:
+        """These are here from now on. The rows of one that is new are to be placed; those of one that is not among them go."""
+        for gone in without(self.segments, segments):
+            self.let_go(gone)
+        self.segments, self._runs = segments, joined(segments)
+        self._reserve.claim(self._me, self._runs)
+        self._before = [0, *accumulate(len(run) for run in self._runs)]
+        self.rows = self._before[-1]
+        for run in self._runs:
+            self._reserve.settle(run.start, run.stop)
+        self._bound()
+
+    def let_go(self, keys: KeyRange) -> None:
+        self._reserve.let_go(self._me, keys)
+
+    def clear_some(self) -> bool:
+        return False  # what goes is gone at once
+
+    @property
+    def memory(self) -> int:
+        return self.rows * self.words * 4
+
+    def interval(self, keys: KeyRange) -> tuple[int, int]:
+        """How many of the rows that are here come before these keys, and before their end."""
+        return self._held_before(keys.start), self._held_before(keys.stop)
+
+    def _held_before(self, key: int) -> int:
+        at = bisect_right(self._runs, key, key=lambda run: run.start) - 1
+        if at < 0:
+            return 0
+        return self._before[at] + min(key, self._runs[at].stop) - self._runs[at].start
+
+    def _parts(self, keys: KeyRange) -> Iterator[tuple[int, int, int]]:
+        """Of each run that some of these keys are in: the first row, the last, and how many of the keys come before."""
+        first = max(0, bisect_right(self._runs, keys.start, key=lambda run: run.start) - 1)
+        done = 0
+        for run in self._runs[first:]:
+            low, high = max(run.start, keys.start), min(run.stop, keys.stop)
+            if run.start >= keys.stop:
+                return
+            if low < high:
+                yield low, high, done
+                done += high - low
+
+    def push_range(self, keys: KeyRange, gradients: Values) -> None:
+        for low, high, done in self._parts(keys):
+            self.updates.push_range(self.slab, 0, low, gradients[done : done + high - low], self.given)
+
+    def push(self, keys: Keys, gradients: Values) -> tuple[int, int] | None:
+        wrong = self._wrong(keys)
+        if wrong is None:
+            self.updates.push_rows(self.slab, 0, keys.view(np.int64), gradients, self.given)
+        return wrong
+
+    def pull_range(self, keys: KeyRange) -> Values:
+        at = bisect_right(self._runs, keys.start, key=lambda run: run.start) - 1
+        if at >= 0 and keys.stop <= self._runs[at].stop:
+            return self.slab[keys.start : keys.stop, : self.width].copy()
+        low, high = self.interval(keys)
+        out = np.empty((high - low, self.width), np.float32)
+        for first, last, done in self._parts(keys):
+            out[done : done + last - first] = self.slab[first:last, : self.width]  # without state: one piece of memory
+        return out
+
+    def pull(self, keys: Keys, out: Values) -> tuple[int, int] | None:
+        wrong = self._wrong(keys)
+        if wrong is None:
+            self.kernels.gather_rows(self.slab, keys.view(np.int64), 0, out)
+        return wrong
+
+    def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
+        """One segment's rows, weights and state, and which keys they are (None: all, in order)."""
+        self._look_for(keys)
+        rows = self.slab[keys.start : keys.stop]
+        return rows.copy() if copy else rows, None
+
+    def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
+        """Take rows of a segment as they were once copied, from its ``row``-th on; or as they lie here already."""
+        self._reserve.claim(self._me, [keys])
+        there = self.slab[keys.start + row : keys.start + row + len(rows)]
+        if there.ctypes.data != rows.ctypes.data:
+            there[:] = rows
+
+    def _wrong(self, keys: Keys) -> tuple[int, int] | None:
+        code, position = self.kernels.check_keys(keys, self.starts, self.stops)
+        return (code, position) if code else None
+
+
+class SparseRows(Part):
+    """Rows that are born at their first push, and the index that finds them."""
+
+    def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> None:
+        super().__init__(spec)
+        from shoal.store.table.admission_kernels import drop_ranges, let_go
+        from shoal.store.table.codegen import sparse_kernels
+
+        self.updates, self.word = sparse_kernels(self.rule), self.kernels.KEY_WORDS
+        self._drop_zeros, self._drop_ranges = let_go, drop_ranges
+        self.words += self.kernels.KEY_WORDS
+        self.words += self.words % 2  # keys stay aligned
+        self._first = min(room.FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
+        self.slab = room.new_slab(self._first, self.words)
+        self.slots: npt.NDArray[np.uint64] = self.slab.view(np.uint64)
+        self.index = room.new_index(room.places_for(0))
+        self.clearing = Clearing()
+        self.hold(segments)
+
+    def hold(self, segments: tuple[KeyRange, ...]) -> None:
+        """These are here from now on. The rows of one that is not among them go, at once if they are few."""
+        if self.clearing.meets(without(segments, self.segments)):
+            self._clear_all()
+        self._drop(without(self.segments, segments))
+        self.segments = segments
+        self._bound()
+
+    def let_go(self, keys: KeyRange) -> None:
+        self._drop([keys])
+
+    @property
+    def memory(self) -> int:
+        return self.rows * self.words * 4 + self.index.nbytes
+
+    def interval(self, keys: KeyRange) -> tuple[int, int]:
+        return 0, self.rows  # a range reads the key of every row
+
+    def push_range(self, keys: KeyRange, gradients: Values) -> None:
+        raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
+
+    def push(self, keys: Keys, gradients: Values) -> None:
+        self._make_room(keys)
+        self.rows = self.updates.push_keys(
+            self.index, self.slots, self.slab, self.rows, keys, gradients, self.given, *self.initial
+        )
+
+    def find(self, keys: Keys) -> Rows | None:
+        """Their rows, if all of them have one."""
+        rows: Rows = np.empty(len(keys), np.int64)
+        found = self.kernels.find_rows(self.index, self.slots, self.rows, keys, rows)
+        return rows if found == len(keys) else None
+
+    def pull_range(self, keys: KeyRange) -> Values:
+        raise BadKeys("a range of a sparse table is read by its live keys")
+
+    def pull(self, keys: Keys, out: Values) -> None:
+        self.kernels.gather_keys(self.index, self.slots, self.slab, self.rows, keys, out, *self.initial)
+
+    def pull_live(self, keys: KeyRange, most: int) -> tuple[Keys, Values, int | None]:
+        room = max(1, min(self.rows, 4 * (most + 1)))
+        names, places = np.empty(room, np.uint64), np.empty(room, np.int64)
+        row, found, high = 0, 0, keys.stop
+        while True:
+            row, found = self.kernels.collect(
+                self.slots, row, self.rows, np.uint64(keys.start), np.uint64(high), names, places, found
+            )
+            if self.clearing.ranges:
+                found = self._left_out(names, places, found)
+            if row == self.rows:
+                break
+            if found <= most:
+                continue
+            # Full: only the smallest can be part of the answer, and from here on only what is smaller than they.
+            best = np.argpartition(names[:found], most)[: most + 1]
+            found = most + 1
+            names[:found], places[:found] = names[best], places[best]
+            high = int(names[:found].max())
+        order = np.argsort(names[:found])
+        resume = int(names[order[most]]) if found > most else None
+        order = order[:most]
+        out = np.empty((len(order), self.width), np.float32)
+        self.kernels.gather_rows(self.slab, places[order], self.kernels.KEY_WORDS, out)
+        return names[order], out, resume
+
+    def _left_out(self, names: Keys, places: Rows, found: int) -> int:
+        """Without those, of so many that were found, that have to go; how many they are then."""
+        stay = ~self.clearing.hidden(names[:found])
+        left = int(stay.sum())
+        names[:left], places[:left] = names[:found][stay], places[:found][stay]
+        return left
+
+    def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
+        """A copy, in any case, of one segment's live rows, weights and state, in key order, and their keys."""
+        self._look_for(keys)
+        names, places = np.empty(self.rows, np.uint64), np.empty(self.rows, np.int64)
+        low, high = np.uint64(keys.start), np.uint64(keys.stop)
+        _, found = self.kernels.collect(self.slots, 0, self.rows, low, high, names, places, 0)
+        order = np.argsort(names[:found])
+        words = slice(self.kernels.KEY_WORDS, self.kernels.KEY_WORDS + self.plain)
+        return self.slab[places[:found][order], words], names[:found][order]
+
+    def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
+        """Take rows of a segment as they were once copied: none of these keys is here yet."""
+        assert names is not None
+        if self.clearing.meets([keys]):
+            self._clear_all()
+        count, first = len(names), self.rows
+        if count == 0:
+            return
+        self._grow(first + count)
+        self.slots[first : first + count, 0] = names
+        self.slab[first : first + count, self.kernels.KEY_WORDS : self.kernels.KEY_WORDS + self.plain] = rows
+        self.rows = first + count
+        self.kernels.enter(self.index, self.slots, first, self.rows)
+
+    def evict(self, segments: npt.NDArray[np.bool_]) -> int:
+        """Rows of these segments whose weights are all 0 go; those that stay close up."""
+        if self.clearing.ranges:
+            self._clear_all()
+        starts, stops = self.starts[segments], self.stops[segments]
+        before, self.rows = self.rows, self._drop_zeros(self.slots, self.slab, self.rows, self.width, starts, stops)
+        return self._close_up(before)
+
+    def _drop(self, ranges: Sequence[KeyRange]) -> None:
+        if ranges and self.rows:
+            self.clearing.begin(self, ranges)
+            if self.rows <= CLEAR_ROWS:
+                self._clear_all()
+
+    def _clear_all(self) -> None:
+        """All that has to go, at once."""
+        before, clearing = self.rows, self.clearing
+        self.rows = self._drop_ranges(self.slots, self.rows, clearing.starts, clearing.stops)
+        clearing.dropped()
+        self._close_up(before)
+
+    def clear_some(self) -> bool:
+        """One more piece of what is to be cleared away; False if that was all."""
+        return self.clearing.go_on(self, CLEAR_ROWS)
+
+    def _close_up(self, before: int) -> int:
+        """Some rows went, and others moved: a slab that is too large by far goes, too. How many went."""
+        if self.rows == before:
+            return 0
+        self.layout += 1
+        wanted = self.rows + self.rows // 2
+        capacity, places = room.fitting(self._first, wanted), room.places_for(wanted)
+        try:
+            if 2 * capacity <= len(self.slab):
+                self._move(room.new_slab(capacity, self.words))
+            if places < len(self.index):
+                self.index = room.new_index(places)
+        except MemoryError:
+            pass  # for the little that it takes: it stays as it is
+        self.index[:] = 0
+        self._enter_all()
+        return before - self.rows
+
+    def _move(self, slab: Values) -> None:
+        slab[: self.rows] = self.slab[: self.rows]
+        self.slab, self.slots = slab, slab.view(np.uint64)
+        self.clearing.moved()
+
+    def _enter_all(self) -> None:
+        self.kernels.enter(self.index, self.slots, 0, self.rows)
+        self.clearing.entered()
+
+    def _make_room(self, keys: Keys) -> None:
+        free = min(len(self.slab), room.most(self.index) - self.clearing.stale) - self.rows
+        if len(keys) > free:
+            missing = self.kernels.count_missing(self.index, self.slots, self.rows, keys)
+            if missing > free:
+                self._grow(self.rows + missing)
+
+    def _grow(self, rows: int) -> None:
+        if rows > ROWS_PER_TABLE:
+            raise MemoryError(f"{rows} rows: one server holds at most {ROWS_PER_TABLE} of a table; add servers")
+        # Both arrays are taken before anything is changed. Fresh ones cost no memory until they are written to, so the
+        # old index is gone before the new one is filled.
+        capacity, places = room.fitting(self._first, rows), max(room.places_for(rows), len(self.index))
+        slab = room.new_slab(capacity, self.words) if capacity > len(self.slab) else None
+        stale = (
+            self.clearing.stale
+        )  # places that may point behind the last row: what lies there must stay until they are gone
+        full = rows + stale > room.most(self.index) or (stale > 0 and slab is not None)
+        index = room.new_index(places) if full else None
+        if slab is not None:
+            self._move(slab)
+            self.layout += 1
+        if index is not None:
+            self.index = index
+            self._enter_all()
+
+
+def _initial(kernels: ModuleType, initial: tables.Initial) -> tuple[int, float, float, np.uint64]:
+    """Kind, two parameters and seed, as kernels take them."""
+    match initial:
+        case tables.Given():  # read and loaded afterwards
+            made = kernels.CONSTANT, 0.0, 0.0, 0
+        case tables.Constant(value):
+            made = kernels.CONSTANT, value, 0.0, 0
+        case tables.Uniform(low, high, seed):
+            made = kernels.UNIFORM, low, high, seed
+        case tables.Normal(deviation, seed):
+            made = kernels.NORMAL, deviation, 0.0, seed
+    kind, first, second, seed = made
+    with np.errstate(over="ignore"):
+        if not np.isfinite(np.array([first, second], np.float32)).all():
+            raise Invalid(f"{initial}: initial values are finite float32 numbers")
+    return kind, float(first), float(second), np.uint64(seed % (1 << 64))

@@ -1,0 +1,181 @@
+"""The rows of one table on one server, and what may be done to them (``slab`` says how they lie in memory).
+
+A push is taken whole or not at all: ``check`` says beforehand why it cannot be, memory is taken before anything is
+changed, and the kernels that follow cannot fail. A pull never makes a row. Nothing here locks: one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import tables
+from shoal.errors import BadKeys, BadValues
+from shoal.keys import KeyRange, Keys, Values
+from shoal.store.table.row_cache import Places
+from shoal.store.table.slab import DenseRows, SparseRows
+
+T = TypeVar("T", bound=np.generic)
+
+
+Ground = DenseRows | SparseRows  # where rows lie: segments come and go, and it stays
+
+
+def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Ground | None = None) -> Ground:
+    """Room for rows, those of these segments as they are born; ``beside`` what else the same server has of the table."""
+    if isinstance(spec, tables.Dense):
+        return DenseRows(spec, tuple(segments), beside if isinstance(beside, DenseRows) else None)
+    return SparseRows(spec, tuple(segments))
+
+
+class Table:
+    """What one server holds of one table: the rows of its segments."""
+
+    def __init__(self, spec: tables.Table, segments: Sequence[KeyRange], ground: Ground | None = None) -> None:
+        """On a ``ground`` rows lie already: those of other segments go, those of new ones are placed there by whoever has them."""
+        self.spec, self.segments = tables.checked(spec), _checked(spec, segments)
+        self.width, self.push_width = spec.width, spec.push_width
+        if ground is None:
+            ground = ground_of(spec, self.segments)
+        else:
+            ground.hold(self.segments)
+        self.part = self._part = ground
+        self.known = Places(self._part)  # lists of keys that come again, and where their rows are
+
+    @property
+    def rows(self) -> int:
+        """Rows that are alive."""
+        return self._part.rows
+
+    @property
+    def memory(self) -> int:
+        """Bytes in use: what is allocated less the pages of the slab that were never touched."""
+        return self._part.memory
+
+    @property
+    def layout(self) -> int:
+        """Raised when rows move, so that whoever remembers where they were asks again."""
+        return self._part.layout
+
+    def cost(self, keys: Keys | KeyRange) -> int:
+        """Elements that a push or pull of these keys touches, at most."""
+        if not isinstance(keys, KeyRange):
+            return len(keys) * self.width
+        low, high = self._part.interval(keys)
+        return (high - low) * self.width
+
+    def held(self, keys: KeyRange) -> Keys:
+        """The keys of a range that lie in segments held here, one by one."""
+        parts = [(max(s.start, keys.start), min(s.stop, keys.stop)) for s in self.segments]
+        lists = [np.arange(low, high, dtype=np.uint64) for low, high in parts if low < high]
+        return np.concatenate(lists) if lists else np.empty(0, np.uint64)
+
+    def check(self, keys: Keys | KeyRange, values: Values) -> str | None:
+        """Why this push cannot be taken, or None; nothing is changed."""
+        return self.check_keys(keys) or self.check_values(keys, values)
+
+    def check_keys(self, keys: Keys | KeyRange) -> str | None:
+        """Why these keys can be neither pushed nor pulled, or None. A range means its part that is held here."""
+        if isinstance(keys, KeyRange):
+            return None
+        if keys.dtype != np.uint64 or keys.ndim != 1:
+            return f"keys are {keys.dtype} of shape {keys.shape}: a list of uint64 is needed"
+        if self.known.are_checked(keys):
+            return None
+        aligned = _aligned(keys)
+        wrong = self._wrong(aligned, *self._part.kernels.check_keys(aligned, self._part.starts, self._part.stops))
+        if wrong is None:
+            self.known.were_checked(keys)
+        return wrong
+
+    def check_values(self, keys: Keys | KeyRange, values: Values) -> str | None:
+        """Why these values cannot be pushed under keys that are fine, or None."""
+        if isinstance(keys, KeyRange) and isinstance(self._part, SparseRows):
+            return "a range was pushed to a sparse table, which has no row for every key in it: list the keys"
+        if (reason := self._misshapen(keys, values)) is not None:
+            return reason
+        bad = self._part.kernels.first_not_finite(_aligned(values).reshape(-1).view(np.uint32))
+        return None if bad < 0 else f"values of row {bad // self.push_width} are not finite (NaN or infinite)"
+
+    def push(self, keys: Keys | KeyRange, values: Values) -> None:
+        """Run the update on every row, new ones being born. The caller has asked ``check``."""
+        # What could write outside the slab is looked at again, whoever calls.
+        if isinstance(keys, KeyRange) and isinstance(self._part, SparseRows):
+            raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
+        if (reason := self._misshapen(keys, values)) is not None:
+            raise BadValues(reason)
+        gradients = _aligned(values).reshape(-1, self.push_width)
+        if isinstance(keys, KeyRange):
+            self._part.push_range(keys, gradients)
+        elif (rows := self.known.rows(keys)) is not None:
+            self._part.push_rows(rows, gradients)
+        elif (wrong := self._part.push(_aligned(keys), gradients)) is not None:
+            raise BadKeys(self._wrong(keys, *wrong))
+
+    def pull(self, keys: Keys | KeyRange) -> Values:
+        """The weights of these keys, in a fresh array; of a range, those of its part that is held here."""
+        if isinstance(keys, KeyRange):
+            return self._part.pull_range(keys)
+        out = np.empty((len(keys), self.width), np.float32)
+        if (rows := self.known.rows(keys)) is not None:
+            self._part.pull_rows(rows, out)
+        elif (wrong := self._part.pull(_aligned(keys), out)) is not None:
+            raise BadKeys(self._wrong(keys, *wrong))
+        return out
+
+    def pull_live(self, keys: KeyRange, most_rows: int) -> tuple[Keys, Values, int | None]:
+        """Live keys of a range in order, at most so many, their weights, and the first key that was left out."""
+        if isinstance(self._part, DenseRows):
+            raise BadKeys("all rows of a dense table are alive: pull the range")
+        return self._part.pull_live(keys, max(1, most_rows))
+
+    def evict(self, segments: npt.NDArray[np.bool_]) -> int:
+        """Let go of rows of these segments whose weights are all 0, and of their state; how many they were."""
+        assert isinstance(self._part, SparseRows)
+        return self._part.evict(segments)
+
+    def image(self, segment: int, copy: bool = True) -> tuple[Values, Keys | None]:
+        """The rows of the n-th segment, weights and state; and their keys, if not all are there."""
+        return self._part.image(self.segments[segment], copy)
+
+    def load(self, segment: int, rows: Values, names: Keys | None) -> None:
+        """Take such a copy in: for a segment that has no rows of its own yet."""
+        self._part.place(self.segments[segment], 0, rows, names)
+
+    def _misshapen(self, keys: Keys | KeyRange, values: Values) -> str | None:
+        low, high = self._part.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))
+        rows, width = high - low, self.push_width
+        if values.dtype != np.float32:
+            return f"values are {values.dtype}: float32 is needed"
+        if values.size != rows * width or (values.ndim != 1 and values.shape != (rows, width)):
+            return f"values have shape {values.shape}: {rows} rows of width {width} are needed"
+        return None
+
+    def _wrong(self, keys: Keys, code: int, position: int) -> str | None:
+        match code:
+            case self._part.kernels.FINE:
+                return None
+            case self._part.kernels.DISORDER:
+                return f"key {keys[position]} follows {keys[position - 1]}: keys are sorted, each once"
+        if keys[position] >= self.spec.span:
+            return f"key {keys[position]} is past the limit: keys of this table are below {self.spec.span}"
+        return f"key {keys[position]} is not held here: refresh the placement and send it to its server"
+
+
+def _checked(spec: tables.Table, segments: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
+    for before, after in pairwise(segments):
+        if after.start < before.stop:
+            raise BadKeys(f"segments {before} and {after}: they are sorted and have no key in common")
+    if segments and segments[-1].stop > spec.span:
+        raise BadKeys(f"segment {segments[-1]} is past the limit: keys of this table are below {spec.span}")
+    return tuple(segments)
+
+
+def _aligned(array: npt.NDArray[T]) -> npt.NDArray[T]:
+    """The array as kernels take it. What came off the wire may begin anywhere in a buffer."""
+    flags = array.flags
+    return array if flags.aligned and flags.c_contiguous else np.array(array, order="C")

@@ -1,0 +1,299 @@
+"""The update rules: what a server does with a gradient. A rule is a scalar function, and the same one runs everywhere.
+
+Here they are named and described; what shoal's own do is in ``rules``.
+
+    (weight, state, gradient, settings) -> (weight, state)
+
+Weight and gradient are floats, state is a tuple of as many floats as the rule keeps per weight (zeros at first),
+settings a named tuple of floats. ``generate`` inlines the function into a compiled kernel. There it computes in
+float64, between float32 rows read before and written after, so a plain Python call gives the same bits. A rule must be
+a function of its arguments alone: backups run it again.
+
+A rule may take several numbers for each weight, ``pushed`` of them: gradient is a tuple of so many floats then, and a row of a push is
+all weights' first numbers, then all weights' second ones. ``additive=False`` says that what is pushed is no gradient of which half may
+come now and half later (assign): filters that send the rest of a value later are refused for it.
+
+Only a rule's name and settings travel, never code. A user's own rule, in a module that the servers are started with:
+
+    @shoal.update(state=1, step=0.1, decay=0.9)
+    def momentum(weight, state, gradient, settings):
+        velocity = settings.decay * state[0] + gradient
+        return weight - settings.step * velocity, (velocity,)
+
+    shoal.Sparse(hashed=True, update=momentum(step=0.01))
+
+Penalties are proximal steps: with l1 or l2, SGD and AdaGrad move along the gradient first and then to
+
+    argmin over u of  l1 |u| + l2/2 u^2 + (u - moved)^2 / (2 step)  =  shrink(moved, step * l1) / (1 + step * l2)
+
+with the step size that this weight moved by. They act on a key when the key is pushed, even with a gradient of 0: a
+key that is rarely seen is rarely penalised. FTRL has no such lag, since its weight is a closed form of all that was
+pushed, penalties included: it is the same however long the key was left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal import tables
+from shoal.errors import Invalid
+from shoal.limits import PUSHED
+from shoal.registry import (
+    check_number,
+    check_setting,
+    check_taken,
+    instead,
+)
+from shoal.store.table import rules
+from shoal.tables import Update
+
+Function = Callable[[float, tuple[float, ...], Any, Any], tuple[float, tuple[float, ...]]]
+
+_named_tuple: Any = namedtuple  # type checkers want its fields written out
+STATES = 16  # floats a rule may keep per weight: more is a mistake
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A function, how many floats it keeps per weight, and its settings with their defaults."""
+
+    name: str
+    function: Function
+    state: int
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    above_zero: tuple[str, ...] = ()  # settings that divide
+    from_zero: tuple[str, ...] = ()  # settings that would turn the rule round if they were negative
+    below_one: tuple[str, ...] = ()  # shares of what was before: from 1 on it would never be forgotten
+    pushed: int = 1  # numbers that a push brings for each weight
+    additive: bool = True  # what is pushed may come in parts, one after another
+
+    def settings(self, given: Mapping[str, float]) -> tuple[float, ...]:
+        """The named tuple that the function takes: the defaults, with what was given in their place."""
+        for name, value in given.items():
+            if name not in self.defaults:
+                raise Invalid(f"update {self.name!r} has no setting {name!r}{instead(name, self.defaults)}")
+            check_number(f"{name}={value!r}", value)
+            if value <= 0 and name in self.above_zero:
+                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number above 0 is needed")
+            if value < 0 and name in self.from_zero:
+                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number of 0 or more is needed")
+            if value >= 1 and name in self.below_one:
+                raise Invalid(f"update {self.name!r}, {name}={value!r}: a number below 1 is needed")
+        merged = {**self.defaults, **given}
+        made: tuple[float, ...] = _named_tuple("Settings", tuple(self.defaults))(*map(float, merged.values()))
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Constructor:
+    """What the decorator leaves in place of a function: called with settings, it makes the Update for a table."""
+
+    rule: Rule
+
+    def __call__(self, **settings: float) -> Update:
+        self.rule.settings(settings)
+        return Update(self.rule.name, {name: float(value) for name, value in settings.items()})
+
+
+def update(
+    *, state: int = 0, pushed: int = 1, additive: bool = True, **settings: float
+) -> Callable[[Function], Constructor]:
+    """Register a function as an update rule under its own name."""
+    if not 0 <= state <= STATES:
+        raise Invalid(f"state={state}: a rule keeps 0 to {STATES} floats per weight")
+    if not isinstance(pushed, int) or not 1 <= pushed <= PUSHED:
+        raise Invalid(f"pushed={pushed!r}: a rule is given 1 to {PUSHED} numbers for each weight")
+    for name, value in settings.items():
+        check_number(f"{name}={value!r}", value)
+        check_setting(name)
+
+    def register(function: Function) -> Constructor:
+        plain = {name: float(value) for name, value in settings.items()}
+        rule = Rule(_checked_name(function), function, state, plain, pushed=pushed, additive=bool(additive))
+        _rules[rule.name] = rule
+        return Constructor(rule)
+
+    return register
+
+
+def rule_named(name: str) -> Rule:
+    """The rule that this process knows by that name."""
+    if name not in _rules:
+        raise Invalid(
+            f"no update {name!r} here (known: {', '.join(sorted(_rules))}): a server knows the rules of the modules "
+            f"it was started with, so name yours: shoal.local(..., modules=['my_module'])"
+        )
+    return _rules[name]
+
+
+def forgets(update: Update) -> bool:
+    """Whether the rule makes the weight of what it keeps alone: then whatever others do to a weight is gone with its next step."""
+    rule = rule_named(update.name)
+    if not rule.state or rule.pushed > 1:
+        return False
+    nothing, plain = (0.0,) * rule.state, rule.settings({})
+    return rule.function(1e6, nothing, 0.0, plain)[0] == rule.function(2e6, nothing, 0.0, plain)[0]
+
+
+def is_own(rule: Rule) -> bool:
+    """Whether it is shoal's."""
+    return _builtin.get(rule.name) is rule
+
+
+def known_rule(name: str) -> Rule | None:
+    """The rule of that name, if this process knows it."""
+    return _rules.get(name)
+
+
+def check_pushed(spec: tables.Table) -> None:
+    """Refuse a table whose pushes are not what its rule takes; a rule that is not known here is for the servers to judge."""
+    rule = _rules.get(spec.update.name)
+    if rule is not None and rule.pushed != spec.pushed:
+        raise Invalid(
+            f"update {rule.name!r} takes {rule.pushed} numbers for each weight and the table's pushes bring {spec.pushed}: "
+            f"describe the table with pushed={rule.pushed}"
+        )
+
+
+def Sum() -> Update:
+    """Add what is pushed."""
+    return Update("sum")
+
+
+def Assign() -> Update:
+    """What is pushed takes the place of what was there."""
+    return Update("assign")
+
+
+def SGD(step: float = 0.1, l1: float = 0.0, l2: float = 0.0) -> Update:
+    """weight - step * gradient; with l1 or l2, then the proximal step."""
+    if _is_zero(l1) and _is_zero(l2):
+        return Constructor(_rules["sgd"])(step=step)
+    return Constructor(_rules["proximal_sgd"])(step=step, l1=l1, l2=l2)
+
+
+def AdaGrad(step: float = 0.1, epsilon: float = 1e-8, l1: float = 0.0, l2: float = 0.0) -> Update:
+    """weight - step * gradient / (sqrt(sum of squares) + epsilon) (Duchi, Hazan, Singer, JMLR 2011).
+
+    With l1 or l2, then the proximal step, of the size step / (sqrt(sum of squares) + epsilon) that the weight moved by.
+    """
+    if _is_zero(l1) and _is_zero(l2):
+        return Constructor(_rules["adagrad"])(step=step, epsilon=epsilon)
+    return Constructor(_rules["proximal_adagrad"])(step=step, epsilon=epsilon, l1=l1, l2=l2)
+
+
+def Momentum(step: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, decay: float = 0.0) -> Update:
+    """weight - step * velocity, where velocity = momentum * velocity + (1 - dampening) * (gradient + decay * weight).
+
+    As torch.optim.SGD has it: the first gradient is not dampened, and with momentum=0 there is no velocity to dampen.
+    """
+    check_number(f"dampening={dampening!r}", dampening)
+    if not _is_zero(momentum):
+        if _is_zero(dampening):
+            return Constructor(_rules["sgd_momentum"])(step=step, momentum=momentum, decay=decay)
+        return Constructor(_rules["sgd_dampened"])(step=step, momentum=momentum, decay=decay, dampening=dampening)
+    return SGD(step) if _is_zero(decay) else Constructor(_rules["sgd_decay"])(step=step, decay=decay)
+
+
+def Nesterov(step: float = 0.01, momentum: float = 0.9, decay: float = 0.0) -> Update:
+    """Momentum that looks one step ahead: weight - step * (gradient + momentum * velocity) (as torch.optim.SGD, nesterov)."""
+    return Constructor(_rules["sgd_nesterov"])(step=step, momentum=momentum, decay=decay)
+
+
+def RMSProp(
+    step: float = 0.01, alpha: float = 0.99, epsilon: float = 1e-8, momentum: float = 0.0, decay: float = 0.0
+) -> Update:
+    """weight - step * gradient / (sqrt(running mean of squares) + epsilon), with momentum if asked (as torch.optim.RMSprop)."""
+    settings = {"step": step, "alpha": alpha, "epsilon": epsilon, "decay": decay}
+    if _is_zero(momentum):
+        return Constructor(_rules["rmsprop"])(**settings)
+    return Constructor(_rules["rmsprop_momentum"])(**settings, momentum=momentum)
+
+
+def Adam(
+    step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.0
+) -> Update:
+    """Running means of gradients and of their squares, both corrected for their start (Kingma, Ba, ICLR 2015)."""
+    return Constructor(_rules["adam"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
+
+
+def AdamW(
+    step: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.01
+) -> Update:
+    """Adam whose decay shrinks the weight itself, by step * decay of it (Loshchilov, Hutter, ICLR 2019)."""
+    return Constructor(_rules["adamw"])(step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, decay=decay)
+
+
+def FTRL(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Update:
+    """Follow the regularised leader (McMahan et al., KDD 2013, algorithm 1): exact zeros wherever |z| <= l1.
+
+    For tables that start at 0, as the closed form does. ``beta`` is on the scale of the gradients: their means over a
+    batch of sparse rows are small and want it far below 1.
+    """
+    return Constructor(_rules["ftrl"])(alpha=alpha, beta=beta, l1=l1, l2=l2)
+
+
+def BlockProximal(step: float = 1.0, l1: float = 1.0, l2: float = 0.0, kkt: float = 0.0) -> Update:
+    """shrink(weight - step * gradient / curvature, step * l1 / curvature): for tables with pushed=2, gradient and curvature.
+
+    With ``kkt`` a weight of 0 whose gradient is not larger than that is written as -0, which says that it can be left out.
+    """
+    return Constructor(_rules["block_proximal"])(step=step, l1=l1, l2=l2, kkt=kkt)
+
+
+_PENALTY = {"l1": 0.0, "l2": 0.0}
+_BLOCK = {"step": 1.0, "l1": 1.0, "l2": 0.0, "kkt": 0.0}
+_ADAGRAD = {"step": 0.1, "epsilon": 1e-8}
+_MOMENTUM = {"step": 0.01, "momentum": 0.9, "decay": 0.0}
+_RMSPROP = {"step": 0.01, "alpha": 0.99, "epsilon": 1e-8, "decay": 0.0}
+_ADAM = {"step": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "decay": 0.0}
+_BETAS: dict[str, Any] = {"from_zero": ("step", "beta1", "beta2", "decay"), "below_one": ("beta1", "beta2")}
+_MOVING: dict[str, Any] = {"from_zero": ("step", "momentum", "decay"), "below_one": ("momentum",)}
+_SMOOTH: dict[str, Any] = {"from_zero": ("step", "alpha", "momentum", "decay"), "below_one": ("alpha", "momentum")}
+_NEEDS = ("epsilon",)
+_builtin = {
+    rule.name: rule
+    for rule in (
+        Rule("sum", rules.add, 0),
+        Rule("assign", rules.assign, 0, additive=False),
+        Rule("sgd", rules.sgd, 0, {"step": 0.1}, (), ("step",)),
+        Rule("adagrad", rules.adagrad, 1, _ADAGRAD, (), ("step", "epsilon")),
+        Rule("proximal_sgd", rules.proximal_sgd, 0, {"step": 0.1, **_PENALTY}, (), ("step", "l1", "l2")),
+        Rule("proximal_adagrad", rules.proximal_adagrad, 1, _ADAGRAD | _PENALTY, _NEEDS, ("step", "l1", "l2")),
+        Rule("ftrl", rules.ftrl, 2, {"alpha": 0.1, "beta": 1.0, **_PENALTY}, ("alpha", "beta"), ("l1", "l2")),
+        Rule("block_proximal", rules.block_proximal, 0, _BLOCK, (), tuple(_BLOCK), pushed=2, additive=False),
+        # Not "momentum": that is what many a user calls a rule of his own.
+        Rule("sgd_decay", rules.sgd_decay, 0, {"step": 0.01, "decay": 0.0}, (), ("step", "decay")),
+        Rule("sgd_momentum", rules.sgd_momentum, 1, _MOMENTUM, **_MOVING),
+        Rule("sgd_dampened", rules.sgd_dampened, 2, _MOMENTUM | {"dampening": 0.0}, **_MOVING),
+        Rule("sgd_nesterov", rules.sgd_nesterov, 1, _MOMENTUM, **_MOVING),
+        Rule("rmsprop", rules.rmsprop, 1, _RMSPROP, _NEEDS, **_SMOOTH),
+        Rule("rmsprop_momentum", rules.rmsprop_momentum, 2, _RMSPROP | {"momentum": 0.9}, _NEEDS, **_SMOOTH),
+        Rule("adam", rules.adam, 4, _ADAM, _NEEDS, **_BETAS),
+        Rule("adamw", rules.adamw, 4, _ADAM | {"decay": 0.01}, _NEEDS, **_BETAS),
+    )
+}
+_rules = dict(_builtin)
+
+
+def _checked_name(function: Function) -> str:
+    name = getattr(function, "__name__", "")
+    if not name.isidentifier() or not inspect.isfunction(function):
+        raise Invalid(f"{function!r} cannot be an update: a function made by `def` is needed")
+    parameters = inspect.signature(function).parameters.values()
+    if len(parameters) != 4 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+        raise Invalid(
+            f"update {name!r} takes ({', '.join(map(str, parameters))}): needs (weight, state, gradient, settings)"
+        )
+    if name in _builtin:
+        raise Invalid(f"update {name!r} is one of shoal's own: give your function another name")
+    check_taken("update", name, _rules[name].function if name in _rules else None, function)
+    return name
+
+
+def _is_zero(penalty: object) -> bool:
+    return not isinstance(penalty, bool) and penalty == 0  # False is no number: the rule with penalties refuses it

@@ -1,0 +1,1 @@
+"""Averaging and all-reduce: ranks learn apart and take means, or add up gradients."""

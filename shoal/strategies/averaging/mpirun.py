@@ -1,0 +1,328 @@
+"""A run whose ranks are mpirun's, seen from the process that was called: ``launch.how = "mpi"``.
+
+    called  --starts-->  mpirun  --starts-->  rank 0, rank 1, ...  (launch/mpi_rank.py)
+       ^--------events, the outcome------------'
+
+This process keeps the folder, the log and the view, as of any run; it computes nothing. Every rank calls at a Unix socket in a
+private folder, where mpirun has its own files, too: a rank whose call is cut off, or whose mpirun is gone, ends. So nothing is
+left, whoever is killed: whoever ends last removes the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal.data.datasets import Dataset
+from shoal.data.slots import Slots
+from shoal.errors import StartFailed
+from shoal.events import RunEvent, Stopped
+from shoal.job import Job
+from shoal.launch.process_main import Line
+from shoal.launch.torchrun import is_ours
+from shoal.nodes.evaluator import Judged
+from shoal.strategies.averaging.collective import name_of
+from shoal.strategies.averaging.mpi_ranks import OURS, needs_mpi
+from shoal.strategies.averaging.settings import Averaging
+from shoal.strategies.averaging.worker import parts_of
+from shoal.training.local_checkpoint import Kept
+from shoal.training.preflight import check
+from shoal.training.result import Outcome
+from shoal.wire.messages import Course
+
+DOOR, JOB, WEIGHTS = "door", "job.toml", "weights.npy"  # in the private folder
+SHARED = Path("/dev/shm")
+_SEGMENT = 32 << 20  # bytes of shared memory that a rank takes, at most
+_LOOK = 1_000  # milliseconds
+_COME_WITHIN = 60.0  # seconds
+_END_WITHIN = 5.0
+_JUDGE_WITHIN = 60.0  # of what was learned when it is interrupted
+_SIZE = 8  # bytes that say how long a message is
+
+
+JudgedAs = tuple[int, float, dict[str, float | None]]  # number, loss, metrics
+
+
+class Here(Line, frozen=True, tag="here"):
+    """Rank to the process that was called: "this is who I am"."""
+
+    rank: int
+    pid: int
+
+
+class Told(Line, frozen=True, tag="told"):
+    """Rank 0: "this happened, and so far it is"."""
+
+    course: Course
+    event: RunEvent | None = None
+    judged: JudgedAs | None = None  # the model that would be kept; its weights lie in a file
+
+
+class Left(Line, frozen=True, tag="left"):
+    """Rank 0: "it is over, and this is what is left of it"; the weights lie in a file."""
+
+    outcome: dict[str, Any]
+    judged: JudgedAs | None
+
+
+class Failed(Line, frozen=True, tag="failed"):
+    """Rank 0: "it cannot be"."""
+
+    error: str
+
+
+class Interrupt(Line, frozen=True, tag="interrupt"):
+    """To rank 0: "end now, and judge what was learned"."""
+
+
+Said = Here | Told | Left | Failed | Interrupt
+
+
+def send(connection: socket.socket, line: Line) -> None:
+    text = msgspec.msgpack.encode(line)
+    connection.sendall(len(text).to_bytes(_SIZE, "little") + text)
+
+
+def heard(connection: socket.socket) -> Said | None:
+    """The next line; None if the other end is gone."""
+    try:
+        size = _read(connection, _SIZE)
+        text = _read(connection, int.from_bytes(size, "little")) if size else b""
+    except OSError:
+        return None
+    return msgspec.msgpack.decode(text, type=Said) if text else None
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    found = connection.recv(size, socket.MSG_WAITALL)
+    return found if len(found) == size else b""
+
+
+class UnderMpirun:
+    """One run. Use as a context, as ``Training``."""
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        listener: Callable[[RunEvent], None],
+        folder: Path | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        self._mpirun = needs_mpi()
+        self.learner = check(job, dataset)
+        if isinstance(job.strategy, Averaging):
+            parts_of(job, Slots(dataset.train.rows, job.data.batch, job.seed), job.workers)
+        self.job, self._listener, self._folder, self._kept = (
+            job,
+            listener,
+            folder,
+            "" if kept is None else str(kept.path),
+        )
+        self._own: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ranks: dict[int, tuple[int, socket.socket]] = {}
+        self._outcome: Outcome | None = None
+        self._judged_as: JudgedAs | None = None
+        per_pass = -(-dataset.train.rows // job.data.batch)
+        self._course = Course(
+            0, 1, per_pass, 0, job.strategy.in_steps, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {}
+        )  # until rank 0 says more
+
+    def __enter__(self) -> UnderMpirun:
+        self._own = own = _private(self.job.workers)
+        try:
+            (own / JOB).write_text(self.job.toml(), encoding="utf-8")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+                door.bind(str(own / DOOR))
+                door.listen(self.job.workers)
+                self._process = subprocess.Popen(
+                    command(self._mpirun, self.job.workers, own, self._folder, self._kept),
+                    stdin=subprocess.DEVNULL,
+                    env=_environment(own),
+                    start_new_session=True,  # Ctrl-C is ours to answer
+                )
+                self._let_in(door)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._outcome is not None and not self._outcome.failed and self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_WITHIN)
+        for pid, connection in self._ranks.values():
+            if not select.select([connection], [], [], 0)[0]:  # it is there, and it may be stopped
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            connection.close()
+        if self._process is not None:
+            _end(self._process)
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name_of(rank): pid for rank, (pid, _) in sorted(self._ranks.items())}
+
+    @property
+    def workers(self) -> list[str]:
+        return list(self.pids)
+
+    @property
+    def course(self) -> Course:
+        return self._course
+
+    def wait(self, seconds: float | None = None) -> Outcome | None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        head = self._ranks[0][1]
+        while self._outcome is None:
+            left = _LOOK if deadline is None else min(_LOOK, max(0, round(1_000 * (deadline - time.monotonic()))))
+            poll = select.poll()
+            poll.register(head, select.POLLIN)
+            if poll.poll(left):
+                self._hear(head)
+            elif deadline is not None and time.monotonic() >= deadline:
+                return None
+        return self._outcome
+
+    def interrupted(self) -> Outcome:
+        with contextlib.suppress(OSError):
+            send(self._ranks[0][1], Interrupt())
+        return self.wait(_JUDGE_WITHIN) or self.outcome()
+
+    def outcome(self) -> Outcome:
+        if self._outcome is not None:
+            return self._outcome
+        so_far = self._course
+        return Outcome(
+            self._judged(self._judged_as), so_far.over or "interrupted", True, so_far.seconds, so_far.computing, so_far.steps, so_far.examples,
+            so_far.sent, so_far.received, [], so_far.counts,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ inside
+
+    def _let_in(self, door: socket.socket) -> None:
+        """Every rank calls, once."""
+        assert self._process is not None
+        deadline = time.monotonic() + _COME_WITHIN
+        door.settimeout(0.1)
+        while len(self._ranks) < self.job.workers:
+            if (code := self._process.poll()) is not None:
+                raise StartFailed(f"mpirun ended ({_how(code)}) before its ranks were there; what it printed is above")
+            if time.monotonic() > deadline:
+                missing = [str(one) for one in range(self.job.workers) if one not in self._ranks]
+                raise StartFailed(
+                    f"no word from rank {', '.join(missing)} in {_COME_WITHIN:g} s: is the machine that busy?"
+                )
+            with contextlib.suppress(TimeoutError):
+                connection, _ = door.accept()
+                connection.setblocking(True)
+                line = heard(connection) if is_ours(connection) else None
+                if isinstance(line, Here):
+                    self._ranks[line.rank] = line.pid, connection
+                else:
+                    connection.close()
+
+    def _hear(self, head: socket.socket) -> None:
+        match heard(head):
+            case Told(course, event, judged):
+                self._course, self._judged_as = course, judged or self._judged_as
+                if event is not None:
+                    self._listener(event)
+                self._forget_the_dead()
+            case Left(outcome, judged):
+                self._outcome = Outcome(judged=self._judged(judged), **outcome)
+            case Failed(error):
+                raise StartFailed(error)
+            case None:
+                self._outcome = self._lost()
+
+    def _judged(self, told: JudgedAs | None) -> Judged | None:
+        if told is None or self._own is None:
+            return None
+        number, loss, metrics = told
+        with contextlib.suppress(OSError, ValueError):
+            return Judged(number, np.load(self._own / WEIGHTS), loss, metrics)
+        return None
+
+    def _forget_the_dead(self) -> None:
+        for rank, (_, connection) in list(self._ranks.items()):
+            if rank and select.select([connection], [], [], 0)[0]:  # it says nothing more: this is its end
+                connection.close()
+                del self._ranks[rank]
+
+    def _lost(self) -> Outcome:
+        """Rank 0 is gone, and it alone knew how far all were."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_WITHIN)
+        code = self._process.returncode
+        who = f"mpirun ended ({_how(code)})" if code is not None and code < 0 else "worker-0's process ended"
+        why = f"{who}, and all others with it: shoal train --resume goes on from what was kept"
+        self._course = msgspec.structs.replace(self._course, over=why, failed=why, ended=True)
+        self._listener(Stopped(seconds=self._course.seconds, why=why))
+        return self.outcome()
+
+
+def command(mpirun: Path, ranks: int, own: Path, folder: Path | None, kept: str) -> list[str]:
+    """How mpirun is called: any number of ranks on this machine, which go on when one dies."""
+    options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "--host", f"localhost:{ranks}"]
+    if os.geteuid() == 0:
+        options.append("--allow-run-as-root")
+    parameters = {
+        "pml": "ob1",
+        "btl": "self,sm",  # one machine: ranks talk by shared memory alone
+        "btl_sm_backing_directory": str(own),
+        "mpi_yield_when_idle": "1",
+    }
+    for name, value in parameters.items():
+        options += ["--mca", name, value]
+    program = [sys.executable, "-m", "shoal.strategies.averaging.mpi_main", str(own), str(folder or ""), kept]
+    return [str(mpirun), *options, "-n", str(ranks), *program]
+
+
+def _private(ranks: int) -> Path:
+    """A folder of our own: in shared memory where there is room, as the ranks' common memory lies there."""
+    room = 0
+    with contextlib.suppress(OSError):
+        room = shutil.disk_usage(SHARED).free if os.access(SHARED, os.W_OK | os.X_OK) else 0
+    return Path(tempfile.mkdtemp(prefix=f"shoal-mpi-{os.getpid()}-", dir=SHARED if room > ranks * _SEGMENT else None))
+
+
+def _environment(own: Path) -> dict[str, str]:
+    """The very shoal that runs here; mpirun's files in our folder; nothing of an mpirun around us."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))
+    }
+    path = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1", "TMPDIR": str(own), OURS: "1"}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        if number:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_WITHIN)
+            return
+
+
+def _how(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,1 @@
+"""Block-proximal: sparse logistic regression, block by block (Li et al., 2014)."""

@@ -1,0 +1,266 @@
+"""Delayed block proximal gradient: sparse logistic regression as Li et al. solve it (NIPS 2013 workshop, NIPS 2014, OSDI 2014).
+
+    iteration t         the block of features b(t), a function of the seed and t; every part of the rows pushes, for it,
+                        g = the gradient of its rows, u = a bound of their curvature (S1-25, S1-26)
+    servers at t        add up g and u, and take the proximal step in the diagonal norm of u: rule ``block_proximal`` (S1-27)
+    bounded delay       what iteration t computes has in it exactly the iterations before t - max_delay, whoever computes it
+
+The answer to a push are the new weights of its keys, once its step is taken: they are put into the part's margins
+``max_delay + 1`` iterations later, not sooner, so a run does not depend on who is fast. A block has no two turns within that
+time. The number of parts is a setting and not the number of workers.
+
+The KKT filter (S1-15): a key whose weight is 0 and whose gradient, over all rows, is too small to change that is answered as
+-0.0, and from then on left out of pushes and answers, until every key is looked at again (``recheck``).
+
+A part that comes from somebody else, or back, begins anew: all its weights are pulled, and its margins made from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from shoal.errors import BadValues, Invalid
+from shoal.keys import KeyList
+from shoal.limits import SLOTS_PER_STEP
+from shoal.models.block_margins import Standing
+from shoal.models.columns import SOLVED, Columns
+from shoal.models.linear import Linear
+from shoal.nodes.strategy import TABLE, Lane, Slot
+from shoal.schedule.stop_rules import Stop
+from shoal.store.client.task import Task
+from shoal.store.table.update_settings import Rule
+from shoal.strategies.block_proximal.order import Turns
+from shoal.strategies.parameter_server.algorithm import OnServers, is_newer
+from shoal.tables import Apply, Step, Table, Update
+
+_BLOCKS = 1 << 16
+_DELAY = 32  # iterations; servers hold 64 steps ahead
+NIPS, OSDI = 0.1, 0.5  # of l1: what kkt_delta is if it is not given
+
+
+class Part(Protocol):
+    """One part of the rows, in one iteration: what a shelf hands to this strategy."""
+
+    turns: Turns
+    nonzeros: int
+
+    def columns(self) -> Columns:
+        """The part, column by column: made when it is first asked for, which may take a while."""
+
+    def __len__(self) -> int:
+        """How many rows this slot counts."""
+
+
+class BlockProximal(OnServers, frozen=True, tag="block-proximal", kw_only=True):
+    """Block after block, each by a proximal step on the servers: logistic regression with an l1 penalty, solved to the end."""
+
+    blocks: int = 16  # of features, each with one turn in a pass; in a job with a delay 1 + max_delay times as many
+    by: Literal["count", "range"] = "count"  # blocks of as many nonzeros, or of as many keys
+    parts: int = 4  # of the rows; as many workers can take part
+    max_delay: int = 0  # iterations that the weights of a slot may be behind
+    kkt: Literal["nips", "osdi", "off"] = "nips"  # leave a zero out if |g| <= l1 - kkt_delta, or |g| <= kkt_delta
+    kkt_delta: float | None = None  # nips: l1 / 10, osdi: l1 / 2
+    recheck: int = 10  # passes from one in which every key is looked at to the next
+
+    def __post_init__(self) -> None:
+        bounds = (
+            ("blocks", 1, _BLOCKS), ("parts", 1, SLOTS_PER_STEP), ("max_delay", 0, _DELAY), ("recheck", 1, 1 << 30),
+        )  # fmt: skip
+        for name, least, most in bounds:
+            if not least <= getattr(self, name) <= most:
+                raise Invalid(f"strategy.{name}={getattr(self, name)}: needs {least} to {most:,}")
+        if self.max_delay >= self.blocks:
+            raise Invalid(
+                f"strategy.max_delay={self.max_delay} with {self.blocks} blocks: a block would come again before its last "
+                f"step is known: take more blocks (--set strategy.blocks={4 * (self.max_delay + 1)}), or less delay"
+            )
+        if self.kkt_delta is not None and not (0 <= self.kkt_delta < math.inf and self.kkt != "off"):
+            raise Invalid(
+                f"strategy.kkt_delta={self.kkt_delta} with kkt={self.kkt!r}: needs 0 or more, and a filter to use it"
+            )
+
+    @property
+    def in_steps(self) -> bool:
+        return True
+
+    @property
+    def combine(self) -> Literal["mean", "sum"]:
+        """The objective is a sum over all rows."""
+        return "sum"
+
+    def slots(self, rows: int, batch: int, seed: int) -> Turns:
+        return Turns(rows, self.parts, self.blocks, seed, self.max_delay + 1)
+
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        return Step(slots=self.parts, combine="sum", slots_per_pass=slots_per_pass), self.max_delay
+
+    def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
+        l1 = update.settings.get("l1", 0.0)
+        update = Update(update.name, {"l1": 0.0, "l2": 0.0, **update.settings, "kkt": self.threshold(l1)})
+        return msgspec.structs.replace(super().table(rows, update, slots_per_pass), pushed=2)
+
+    def threshold(self, l1: float) -> float:
+        """A weight of 0 stays so while its gradient is no larger; 0: nothing is left out."""
+        if self.kkt == "off":
+            return 0.0
+        if self.kkt == "osdi":
+            return OSDI * l1 if self.kkt_delta is None else self.kkt_delta
+        return l1 - (NIPS * l1 if self.kkt_delta is None else self.kkt_delta)
+
+    def check(self, l1: float, workers: int) -> None:
+        """What only the whole job can say."""
+        if workers > self.parts:
+            raise Invalid(
+                f"{workers} workers and {self.parts} parts of the rows: who has none would do nothing; "
+                f"take more parts (--set strategy.parts={workers}), or fewer workers"
+            )
+        if self.kkt_delta is not None and self.kkt_delta > l1:
+            what = "delta is taken off l1" if self.kkt == "nips" else "a weight with |g| above l1 must move"
+            raise Invalid(f"strategy.kkt_delta={self.kkt_delta:g} with update.l1={l1:g}: {what}: needs 0 to {l1:g}")
+
+    async def run(self, lane: Lane) -> None:
+        """Slot after slot, until it is over."""
+        held: dict[int, Held] = {}  # the parts that are with this lane
+        pushed: deque[Task] = deque()
+        while True:
+            slot = lane.next()
+            if slot is not None:
+                if (push := await self._iterate(lane, slot, held)) is not None:
+                    pushed.append(push)
+                while pushed and (pushed[0].done or len(pushed) > SLOTS_PER_STEP):
+                    await pushed.popleft()  # one that failed for good ends this life: somebody may wait for it
+            elif lane.over:
+                break
+            else:
+                more = lane.more()
+                await more
+                lane.waited(more)
+        while pushed:
+            await pushed[0]
+            lane.waited(pushed.popleft())
+
+    async def _iterate(self, lane: Lane, slot: Slot, held: dict[int, Held]) -> Task | None:
+        """One part's side of one iteration: take what came, and push gradient and curvature of this block."""
+        part: Any = lane.local(slot)
+        turns: Turns = part.turns
+        t, number = turns.iteration(slot), turns.part(slot)
+        one = held.pop(number, None)
+        if lane.is_void(slot):
+            void = lane.client.push(TABLE, (), (), slot=slot, void=True)
+            lane.push(slot, None, 0.0, void)
+            return void
+        if one is None or one.next != t:
+            one = await self._begin(lane, slot, part)
+            if one is None:
+                return None
+        came = one.coming.pop(t - self.max_delay - 1, None)
+        weights = None
+        if came is not None:
+            weights = await came.task
+            lane.waited(came.task)
+        everything = slot[0] % self.recheck == 0
+        cost = one.standing.cost(turns.block(t)) + (0 if came is None else one.standing.cost(came.block))
+        found = lane.compute(partial(one.turn, turns.block(t), everything, came, weights), cost, len(part))
+        try:
+            loss, places, listed, values = await found
+            push = lane.client.push_pull(TABLE, listed, values, slot=slot, of=None if came is None else came.task)
+        except BadValues as error:
+            lane.refuse(slot, str(error))
+            return None
+        one.coming[t], one.next = Coming(turns.block(t), places, push), t + 1
+        held[number] = one
+        lane.push(slot, part, loss * len(part) / max(1, one.standing.columns.rows), push)
+        return push
+
+    async def _begin(self, lane: Lane, slot: Slot, part: Part) -> Held | None:
+        """A part that was not here, or was elsewhere meanwhile: its weights as they are before this iteration.
+
+        Those of the last ``max_delay`` iterations may be among them already, or come later: they are asked for again.
+        """
+        turns, t = part.turns, part.turns.iteration(slot)
+        columns: Columns = await lane.compute(part.columns, part.nonzeros, 0)
+        one = Held(Standing(columns, self.max_delay), t)
+        if t == 0:
+            return one  # all weights are 0
+        pull = lane.client.pull(TABLE, columns.listed, slot=slot)
+        weights = await pull
+        lane.waited(pull)
+        if is_newer(lane.client, pull, slot):
+            if lane.leaves(slot):
+                return None  # another one pushed it, and some servers have that already
+            await lane.admits()
+        await lane.compute(partial(one.standing.refresh, weights), part.nonzeros, 0)
+        for s in range(max(0, t - self.max_delay), t):
+            block = turns.block(s)
+            places = one.standing.places(block, everything=True)
+            listed = one.listed(block, places)
+            pull = lane.client.pull(TABLE, listed, clock=s + 1 + self.max_delay)
+            one.coming[s] = Coming(block, places, pull)
+        return one
+
+
+def go_together(strategy: object, model: object, rule: Rule, stop: Stop, workers: int) -> None:
+    """Block by block, or not at all: strategy, model, update rule and stop rules."""
+    if not isinstance(strategy, BlockProximal):
+        if rule.rule == "block_proximal":
+            raise Invalid(f"update.rule={rule.rule!r} is for strategy 'block-proximal': take that, or another rule")
+        if stop.is_solved_by_rule:
+            raise Invalid(
+                "stop.objective and stop.violation are for strategy 'block-proximal', which solves an objective: "
+                "take stop.target_loss or stop.patience"
+            )
+        return
+    if rule.rule != "block_proximal" and not rule.is_own:
+        raise Invalid(
+            f"update.rule={rule.rule!r}: strategy 'block-proximal' needs 'block_proximal' (leave it out), or your own of "
+            f"gradient and curvature, with settings step, l1, l2 and kkt"
+        )
+    if not isinstance(model, Linear) or model.loss not in SOLVED or model.l2_per_count:
+        what = "a module"
+        if isinstance(model, Linear):
+            what = f"loss {model.loss!r}" + (f" with l2_per_count {model.l2_per_count:g}" if model.l2_per_count else "")
+        raise Invalid(
+            f"strategy 'block-proximal' solves linear models with loss {' or '.join(SOLVED)}, and this is {what}: "
+            f"take model.loss={SOLVED[0]!r}, and update.l2 for a penalty; or strategy 'async'"
+        )
+    strategy.check(rule.l1, workers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coming:
+    """New weights of these places of a block, on their way."""
+
+    block: int
+    places: Any
+    task: Task
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A part that is with a lane: its margins, and what is on its way to them."""
+
+    standing: Standing
+    next: int  # the iteration that it is ready for
+    coming: dict[int, Coming] = field(default_factory=dict)  # by the iteration whose step they are the result of
+    _lists: dict[int, tuple[Any, KeyList]] = field(default_factory=dict)  # by block: the places named last
+
+    def turn(self, block: int, everything: bool, came: Coming | None, weights: Any) -> tuple[float, Any, KeyList, Any]:
+        """Off the loop: put into the margins what came, then loss, gradient and curvature."""
+        if came is not None:
+            self.standing.take(came.block, came.places, weights)
+        loss, places, values = self.standing.gradient(block, everything)
+        return loss, places, self.listed(block, places), values
+
+    def listed(self, block: int, places: Any) -> KeyList:
+        """The keys of these places: the very list of last time if they are the same, as servers may know that."""
+        known = self._lists.get(block)
+        if known is None or not np.array_equal(known[0], places):
+            known = self._lists[block] = (places, KeyList(self.standing.columns.keys_of(block)[places]))
+        return known[1]

@@ -1,0 +1,70 @@
+"""The parts of the rows that are with a worker, column by column: for a strategy that goes block by block.
+
+A part is made from the packed rows when it is first asked for, off the loop, and kept while it is used. One that has gone to
+somebody else is let go two passes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shoal.data.csr_file import Packed
+from shoal.models.columns import Blocks, Columns
+from shoal.models.linear import Loss
+from shoal.strategies.block_proximal.order import Turns
+
+_UNUSED = 2  # passes that a part is kept without being asked for
+
+
+class Parts:
+    """What one worker has made ready."""
+
+    def __init__(self, data: Packed, turns: Turns, blocks: Blocks, bias: bool, loss: Loss) -> None:
+        self._data, self._turns, self._blocks, self._bias, self._loss = data, turns, blocks, bias, loss
+        self._kept: dict[int, Columns] = {}  # by part
+        self._used: dict[int, int] = {}  # the pass in which it was asked for last
+
+    def local(self, slot: tuple[int, int]) -> Part:
+        turns = self._turns
+        part, of_pass = turns.part(slot), slot[0]
+        self._used[part] = of_pass
+        for old in [one for one, last in self._used.items() if last < of_pass - _UNUSED]:
+            del self._used[old]
+            self._kept.pop(old, None)
+        start, stop = turns.span(slot[1])
+        first, last = turns.part_rows(part)
+        nonzeros = int(self._data.indptr[last] - self._data.indptr[first]) + self._bias * (last - first)
+        return Part(turns, part, stop - start, nonzeros, self)
+
+    def make_ready(self, queue: Iterable[int]) -> None:
+        """A part is made once, and then there."""
+
+    def columns(self, part: int) -> Columns:
+        """Off the loop."""
+        found = self._kept.get(part)
+        if found is None:
+            rows = self._data.slice(*self._turns.part_rows(part))
+            found = self._kept[part] = Columns(rows, self._blocks, self._bias, self._data.features, self._loss)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One part of the rows, in one slot."""
+
+    turns: Turns
+    number: int
+    counts: int  # rows, of this slot
+    nonzeros: int  # of the whole part
+    shelf: Parts
+
+    def __len__(self) -> int:
+        return self.counts
+
+    def columns(self) -> Columns:
+        return self.shelf.columns(self.number)
+
+    @property
+    def listed(self) -> None:
+        """Which keys are pulled depends on what was pushed."""

@@ -1,0 +1,156 @@
+"""What a worker that gossips computes, one thing at a time; and the one thing that others may wait for comes first.
+
+Short work is done at once, longer work on the compute thread: the loop stays awake. What others wait for (the mean with somebody
+who asked) goes before what is next, never into what runs: it is done right after the computation under way. While a worker is held up
+because it is to seem slower (``Pace``), it computes nothing, and others are answered.
+
+Of what is next at most a few pieces are done in one go: then the loop hears what has come. Time is handed in.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from shoal import limits
+from shoal.emulation import Pace
+from shoal.nodes.time_accounting import IDLE, Spent
+from shoal.strategies.gossip.model import Stepper
+from shoal.wire.effects import Compute, Computed, Effect, Send
+from shoal.wire.messages import Arrays, Message
+
+NEVER = 1 << 62
+_IN_ONE_GO = 4  # short pieces of work, until messages are looked at
+
+Function = Callable[[], Any]
+Then = Callable[[Any], None]
+
+
+class Hands:
+    """One worker's."""
+
+    def __init__(
+        self,
+        model: Stepper,
+        pace: Pace | None = None,
+        clock: Callable[[], int] | None = None,
+        quick: int = limits.MILLISECOND,
+    ) -> None:
+        """A gradient is short if the one before took at most ``quick`` nanoseconds of ``clock``; below 0: never."""
+        self.model, self._pace, self._quick = model, pace, quick
+        self.now = 0
+        self._clock = clock if clock is not None else lambda: self.now
+        self.spent = Spent(self._clock, 0)
+        self.error = ""  # why nothing is computed any more
+        self.rows, self.loss = 0, 0.0
+        self._effects: list[Effect] = []
+        self._first: deque[tuple[Function, Then, bool]] = deque()  # others wait for these
+        self._next: deque[tuple[Function, Then, bool]] = deque()
+        self._token, self._busy = 0, False
+        self._then: Then = _nothing
+        self._held: tuple[int, Callable[[], None]] | None = None
+        self._is_short = False
+
+    @property
+    def due(self) -> int:
+        """When there is something to do, whatever comes."""
+        if self.error or self._busy:
+            return NEVER
+        if self._first or self._next:
+            return self.now
+        return self._held[0] if self._held is not None else NEVER
+
+    @property
+    def is_at_work(self) -> bool:
+        """Something is computed, or will be."""
+        return self._busy or bool(self._first or self._next)
+
+    def send(self, to: str, message: Message, arrays: Arrays = ()) -> None:
+        self._effects.append(Send(to, message, arrays))
+
+    def emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def effects(self) -> list[Effect]:
+        """All that came up since the last time."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def do(self, function: Function, then: Then, elements: int, first: bool = False) -> None:
+        """Compute this over so many elements, and go on with what comes of it."""
+        (self._first if first else self._next).append((function, then, elements <= limits.INLINE_ELEMENTS))
+
+    def gradient(self, slot: int, then: Callable[[], None]) -> None:
+        """Keep the gradient of a slot; go on when that is done, and has taken as long as it is to take."""
+
+        def run() -> tuple[float, int, int]:
+            began = self._clock()
+            loss, rows = self.model.gradient(slot)
+            return loss, rows, self._clock() - began
+
+        def done(found: tuple[float, int, int]) -> None:
+            loss, rows, took = found
+            self.rows, self.loss, self._is_short = self.rows + rows, self.loss + loss, took <= self._quick
+            held = self._pace.extra(rows, took / limits.SECOND) if self._pace is not None else 0.0
+            if held > 0:
+                self._held = self.now + int(held * limits.SECOND), then
+            else:
+                self.spent.computed()
+                then()
+
+        self.spent.computing()
+        self._next.append((run, done, self._is_short))
+
+    def waited(self, since: int, link: int) -> None:
+        """Until now neighbours were waited for; at most ``link`` of it their words were on their way."""
+        self.spent.waited(held=min(since + link, self.now))
+
+    def idled(self) -> None:
+        self.spent.did(IDLE)
+
+    def computed(self, event: Computed) -> None:
+        if not self._busy or event.token != self._token:
+            return
+        self._busy = False
+        if event.error is not None:
+            if not isinstance(event.error, Exception):
+                raise event.error
+            self.fail(event.error)
+            return
+        self._then(event.result)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing is computed after this."""
+        where = traceback.extract_tb(error.__traceback__)[-1:]
+        self.error = f"{type(error).__name__}: {error}" + "".join(f" ({one.name}, line {one.lineno})" for one in where)
+        self._first.clear()
+        self._next.clear()
+        self._held = None
+
+    def turn(self, now: int) -> None:
+        """Do what can be done now."""
+        self.now = now
+        if self._held is not None and now >= self._held[0]:
+            go_on, self._held = self._held[1], None
+            self.spent.computed()
+            go_on()
+        room = _IN_ONE_GO
+        while not self._busy and not self.error and (self._first or (self._next and room)):
+            room -= not self._first
+            function, then, is_short = (self._first or self._next).popleft()
+            if not is_short or self._quick < 0:
+                self._token, self._busy, self._then = self._token + 1, True, then
+                self._effects.append(Compute(self._token, function))
+                return
+            try:
+                result = function()
+            except Exception as error:
+                self.fail(error)
+                return
+            then(result)
+
+
+def _nothing(result: Any) -> None:
+    return

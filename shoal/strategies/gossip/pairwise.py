@@ -1,0 +1,250 @@
+"""Gossip two at a time: whoever has taken a step meets one neighbour, and both move to the mean of the two (AD-PSGD, Lian et al., 2018).
+
+    one     "this is what I have"            x
+    other   moves by d = (x - its own) / 2   "I have moved by d towards you"
+    one     moves by -d                      whatever it has become meanwhile
+
+What one moves by the other moves by as well, so every meeting leaves the sum of all what it was, and nobody is ever locked. Of two that
+ask each other at once one is told "not now", the one whose name comes later: else both would move all the way, and only change places. A
+worker has one meeting open at a time, computes its next gradient meanwhile, and waits for the
+answer before it asks again. Others are answered between two of its computations, also while it waits, and after its last round.
+
+Questions are numbered upwards by who asks, and the last answer to each is kept: a question that comes again gets the same answer and
+moves nobody, an older one gets none. A neighbour that is gone is answered no more, and not waited for; what we moved towards it
+and it may not have moved towards us is counted as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import numpy as np
+
+from shoal import limits
+from shoal.strategies.gossip.compute_queue import NEVER, Hands
+from shoal.strategies.gossip.model import (
+    RUNAWAY,
+    Floats,
+    cut,
+    whole,
+)
+from shoal.timing import DEFAULT, Intervals
+from shoal.wire.messages import Arrays
+from shoal.wire.messages.gossip import Leg, Meet, Met
+
+NUMBERS = 1 << 32  # of meetings in one leg, more than there can be: a later leg has higher ones, whoever asks
+
+
+class Asked:
+    """A meeting that we asked for."""
+
+    __slots__ = ("at", "name", "number", "since", "wait", "weights")
+
+    def __init__(self, name: str, number: int, weights: Floats, now: int, wait: int) -> None:
+        self.name, self.number, self.weights = name, number, weights
+        self.since, self.wait, self.at = now, wait, now + wait
+
+
+class Meetings:
+    """One worker's part in the legs of a run."""
+
+    def __init__(
+        self,
+        name: str,
+        hands: Hands,
+        chance: Random,
+        link: int,
+        finished: Callable[[], None],
+        timing: Intervals = DEFAULT,
+    ) -> None:
+        self._name, self._timing = name, timing
+        self._hands, self._chance, self._link, self._finished = hands, chance, link, finished
+        self._size = hands.model.size
+        self.leg = self.round = self._rounds = 0
+        self.met = 0  # that we asked for, and that are settled
+        self.lost = 0.0
+        self.dropped = 0
+        self.frozen = True  # nobody is met between two legs
+        self.asked: Asked | None = None
+        self.answered: dict[str, tuple[int, Floats | None]] = {}  # by who asked: the last number, and what we moved by
+        self._neighbours: list[str] = []
+        self._answering: dict[str, int] = {}
+        self._slots: Sequence[int] = ()
+        self._number = self._since = 0  # of the last meeting that we asked for, and when
+        self._early: dict[str, tuple[Meet, Floats]] = {}  # asked by who heard of the next leg before us
+        self._applying = self._waits = False
+
+    @property
+    def due(self) -> int:
+        return self.asked.at if self.asked is not None else NEVER
+
+    @property
+    def is_over(self) -> bool:
+        return self.round >= self._rounds and not self._waits
+
+    @property
+    def _is_open(self) -> bool:
+        """A meeting that we asked for is not settled."""
+        return self.asked is not None or self._applying
+
+    def lacking(self) -> list[str]:
+        return [self.asked.name] if self._waits and self.asked is not None else []
+
+    def waits_since(self) -> int:
+        return self.asked.since if self.asked is not None else self._hands.now
+
+    def begin(self, leg: Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
+        self.leg, self._rounds, self._slots = leg.number, leg.rounds, slots
+        self.round, self.met, self.frozen, self._waits = 0, 0, False, False
+        self._number = leg.number * NUMBERS
+        self._neighbours = sorted({one.name for one in leg.hears} - set(gone))
+        for name, (number, _) in self.answered.items():
+            self.answered[name] = number, None  # all of the leg before are settled
+        early, self._early = self._early, {}
+        for name, (meet, values) in early.items():
+            self.asks(name, meet, values)
+        self._go_on()
+
+    # ------------------------------------------------------------ one round
+
+    def _go_on(self) -> None:
+        if self.round >= self._rounds:
+            self._end()
+        elif self.round < len(self._slots):
+            self._hands.gradient(self._slots[self.round], self._step)
+        elif self._neighbours:
+            self._stepped(None)
+        else:  # nothing to learn from, and nobody to meet
+            self.round = self._rounds
+            self._end()
+
+    def _step(self) -> None:
+        self._hands.do(self._hands.model.step, self._stepped, self._size)
+
+    def _stepped(self, nothing: None) -> None:
+        if self._is_open:
+            self._waits = True
+        else:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Meet somebody, and go on meanwhile."""
+        self._waits = False
+        if self._neighbours:
+            self._hands.do(lambda: self._hands.model.weights, self._send, self._size)
+        else:
+            self._asked()
+
+    def _send(self, weights: Floats) -> None:
+        if self._neighbours:  # some may have gone meanwhile
+            self._number, self._since = self._number + 1, self._hands.now
+            name = self._chance.choice(self._neighbours)
+            self.asked = Asked(name, self._number, weights, self._hands.now, self._timing.resend_first + 2 * self._link)
+            self._hands.send(name, Meet(self._number), cut(weights))
+        self._asked()
+
+    def _asked(self) -> None:
+        self.round += 1
+        self._go_on()
+
+    def _end(self) -> None:
+        """The last meeting is settled before the leg is over."""
+        self._waits = self._is_open
+        if not self._waits:
+            self._finished()
+
+    def _settled(self) -> None:
+        self.asked = None
+        if not self._waits:
+            return
+        self._hands.waited(self._since, 2 * self._link)
+        if self.round >= self._rounds:
+            self._end()
+        else:
+            self._ask()
+
+    # ------------------------------------------------------------ what others say
+
+    def asks(self, sender: str, meet: Meet, values: Floats) -> None:
+        """Move to the mean of the two, once."""
+        number, moved = self.answered.get(sender, (-1, None))
+        if values.size != self._size:
+            self.dropped += 1
+        elif meet.number // NUMBERS == self.leg + 1 and len(self._early) < limits.PEERS:
+            self._early[sender] = meet, values
+        elif meet.number == number:
+            self._answer(sender, number, moved)
+        elif meet.number > number and self._answering.get(sender) != meet.number:
+            if self.asked is not None and self.asked.name == sender and self._name < sender:
+                self._moved(sender, meet.number, None)  # it answers us
+                return
+            self._answering[sender] = meet.number
+            self._hands.do(
+                lambda: self._move(sender, values), lambda d: self._moved(sender, meet.number, d), 2 * self._size, first=True
+            )  # fmt: skip
+
+    def _move(self, sender: str, values: Floats) -> Floats | None:
+        if self.frozen or sender not in self._neighbours:
+            return None
+        d = self._hands.model.weights
+        with np.errstate(**RUNAWAY):
+            np.subtract(values, d, out=d)
+            d *= np.float32(0.5)
+        self._hands.model.add(d)
+        return d
+
+    def _moved(self, sender: str, number: int, d: Floats | None) -> None:
+        if self._answering.get(sender) == number:
+            del self._answering[sender]
+        self.answered[sender] = number, d
+        if sender in self._neighbours:
+            self._answer(sender, number, d)
+        else:  # it went while we moved
+            self._count_lost(sender)
+
+    def _answer(self, sender: str, number: int, d: Floats | None) -> None:
+        self._hands.send(sender, Met(number), cut(d) if d is not None else ())
+
+    def answers(self, sender: str, met: Met, arrays: Arrays) -> None:
+        asked = self.asked
+        if asked is None or asked.name != sender or asked.number != met.number:
+            return
+        if not arrays:
+            self._settled()
+            return
+        d: Floats = whole(arrays)
+        if d.size != self._size:
+            self.dropped += 1
+            return
+        self.asked, self._applying = None, True  # said twice, it is heard once
+        self._hands.do(lambda: self._hands.model.add(d, -1.0), self._came, self._size, first=True)
+
+    def _came(self, nothing: None) -> None:
+        self._applying = False
+        self.met += 1
+        self._settled()
+
+    def without(self, name: str) -> None:
+        if name not in self._neighbours:
+            return
+        self._neighbours.remove(name)
+        self._count_lost(name)
+        if self.asked is not None and self.asked.name == name:
+            self._settled()
+
+    def _count_lost(self, name: str) -> None:
+        number, moved = self.answered.get(name, (0, None))
+        if moved is not None:
+            self.answered[name] = number, None
+            self._hands.do(lambda: float(np.linalg.norm(moved)), self._add_lost, self._size, first=True)
+
+    def _add_lost(self, size: float) -> None:
+        self.lost += size
+
+    def tick(self, now: int) -> None:
+        asked = self.asked
+        if asked is not None and now >= asked.at:
+            asked.wait = min(2 * asked.wait, self._timing.resend_most + 2 * self._link)
+            asked.at = now + asked.wait
+            self._hands.send(asked.name, Meet(asked.number), cut(asked.weights))

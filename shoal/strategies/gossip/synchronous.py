@@ -1,0 +1,269 @@
+"""Gossip in rounds: all take their means at once (D-PSGD, Lian et al., 2017; push-sum, Assran et al., 2019).
+
+In every round of a leg a worker, in this order (S3-09):
+
+    1   says what it has (an offer) to all who hear it, and takes a gradient at just these weights
+    2   waits for the offers of this round of all whom it hears
+    3   takes the mean, by the weights of the leg
+    4   takes a step with the gradient of 1
+
+so that X(k+1) = X(k) W - step * G(X(k)). A round without a slot has no gradient and no step.
+
+Nobody is more than one round ahead of anybody who hears it: offers of two rounds are kept by who sends, and by who hears. Who lacks one
+asks for it, and whoever had to be asked sends it once more; an offer that comes twice, or late, is of a round that is had or over.
+
+A neighbour that is gone leaves its weight to the worker itself, at once and until the leg is over. So what two living workers take of
+each other is the same on both sides in every round, whichever of them hears of the loss first, and the sum of all stays what it is. Only
+of its last round nobody knows whether it took its part: that much may be lost, and is counted.
+
+Where links go one way (push-sum), a worker has a weight beside its model, and cuts the weight into shares: what the others add up is
+weight * model, and the model is that sum, divided by the sum of the weights. A step moves weight * model by what the rule says, so that
+everybody counts alike however many hear it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal import limits
+from shoal.strategies.gossip.compute_queue import NEVER, Hands
+from shoal.strategies.gossip.model import Floats, cut
+from shoal.timing import DEFAULT, Intervals
+from shoal.wire.messages.gossip import Leg, Offer, Reached
+
+_LEAST = 1e-290  # a weight does not vanish, even where it is only given away
+
+Part = tuple[float, Floats]  # weight (push-sum: of what was sent) and model
+
+
+class Said(NamedTuple):
+    """What was offered in a round."""
+
+    model: Floats
+    weight: float  # of push-sum, before it was shared out,
+    kept: float  # and what is left of it after that
+
+
+class Rounds:
+    """One worker's part in the legs of a run."""
+
+    def __init__(self, hands: Hands, link: int, finished: Callable[[], None], timing: Intervals = DEFAULT) -> None:
+        self._hands, self._link, self._finished, self._timing = hands, link, finished, timing
+        self._size = hands.model.size
+        self.weight = 1.0  # of push-sum
+        self.leg = self.round = self._rounds = self._rides = 0
+        self.lost = 0.0
+        self.dropped = 0  # offers that cannot be
+        self._own = 1.0
+        self._hears: dict[str, float] = {}
+        self._tells: dict[str, float] = {}
+        self._slots: Sequence[int] = ()
+        self._said: dict[int, Said] = {}  # by round
+        self._offers: dict[tuple[int, str], Part] = {}
+        self._early: dict[tuple[int, str], Part] = {}  # of the next leg,
+        self._early_in: dict[str, int] = {}  # as how far somebody is in it
+        self._reached: dict[str, int] = {}  # the round that who hears us is known to be in
+        self._last: tuple[Floats, dict[str, Part]] | None = None  # what the last mean was made of
+        self._ready = self._settling = False
+        self._since = self._ask_at = self._wait = 0
+
+    @property
+    def due(self) -> int:
+        return self._ask_at if self._is_waiting and not self._has_all() else NEVER
+
+    @property
+    def is_over(self) -> bool:
+        return self.round >= self._rounds
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._ready and not self._settling and not self.is_over
+
+    def _has_all(self) -> bool:
+        """All offers of this round are here, and all who hear us have begun it."""
+        number = self.round
+        return all((number, name) in self._offers for name in self._hears) and all(
+            self._reached[name] >= number for name in self._tells
+        )
+
+    def lacking(self) -> list[str]:
+        """Whom it waits for."""
+        if not self._is_waiting:
+            return []
+        behind = [name for name in self._tells if self._reached[name] < self.round]
+        return sorted({name for name in self._hears if (self.round, name) not in self._offers}.union(behind))
+
+    def waits_since(self) -> int:
+        return self._since
+
+    def begin(self, leg: Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
+        """The next leg."""
+        self.leg, self._rounds, self._slots, self._rides = leg.number, leg.rounds, slots, leg.rides
+        self._own, self.round, self._last, self._ready = leg.own, 0, None, False
+        self._hears = {one.name: one.weight for one in leg.hears}
+        self._tells = {one.name: one.weight for one in leg.tells}
+        self._reached = dict.fromkeys(self._tells, -1)
+        self._said.clear()
+        self._offers = {key: part for key, part in self._early.items() if key[1] in self._hears}
+        early_in, self._early, self._early_in = self._early_in, {}, {}
+        for number, name in self._offers:
+            self._reached[name] = max(number, self._reached.get(name, -1))
+        for name, number in early_in.items():
+            self._is_in(name, number)
+        if gone:
+            self._rides = min(2, 2 * self._rides)  # as in ``without``
+        for name in [*gone]:
+            self._leave(name)
+        if self.is_over:
+            self._finished()
+        else:
+            self._hands.do(lambda: self._hands.model.weights, self._start, self._size)
+
+    # ------------------------------------------------------------ one round
+
+    def _start(self, weights: Floats) -> None:
+        """Say what we have, and take a gradient at it."""
+        self._said[self.round] = Said(weights, self.weight, self._own * self.weight)
+        self._said.pop(self.round - 2, None)
+        for name in self._tells:
+            self._offer(name, self.round)
+        for name in self._hears:
+            if name not in self._tells:  # where a link goes one way, nothing else says how far we are
+                self._hands.send(name, Reached(self.leg, self.round))
+        self._ready = False
+        if self.round < len(self._slots):
+            self._hands.gradient(self._slots[self.round], self._have_gradient)
+        else:
+            self._have_gradient()
+
+    def _have_gradient(self) -> None:
+        self._ready, self._since = True, self._hands.now
+        self._wait = self._timing.resend_first + 2 * self._link
+        self._ask_at = self._since + self._wait
+        self._try()
+
+    def _try(self) -> None:
+        """Take the mean and the step, if all is here."""
+        if not self._is_waiting or not self._has_all():
+            return
+        self._hands.waited(self._since, self._link)
+        self._settling = True
+        parts = {name: part for (number, name), part in sorted(self._offers.items()) if number == self.round}
+        own, mean, weight = self._weighed(parts)
+        learns, scale = self.round < len(self._slots), 1.0 / weight if self._rides == 1 else 1.0
+        model = self._hands.model
+
+        def settle() -> Floats:
+            if mean:
+                model.mix(own, mean)
+            if learns:
+                model.step(scale)
+            return model.weights
+
+        self._last = (self._said[self.round].model, parts) if parts else None
+        self._hands.spent.computing()
+        self._hands.do(settle, lambda weights: self._settled(weights, weight), self._size * (2 + len(parts)))
+
+    def _weighed(self, parts: dict[str, Part]) -> tuple[float, list[Part], float]:
+        """How much of the own model, and of which others, is in the mean; and the weight after it (push-sum)."""
+        if not self._rides:
+            return self._own, [(self._hears[name], values) for name, (_, values) in parts.items()], 1.0
+        kept = self._said[self.round].kept
+        total = max(kept + sum(share for share, _ in parts.values()), _LEAST)
+        return kept / total, [(share / total, values) for share, values in parts.values()], total
+
+    def _settled(self, weights: Floats, weight: float) -> None:
+        self._hands.spent.computed()
+        self.weight, self._settling = weight, False
+        self._offers = {key: part for key, part in self._offers.items() if key[0] > self.round}
+        self.round += 1
+        if self.is_over:
+            self._finished()
+        else:
+            self._start(weights)
+
+    # ------------------------------------------------------------ what others say
+
+    def offered(self, sender: str, offer: Offer, values: Floats) -> None:
+        if values.size != self._size or not np.isfinite(offer.weight) or offer.weight < 0:
+            self.dropped += 1
+            return
+        if offer.leg == self.leg + 1 and offer.round <= 1 and len(self._early) < 2 * limits.PEERS:
+            self._early.setdefault((offer.round, sender), (offer.weight, values))  # it heard of that leg before us
+            return
+        if offer.leg != self.leg or sender not in self._hears:
+            return
+        self._is_in(sender, offer.round)
+        if self.round + (1 if self._settling else 0) <= offer.round <= self.round + 1:
+            self._offers.setdefault((offer.round, sender), (offer.weight, values))
+        self._try()
+
+    def reached(self, sender: str, message: Reached) -> None:
+        """Somebody who hears us is so far, and may lack what we said; or whom we hear would know how far we are."""
+        if message.leg == self.leg + 1 and len(self._early_in) < limits.PEERS:
+            self._early_in[sender] = max(
+                message.round, self._early_in.get(sender, -1)
+            )  # it heard of that leg before us
+        if message.leg != self.leg:
+            return
+        if sender not in self._tells:
+            if sender in self._hears:
+                self._hands.send(sender, Reached(self.leg, self.round))
+            return
+        self._is_in(sender, message.round)
+        if message.lacks and message.round in self._said:
+            self._offer(sender, message.round)
+        self._try()
+
+    def without(self, name: str) -> None:
+        """Somebody is gone, with our half of its last exchange, or the shares that it was sent.
+
+        Whoever hears of it no longer divides steps by a weight that may go to nothing now.
+        """
+        self._rides = min(2, 2 * self._rides)
+        if name in self._hears or name in self._tells:
+            last, weight = self._last, self._hears.get(name, 0.0)
+            if self._rides:
+                self.lost += self._tells.get(name, 0.0) * sum(said.weight for said in self._said.values())
+            elif last is not None and name in last[1]:
+                mine, theirs = last[0], last[1][name][1]
+                self._hands.do(lambda: weight * _length(theirs, mine), self._add_lost, self._size, first=True)
+            self._leave(name)
+            self._try()
+
+    def tick(self, now: int) -> None:
+        if not (lacking := self.lacking()) or now < self._ask_at:
+            return
+        self._wait = min(2 * self._wait, self._timing.resend_most + 2 * self._link)
+        self._ask_at = now + self._wait
+        for name in lacking:
+            self._hands.send(name, Reached(self.leg, self.round, name in self._hears))
+
+    # ------------------------------------------------------------ odds and ends
+
+    def _offer(self, name: str, number: int) -> None:
+        said = self._said[number]
+        weight = self._tells[name] * said.weight if self._rides else 1.0
+        self._hands.send(name, Offer(self.leg, number, weight), cut(said.model))
+
+    def _is_in(self, name: str, number: int) -> None:
+        if name in self._reached:
+            self._reached[name] = max(number, self._reached[name])
+
+    def _leave(self, name: str) -> None:
+        """From now on its weight is ours."""
+        heard, told = self._hears.pop(name, 0.0), self._tells.pop(name, 0.0)
+        self._own += told if self._rides else heard
+        self._reached.pop(name, None)
+        if not self._rides:  # where weights travel, what has come is here: it is used
+            self._offers = {key: part for key, part in self._offers.items() if key[1] != name}
+
+    def _add_lost(self, size: float) -> None:
+        self.lost += size
+
+
+def _length(a: Floats, b: Floats) -> float:
+    return float(np.linalg.norm(a.astype(np.float64) - b))

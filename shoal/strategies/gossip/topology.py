@@ -1,0 +1,226 @@
+"""Who hears whom, how much each takes of the others, and how soon all agree.
+
+    graph = Graph.of(strategy, workers, seed)       by its name, or from a file
+    graph.check(strategy.allow_disconnected)        refused unless everybody hears of everybody
+    graph.mixing()                                  the matrix W: row i is what node i takes of whom
+    graph.gap(), graph.rounds()                     1 - |second eigenvalue|, and what follows for the distance from the mean
+
+Links that go both ways have Metropolis weights, 1 / (1 + the larger of both degrees), so that W is symmetric and each row and column
+has the sum 1: the mean of all models stays what it is. Where links go one way only, whoever has d listeners cuts what it has into
+1 + d equal shares (push-sum): the columns have the sum 1, and nothing gets lost.
+
+Whether a graph holds together is read off its links, never off an eigenvalue that is nearly 1. A node that is gone keeps its place,
+and has no links. Nothing here computes with a model, sends or reads the time; chance comes from the seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import Invalid
+from shoal.events import Linked, counted
+from shoal.limits import MEMBERS
+from shoal.strategies.gossip import graphs
+from shoal.strategies.gossip.settings import Gossip
+
+Matrix = npt.NDArray[np.float64]
+
+NOTHING = 1e-9  # an eigenvalue below this is 0, but for rounding
+PIECES = 8  # that are named in an error,
+NAMED = 12  # and workers of each
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes 0, 1, ... and the links between them."""
+
+    name: str
+    nodes: int
+    links: list[tuple[int, int]]  # sorted; both ways: the lower place first, once; directed: from -> to
+    directed: bool = False
+    gone: frozenset[int] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, strategy: Gossip, nodes: int | None, seed: int) -> Graph:
+        """As the settings say; of a file, None is for as many nodes as it names."""
+        if nodes is not None and not 1 <= nodes <= MEMBERS:
+            raise Invalid(f"a graph of {nodes:,} workers: give 1 to {MEMBERS:,}")
+        name, directed = strategy.topology, strategy.topology == "one-way"
+        if name == "file":
+            links, directed, nodes = graphs.read(Path(strategy.edges), nodes)
+        elif nodes is None:
+            raise Invalid(f"a {name} graph has as many workers as one likes: say how many")
+        elif name == "random":
+            chance = Random(f"links {seed}")
+            links = graphs.random_regular(
+                nodes, strategy.degree, chance, lambda links: len(cls(name, nodes, links).parts()) == 1
+            )
+        else:
+            links = graphs.NAMED[name](nodes)
+        if directed and strategy.mode == "async":
+            what = strategy.edges if name == "file" else f"topology={name}"
+            raise Invalid(
+                f"{what} has links that go one way, and two who take their mean must hear each other: strategy.mode=sync, or links "
+                f"that go both ways"
+            )
+        return cls(name, nodes, sorted(links), directed)
+
+    @property
+    def living(self) -> list[int]:
+        return [i for i in range(self.nodes) if i not in self.gone]
+
+    def hears(self, node: int) -> list[int]:
+        """Whose word comes to this one."""
+        return self._heard[node]
+
+    def tells(self, node: int) -> list[int]:
+        """To whom its word comes."""
+        return self._told[node]
+
+    def without(self, node: int) -> Graph:
+        """The same places; this one is gone, and its links with it."""
+        left = [link for link in self.links if node not in link]
+        return replace(self, links=left, gone=self.gone | {node})
+
+    # ------------------------------------------------------------ does it hold together
+
+    def parts(self) -> list[list[int]]:
+        """The living in groups in which everybody hears of everybody; the largest first."""
+        return [list(part) for part in self._parts]
+
+    def words(self) -> str:
+        """The groups, for people: 0 1 2 | 3 4."""
+        named = [" ".join(map(str, part[:NAMED])) + (" ..." if len(part) > NAMED else "") for part in self._parts]
+        if len(named) > PIECES + 1:  # to say that there is one more takes longer than to name it
+            named[PIECES:] = [f"and {len(named) - PIECES:,} more"]
+        return " | ".join(named)
+
+    def check(self, allow_disconnected: bool) -> None:
+        """Refuse a graph in which all can never agree."""
+        if len(self._parts) < 2 or allow_disconnected:
+            return
+        how = "strongly connected" if self.directed else "connected"
+        move = f"add links {'that lead back' if self.directed else 'between them'}"
+        if lonely := [i for i in self.living if not self._heard[i] and not self._told[i]]:
+            said = " ".join(map(str, lonely[:NAMED])) + (" ..." if len(lonely) > NAMED else "")
+            move = f"add links to {said}, which {'has' if len(lonely) == 1 else 'have'} none at all, take fewer workers"
+        raise Invalid(
+            f"the {self.name} graph of {counted(self.nodes, 'worker')} is not {how}, so they can never agree: it falls into "
+            f"{len(self._parts):,} pieces, {self.words()}: {move}, or see it "
+            f"fail with --allow-disconnected"
+        )
+
+    # ------------------------------------------------------------ how soon all agree
+
+    def mixing(self) -> Matrix:
+        """W: row i is what node i takes of whom. Who is gone keeps to itself."""
+        weights = np.zeros((self.nodes, self.nodes))
+        for i in range(self.nodes):
+            for j in self._heard[i]:
+                d = len(self._told[j]) if self.directed else max(len(self._heard[i]), len(self._heard[j]))
+                weights[i, j] = 1 / (1 + d)
+        own = weights.sum(axis=0)
+        np.fill_diagonal(weights, 1 - own)
+        return weights
+
+    def second(self) -> float:
+        """|second eigenvalue| of W over the living: the share of the distance that a round leaves, in the long run."""
+        return self._second
+
+    def gap(self) -> float:
+        return 1 - self._second
+
+    def rounds(self, left: float = 0.01) -> float | None:
+        """Rounds until the distance from the mean is ``left`` of what it was, if nobody learned; None: never."""
+        if len(self.living) < 2:
+            return 0.0
+        if self._second >= 1:
+            return None
+        return max(1.0, math.log(left) / math.log(self._second)) if self._second > 0 else 1.0
+
+    def event(self, seconds: float, names: Sequence[str], why: str = "", pairs: bool = False, rows: str = "") -> Linked:
+        """What views are told."""
+        return Linked(
+            seconds=seconds,
+            topology=self.name,
+            nodes=list(names),
+            links=list(self.links),
+            directed=self.directed,
+            gap=self.gap(),
+            rounds=self.rounds(),
+            parts=self.parts(),
+            why=why,
+            pairs=pairs,
+            rows=rows,
+        )
+
+    # ------------------------------------------------------------ inside
+
+    @cached_property
+    def _heard(self) -> list[list[int]]:
+        return self._neighbours(reverse=True)
+
+    @cached_property
+    def _told(self) -> list[list[int]]:
+        return self._neighbours(reverse=False)
+
+    def _neighbours(self, reverse: bool) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(self.nodes)]
+        for start, stop in self.links:
+            if not self.directed or not reverse:
+                found[start].append(stop)
+            if not self.directed or reverse:
+                found[stop].append(start)
+        return [sorted(one) for one in found]
+
+    @cached_property
+    def _parts(self) -> list[list[int]]:
+        """Two searches: one says in which order nodes are done, the other goes backwards from the last that was done."""
+        order: list[int] = []
+        seen = set(self.gone)
+        for start in self.living:
+            order += _done(start, self._told, seen)
+        found, seen = [], set(self.gone)
+        for start in reversed(order):
+            if part := _done(start, self._heard, seen):
+                found.append(sorted(part))
+        return sorted(found, key=lambda part: (-len(part), part))
+
+    @cached_property
+    def _second(self) -> float:
+        living = self.living
+        if len(living) < 2:
+            return 0.0
+        if len(self._parts) > 1:
+            return 1.0
+        weights = self.mixing()[np.ix_(living, living)]
+        values = np.linalg.eigvals(weights) if self.directed else np.linalg.eigvalsh(weights)
+        second = float(np.sort(np.abs(values))[-2])
+        return second if second > NOTHING else 0.0
+
+
+def _done(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int]:
+    """All that can be reached and were not seen, in the order in which nothing is left to see from them."""
+    if start in seen:
+        return []
+    seen.add(start)
+    order, path = [], [(start, iter(neighbours[start]))]
+    while path:
+        node, ahead = path[-1]
+        for other in ahead:
+            if other not in seen:
+                seen.add(other)
+                path.append((other, iter(neighbours[other])))
+                break
+        else:
+            order.append(node)
+            path.pop()
+    return order

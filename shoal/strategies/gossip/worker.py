@@ -1,0 +1,233 @@
+"""A worker that gossips: it does one leg after another, as it is told, and rests where all models are judged.
+
+    worker      Along, of leg 0, until the first leg comes: home can only answer those who have spoken
+    home        Leg: these slots, among these neighbours
+    workers     take their means with each other, in rounds (``rounds``) or two at a time (``meetings``)
+    worker      Along, now and then;  Rest: this is my model, until home has heard it
+    home        Heard, and the next Leg, or that it is over
+
+Whatever is lost on the way is said again, by who needs the answer; whatever comes twice or late changes nothing. If the network is to
+seem slower than it is, what neighbours say is heard ``link`` nanoseconds after it came. An error in a computation goes to home with
+a Rest, and the worker does nothing more. Legs are counted from 1.
+
+Time and chance are handed in: this node runs in the simulator as it does in a process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Literal
+
+from shoal import limits
+from shoal.emulation import Pace
+from shoal.strategies.gossip.compute_queue import NEVER, Hands
+from shoal.strategies.gossip.model import (
+    Floats,
+    Stepper,
+    cut,
+    whole,
+)
+from shoal.strategies.gossip.pairwise import Meetings
+from shoal.strategies.gossip.synchronous import Rounds
+from shoal.timing import DEFAULT, Intervals
+from shoal.wire.effects import Computed, Connect, Effect, Event, Received, Wake
+from shoal.wire.messages.gossip import (
+    Along,
+    Heard,
+    Leg,
+    Meet,
+    Met,
+    Offer,
+    Reached,
+    Rest,
+    Show,
+    Without,
+)
+
+_LINKED = (Offer, Reached, Meet, Met)  # what travels between neighbours
+
+
+class Gossiper:
+    """One worker, without its loop."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Stepper,
+        mode: Literal["sync", "async"] = "sync",
+        *,
+        chance: Random,
+        pace: Pace | None = None,
+        link: float = 0.0,
+        home: str = "home",
+        clock: Callable[[], int] | None = None,
+        traffic: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        quick: int = limits.MILLISECOND,
+        timing: Intervals = DEFAULT,
+    ) -> None:
+        """``link`` in seconds; ``clock`` is finer than the times of events; ``traffic`` are bytes sent and received."""
+        self.name, self.home, self._model, self._traffic = name, home, model, traffic
+        self._link, self._timing = int(link * limits.SECOND), timing
+        self.hands = Hands(model, pace, clock, quick)
+        self.part: Rounds | Meetings
+        if mode == "sync":
+            self.part = Rounds(self.hands, self._link, self._finished, timing)
+        else:
+            self.part = Meetings(name, self.hands, chance, self._link, self._finished, timing)
+        self.over = False
+        self.rests = True  # nothing to do until the next leg
+        self._failed = False
+        self._heard = True
+        self._slab: Floats | None = None  # what was shown
+        self._gone: dict[str, int] = {}  # who, in which leg
+        self._links: dict[str, str] = {}  # where neighbours are
+        self._late: deque[tuple[int, Received]] = deque()  # on links that are slower than they are
+        self._spent = [0, 0, 0]
+        self._shown = 0  # bytes of models that home was sent
+        self._along_at, self._rest_at = 0, NEVER
+        self._slots = NEVER  # of this leg; NEVER: home need not hear when the rounds after them begin, or was told
+        self._wait = 0
+
+    def handle(self, now: int, event: Event) -> list[Effect]:
+        self.hands.now = now
+        if isinstance(event, Received):
+            if self._link and isinstance(event.message, _LINKED):
+                self._late.append((now + self._link, event))
+            else:
+                self._received(event)
+        elif isinstance(event, Computed):
+            self.hands.computed(event)
+        while self._late and self._late[0][0] <= now:
+            self._received(self._late.popleft()[1])
+        if not self.rests:
+            self.part.tick(now)
+        self.hands.turn(now)
+        if self.hands.error and not self._failed:
+            self._failed = True
+            self._finished()
+        if self.part.round > self._slots and not self.rests:
+            self._slots, self._along_at = NEVER, now
+        self._tell(now)
+        late = self._late[0][0] if self._late else NEVER
+        part = NEVER if self.rests else self.part.due
+        self.hands.emit(Wake(min(self.hands.due, part, late, self._along_at, self._rest_at)))
+        return self.hands.effects()
+
+    # ------------------------------------------------------------ what is said to us
+
+    def _received(self, event: Received) -> None:
+        sender, message, part = event.sender, event.message, self.part
+        if sender == self.home:
+            self._told(event)
+        elif self.hands.error or (isinstance(message, Offer | Meet) and not event.arrays):
+            return
+        elif isinstance(part, Rounds):
+            if isinstance(message, Offer):
+                part.offered(sender, message, whole(event.arrays))
+            elif isinstance(message, Reached):
+                part.reached(sender, message)
+        elif isinstance(message, Meet):
+            part.asks(sender, message, whole(event.arrays))
+        elif isinstance(message, Met):
+            part.answers(sender, message, event.arrays)
+
+    def _told(self, event: Received) -> None:
+        match event.message:
+            case Leg() as leg:
+                self._begin(leg, event)
+            case Without(number, name):
+                if number >= self.part.leg:
+                    self._gone[name] = max(number, self._gone.get(name, 0))
+                if number == self.part.leg and not self.hands.error:
+                    self.part.without(name)
+            case Show(number):
+                if number == self.part.leg and self.rests and isinstance(self.part, Meetings) and not self.part.frozen:
+                    self.part.frozen, self._heard = True, False
+                    self._show()
+            case Heard(number, over):
+                self.over |= over
+                if number == self.part.leg and (self._slab is not None or self.hands.error):
+                    self._heard, self._slab, self._rest_at = True, None, NEVER
+
+    def _begin(self, leg: Leg, event: Received) -> None:
+        if leg.number == self.part.leg:
+            self._along_at = self.hands.now  # it was said before: so far we are
+        if leg.number <= self.part.leg or not self.rests or self.hands.error:
+            return
+        self._heard, self._slab, self.rests, self._rest_at = True, None, False, NEVER
+        self.hands.rows, self.hands.loss = 0, 0.0
+        self.hands.idled()
+        self._gone = {name: number for name, number in self._gone.items() if number >= leg.number}
+        self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
+        self._along_at = self.hands.now + self._timing.heartbeat
+        slots = event.arrays[0].tolist() if event.arrays else []
+        # The rounds after them say nothing of how fast we learn: home must know when they begin, not only when we rest.
+        self._slots = len(slots) if isinstance(self.part, Meetings) and slots else NEVER
+        self.part.begin(leg, slots, self._gone)
+
+    def _connect(self, links: dict[str, str]) -> None:
+        """Both ends of a link call each other."""
+        for name in sorted(self._links.keys() - links.keys()):
+            self.hands.emit(Connect(name, ""))
+        for name, address in links.items():
+            if self._links.get(name) != address:
+                self.hands.emit(Connect(name, address, mutual=True))
+        self._links = links
+
+    # ------------------------------------------------------------ what we say
+
+    def _finished(self) -> None:
+        """The leg is done."""
+        self.rests, self._heard, self._along_at = True, False, NEVER
+        self._wait = self._timing.resend_first
+        if isinstance(self.part, Rounds) and not self.hands.error:
+            self._show()
+        else:
+            self._rest_at = self.hands.now
+
+    def _show(self) -> None:
+        """A copy of the model goes to home."""
+        slab = self._model.slab
+        self.hands.do(slab.copy, self._have_slab, slab.size)
+
+    def _have_slab(self, slab: Floats) -> None:
+        self._slab, self._rest_at, self._wait = slab, self.hands.now, self._timing.resend_first
+
+    def _tell(self, now: int) -> None:
+        if now >= self._along_at:
+            self._along_at = NEVER if self.rests and self.part.leg else now + self._timing.heartbeat
+            lacks = (
+                self.part.lacking()
+                if not self.rests and now - self.part.waits_since() >= self._timing.heartbeat
+                else []
+            )
+            sent, received = self._moved()
+            hands = self.hands
+            self.hands.send(
+                self.home,
+                Along(
+                    self.part.leg, self.part.round, hands.rows, hands.loss, self._spent_by_now(), sent, received, lacks
+                ),
+            )
+        if now >= self._rest_at and not self._heard:
+            self._rest_at, self._wait = now + self._wait, min(2 * self._wait, self._timing.resend_most)
+            self.hands.send(self.home, self._rest(), cut(self._slab) if self._slab is not None else ())
+            self._shown += self._slab.nbytes if self._slab is not None else 0
+
+    def _rest(self) -> Rest:
+        part, hands = self.part, self.hands
+        moved = map(float, (*self._moved(), *self._spent_by_now()))
+        along = [float(part.round), float(hands.rows), hands.loss, *moved]
+        weight, met = (part.weight, 0) if isinstance(part, Rounds) else (1.0, part.met)
+        return Rest(part.leg, along, weight, met, part.lost, hands.error)
+
+    def _moved(self) -> tuple[int, int]:
+        """Bytes sent and received, without the models that are shown to home: to judge them is no part of the algorithm."""
+        sent, received = self._traffic()
+        return max(0, sent - self._shown), received
+
+    def _spent_by_now(self) -> list[int]:
+        self._spent = [whole + more for whole, more in zip(self._spent, self.hands.spent.told()[0][:3], strict=True)]
+        return self._spent

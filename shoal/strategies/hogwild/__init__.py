@@ -1,0 +1,1 @@
+"""Hogwild: one model in shared memory, written without locks (Niu et al., 2011)."""

@@ -1,0 +1,1 @@
+"""Parameter server: pull, gradient, push (Li et al., OSDI 2014)."""

@@ -1,0 +1,260 @@
+"""Pull, gradient, push: the parameter server of Li et al. (OSDI'14), in its three famous forms.
+
+    sync       one update per step of m slots; every slot of a step reads the same weights (bulk synchronous)
+    bounded    every push counts at once; nobody is more than max_delay steps ahead of the slowest (S1-16)
+    async      every push counts at once; nobody waits (S3-04, S3-05)
+
+While a slot is computed, the weights of the next ``prefetch`` slots are already on their way. That costs a step of
+staleness where pushes count at once, and nothing at all in sync, where a pull waits for its step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.data.slots import Slots
+from shoal.errors import BadValues, Invalid
+from shoal.limits import ADMIT, SLOTS_PER_STEP
+from shoal.nodes.strategy import TABLE, Lane, Rows, Slot
+from shoal.store.client.client import Client
+from shoal.store.client.task import Task
+from shoal.strategies.block_proximal.order import Turns
+from shoal.tables import Apply, Dense, Each, Sparse, Step, Table, Update
+
+_DENSE_ROWS = 1 << 24  # up to here all rows are alive from the start: no index, and a range is one piece of memory
+MAX_DELAY = 1 << 53  # steps; more is no bound at all, and strategy = "async" says so
+_UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they count at once
+
+
+@dataclass(slots=True, eq=False)
+class Begun:
+    """A slot whose weights are on their way."""
+
+    slot: Slot
+    local: Rows | None  # None: void
+    pull: Task
+    found: Task | None = None  # its gradient, if that was begun while the one before was computed
+
+
+class OnServers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", kw_only=True):
+    """A strategy whose model lies on servers, and whose slots a coordinator deals."""
+
+    @property
+    def name(self) -> str:
+        return str(type(self).__struct_config__.tag)
+
+    @property
+    def in_steps(self) -> bool:
+        return False
+
+    def slots(self, rows: int, batch: int, seed: int) -> Slots | Turns:
+        """What a pass over so many rows is cut into."""
+        return Slots(rows, batch, seed)
+
+    def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
+        """The table that holds the weights of a linear model."""
+        apply, max_delay = self.consistency(slots_per_pass)
+        if rows <= _DENSE_ROWS:
+            return Dense(rows=rows, update=update, apply=apply, max_delay=max_delay)
+        return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay)
+
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        """When a push counts, and how far workers may be apart."""
+        raise AssertionError  # each has its own
+
+    async def run(self, lane: Lane) -> None:
+        """Slot after slot, until it is over."""
+        raise AssertionError  # each has its own
+
+
+class ParameterServer(OnServers, frozen=True, kw_only=True):
+    """What the three have in common."""
+
+    combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, and of the slots in a step (S0-03)
+    prefetch: int = 1  # slots whose weights are asked for ahead
+    admit: int = (
+        0  # of a linear model: a feature has no weight before its key was pushed so often (in sync: in so many steps)
+    )
+    evict: bool = False  # weights that are 0 again, as l1 makes them, are let go, with what the rule keeps of them
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefetch <= 64:
+            raise Invalid(f"strategy.prefetch={self.prefetch}: needs 0 to 64")
+        if not 0 <= self.admit <= ADMIT:
+            raise Invalid(f"strategy.admit={self.admit}: needs 0 (every feature has a weight at once) to {ADMIT}")
+        bounds = (("max_delay", 0, MAX_DELAY), ("slots_per_step", 1, SLOTS_PER_STEP), ("damp_above", 1, MAX_DELAY))
+        for name, least, most in bounds:
+            value = getattr(self, name, None)
+            if value not in (None, "auto") and not least <= value <= most:
+                raise Invalid(f"strategy.{name}={value}: needs {least} to {most:,}")
+
+    def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
+        """The table that holds the weights of a linear model."""
+        if self.admit < 2 and not self.evict:
+            return OnServers.table(self, rows, update, slots_per_pass)
+        apply, max_delay = self.consistency(slots_per_pass)
+        return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay, admit=self.admit, evict=self.evict)
+
+    async def run(self, lane: Lane) -> None:
+        """Slot after slot, until it is over."""
+        begun: deque[Begun] = deque()  # slots whose weights are on their way, in order
+        pushed: deque[Task] = deque()
+        clock: int | None = None  # our steps, once we know where we were entered
+        while True:
+            room = self.prefetch if self.in_steps or clock is not None else 0
+            while len(begun) <= room and (slot := lane.next()) is not None:
+                begun.append(self._pull(lane, slot, None if clock is None else clock + len(begun)))
+            if begun:
+                one = begun.popleft()
+                weights = await one.pull
+                lane.waited(one.pull)
+                clock = lane.client.clock if clock is None else clock
+                push = await self._push(lane, one, weights, clock + 1 + len(begun), begun[0] if begun else None)
+                if push is not None:
+                    clock = None if one.local is None else clock + 1
+                    pushed.append(push.pull)
+                    if push.local is not None:
+                        begun.append(push)
+                await self._settle(lane, pushed)
+            elif lane.over:
+                break
+            else:
+                clock = None
+                if not self.in_steps:
+                    await _all(lane, pushed)
+                    await lane.client.park()  # nobody waits for who has nothing to do
+                more = lane.more()
+                await more
+                lane.waited(more)
+        await _all(lane, pushed)
+        if not self.in_steps:  # there nobody waits for workers, and another lane may be at work
+            await lane.client.park()
+
+    def _pull(self, lane: Lane, slot: Slot, clock: int | None) -> Begun:
+        if lane.is_void(slot):
+            nothing = Task("nothing to pull")
+            nothing.finish()
+            return Begun(slot, None, nothing)
+        local = lane.local(slot)
+        if self.in_steps:
+            return Begun(slot, local, lane.client.pull(TABLE, local.listed, slot=slot))
+        # Used when the slots before it are pushed: that is the clock it has to be good for.
+        return Begun(slot, local, lane.client.pull(TABLE, local.listed, clock=clock))
+
+    async def _push(self, lane: Lane, one: Begun, weights: Any, clock: int, second: Begun | None) -> Begun | None:
+        """The gradient of a slot goes; where it can, the same message asks for the weights of the next (then it is named).
+
+        ``second`` is the slot that is computed next: it need not wait until this one is pushed.
+        """
+        client, slot, local = lane.client, one.slot, one.local
+        if local is None:
+            void = client.push(TABLE, (), (), slot=slot, void=True)
+            lane.push(slot, None, 0.0, void)
+            return Begun(slot, None, void)
+        if self.in_steps and is_newer(client, one.pull, one.slot):
+            if lane.leaves(slot):
+                return None  # another one pushed it, and some servers have that already
+            await lane.admits()
+        found = one.found or lane.gradient(local, weights, self.combine == "mean")
+        if second is not None:
+            second.pull.then(partial(self._begin_early, lane, second, found))
+        try:
+            loss, gradient = await found
+        except BadValues as error:
+            lane.refuse(slot, str(error))
+            return None
+        client = lane.client  # not in the name of another life, if this one ended meanwhile
+        following = None if self.in_steps else lane.next()
+        coming = None if following is None or lane.is_void(following) else lane.local(following)
+        push: Task | None
+        try:
+            if coming is None or not client.may_look_ahead(TABLE, local.listed, coming.listed):
+                push = client.push(TABLE, local.listed, gradient, slot=slot, of=one.pull)
+                coming = None
+            else:
+                push = client.push(
+                    TABLE, local.listed, gradient, slot=slot, of=one.pull, ahead=coming.listed, clock=clock
+                )
+        except BadValues as error:
+            lane.refuse(slot, str(error))
+            push = None
+        if push is None or coming is None:
+            lane.put_back(following)
+        if push is None:
+            return None
+        lane.push(slot, local, loss, push)
+        return Begun(slot if following is None or coming is None else following, coming, push)
+
+    def _begin_early(self, lane: Lane, one: Begun, before: Task, pull: Task) -> None:
+        """Its weights are here while the slot before is computed: whoever computes goes on without a break."""
+        if before.done or pull.error is not None or one.local is None:
+            return
+        if not (self.in_steps and is_newer(lane.client, one.pull, one.slot)):
+            one.found = lane.early(one.local, pull.value, self.combine == "mean")
+
+    async def _settle(self, lane: Lane, pushed: deque[Task]) -> None:
+        """Not too many at once; one that failed for good ends this life, since somebody may wait for it."""
+        # A slot of a step is counted only when the step is whole; a push that looks ahead is done when that pull is, which may
+        # wait for all of ours that are begun.
+        most = SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2)
+        while len(pushed) > most or (pushed and pushed[0].done):
+            await _one(lane, pushed)
+
+
+class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
+    """One update per step of m slots: with max_delay=0 the same run, bit for bit, with any number of workers and servers."""
+
+    slots_per_step: int = 8  # never taken from the number of workers
+    max_delay: int = 0  # steps that the weights of a slot may be behind
+    second_copies: bool = False  # slots of a worker that is much slower than the others are dealt to another one, too
+
+    @property
+    def in_steps(self) -> bool:
+        return True
+
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        return Step(slots=self.slots_per_step, combine=self.combine, slots_per_pass=slots_per_pass), self.max_delay
+
+
+class Bounded(ParameterServer, frozen=True, tag="bounded", kw_only=True):
+    """Nobody runs more than max_delay steps ahead of the slowest worker."""
+
+    max_delay: int | Literal["auto"] = 4  # auto: the smallest at which they hardly wait, found while they run
+    damp_above: int | None = None  # a gradient twice as stale as this counts half, and so on
+
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        return Each(self.damp_above), 0 if self.max_delay == "auto" else self.max_delay
+
+
+class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
+    """Nobody waits."""
+
+    damp_above: int | None = None  # as in Bounded
+
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        return Each(self.damp_above), None
+
+
+def is_newer(client: Client, pull: Task, slot: Slot) -> bool:
+    """Whether some servers had taken the slot's step already when its weights were read, and others not."""
+    apply = client.layout(TABLE).spec.apply
+    assert isinstance(apply, Step)
+    step = apply.step_of(slot)
+    taken = [version > step for found in pull.versions.values() for version in found]
+    return any(taken) and not all(taken)  # all: it was counted before, and what is computed now counts nowhere
+
+
+async def _all(lane: Lane, tasks: deque[Task]) -> None:
+    while tasks:
+        await _one(lane, tasks)
+
+
+async def _one(lane: Lane, tasks: deque[Task]) -> None:
+    task = tasks.popleft()
+    await task
+    lane.waited(task)

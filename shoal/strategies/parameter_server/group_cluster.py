@@ -1,0 +1,222 @@
+"""A run of one worker group on the servers of a cluster that runs already: its scheduler, workers and evaluator are ours.
+
+    run, launcher = guest(job, "runs/first", "b")       the servers of another run, or of a bare cluster
+
+Processes as in ``processes``, without a coordinator and without servers. When it ends, however it does as long as this process
+lives, the group's tables are forgotten; what a killed run left stays, and counts as its group's, until it is dissolved. Whoever
+looks at this run (its folder has the scheduler's address) sees the group's tables under the names that the group has for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+
+import msgspec
+
+from shoal import limits
+from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed, Unanswered
+from shoal.events import counted
+from shoal.inspect.status import (
+    PATIENCE,
+    Looking,
+    address_of,
+    look_at,
+    transport_to,
+)
+from shoal.job import Job
+from shoal.launch.coordinator_process import Saw
+from shoal.launch.local import START_WITHIN, Cluster
+from shoal.launch.processes import REASON, ProcessCluster
+from shoal.launch.scheduler_process import Scheduling
+from shoal.nodes.journal import Journal
+from shoal.security.safety import Safety
+from shoal.strategies.parameter_server.run import Launcher
+from shoal.timing import Timing
+from shoal.wire import Transport
+from shoal.wire import messages as m
+from shoal.wire.messages.groups import (
+    SCHEDULER,
+    dealer,
+    is_group,
+    namespace,
+)
+from shoal.wire.zmq import ZmqTransport
+
+_LOOK = 0.02  # seconds between two looks whether the scheduler has joined: nobody tells us
+
+
+def guest(job: Job, where: str | Cluster | None, group: str | None) -> tuple[Job, Launcher]:
+    """The job as it will be run by this group on the servers there, and how. ``where`` is an address, a run's folder, or a cluster."""
+    if where is None or group is None:
+        raise Invalid(
+            "a group of workers needs the servers of a cluster, and a name: give both, the address (--servers-at, cluster=) and the "
+            "group (--group, group=)"
+        )
+    if not is_group(group):
+        raise Invalid(f"group {group!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
+    if job.launch.how != "processes":
+        raise Invalid(f"launch.how={job.launch.how!r}: the workers of a group are processes, leave it out")
+    if not job.has_servers or job.strategy.name == "averaging":
+        raise Invalid(f"strategy {job.strategy.name!r} trains on no servers: choose sync, bounded or async for a group")
+    if job.timing != Timing():
+        raise Invalid(
+            "timing is the cluster's to say, since all its members use the same: leave it out here, and set it where the cluster was "
+            "started (shoal launch coordinator --set timing.scale=4)"
+        )
+    address = address_of(where) if isinstance(where, str) else where.address
+    safety = _safety(job, address)
+    _check_key(safety, group)
+    standing = check_free(address, group, safety)
+    servers = sum(one.role == "server" for one in standing.members)
+    found = msgspec.structs.replace(job, servers=servers, copies=min(standing.copies, servers))
+    return found, Attaching(address, group)
+
+
+class Attaching:
+    """Where the nodes of a group's run are: its workers here, its servers there."""
+
+    def __init__(self, address: str, group: str) -> None:
+        self._address, self._group = address, group
+
+    def __call__(self, job: Job, journal: Journal) -> AttachedCluster:
+        return AttachedCluster(self._address, self._group, job, journal)
+
+    def begins(self, job: Job) -> str:
+        return f"starting {counted(job.workers, 'worker')} on {counted(job.servers, 'server')} of another cluster"
+
+
+def _safety(job: Job, address: str) -> Safety:
+    """As the job says; the usual folder of keys serves, if the cluster is one of another host."""
+    return Safety.chosen(job.launch.keys, job.launch.insecure, at=address).checking(job.launch.checksums)
+
+
+def _check_key(safety: Safety, group: str) -> None:
+    """Whether a key here is the group's own: its scheduler and workers are named by the group alone."""
+    if not safety.has_keys or safety.may_be(dealer(group), "client"):
+        return
+    raise Invalid(
+        f"a run of group {group!r} needs the key of that name in {safety.folder}, a client's: shoal key new {group} --role client, and on the "
+        f"coordinator's machine shoal key add LINE --group {group}"
+    )
+
+
+def check_free(address: str, group: str, safety: Safety | None = None) -> m.Standing:
+    """How the cluster stands; raises if this group cannot begin a run there."""
+    with contextlib.closing(look_at(address, safety)) as looking:
+        try:
+            standing, view = looking.look(), looking.view()
+        except Unanswered:
+            raise ClusterError(
+                f"nobody answers at {address}: start the servers first, or give another address"
+            ) from None
+    if not any(one.role == "server" for one in view.members):
+        raise ClusterError(f"the cluster at {address} has no server yet: start one, then this run")
+    if any(one.name == dealer(group) for one in view.members):
+        raise Invalid(f"group {group!r} is at work at {address}: take another name, or wait for its end")
+    if left := [table.name for table in view.tables if namespace(table.name) == group]:
+        raise Invalid(
+            f"group {group!r} has tables from before ({', '.join(left)}): take another name, or forget them: "
+            f"shoal groups {address} --dissolve {group}"
+        )
+    return standing
+
+
+class AttachedCluster(ProcessCluster):
+    """The processes of one group, and the cluster that they are guests of."""
+
+    def __init__(self, manager: str, group: str, job: Job, journal: Journal) -> None:
+        safety = _safety(job, manager)
+        # With keys the scheduler is called by its key, too, and a Unix socket has none: the coordinator would not have it.
+        transport = "tcp" if safety.has_keys else job.launch.transport
+        super().__init__(0, transport, tuple(job.launch.modules), journal, safety=safety)
+        self.group, self._manager = group, manager
+        self._address = manager  # what our processes call the coordinator's
+        self._taken.add(SCHEDULER)
+        self._looking = Looking(self._to_scheduler)
+        self._joined = False
+
+    @property
+    def address(self) -> str:
+        """Of the scheduler: whoever looks there sees this group's run."""
+        return self._children.known[SCHEDULER].address if SCHEDULER in self._children.known else ""
+
+    def start(self) -> None:
+        deadline = time.monotonic() + START_WITHIN
+        self._start_nurseries(deadline)
+        self._fork_scheduler(deadline)
+        self._wait_until_joined(deadline)
+
+    def restarts(self, name: str) -> bool:
+        return name == SCHEDULER
+
+    def close(self) -> None:
+        if os.getpid() == self._pid and self._joined and not self._closed:
+            self._joined = False
+            with contextlib.suppress(ShoalError):  # there is nobody any more who has them
+                self._dissolve()
+        super().close()
+
+    def _dissolve(self) -> None:
+        with contextlib.closing(look_at(self._manager, self._safety)) as looking:
+            looking.look(PATIENCE)  # or there is nobody to ask, and no need to wait for that
+        # First: a scheduler that is seen off while it runs joins again, and its group would be at work until it counts as dead.
+        self._stop_others()
+        for kv in [one for one in self._clients if not one.closed]:  # a group that is full takes nobody more
+            with contextlib.suppress(ShoalError):
+                kv.dissolve(self.group)
+                return
+        with self.client("closing") as kv:
+            kv.dissolve(self.group)
+
+    def _fork_scheduler(self, deadline: float) -> None:
+        assert self._run_facts is not None
+        journal = self._journal.path or f"{self._folder}/scheduler.journal"
+        with self._telling_ends:
+            facts = Scheduling(self.group, str(journal), self._run_facts, list(self._saw))
+            self._children.order(self._orders(SCHEDULER, SCHEDULER, msgspec.to_builtins(facts)))
+        self._children.wait_until_running([SCHEDULER], deadline)
+
+    def _bind(self, name: str) -> str:
+        if name == SCHEDULER and self.address:
+            return self.address  # where everybody knows it
+        return super()._bind(name)
+
+    def _wait_until_joined(self, deadline: float) -> None:
+        while True:
+            if self.ended or time.monotonic() > deadline:
+                raise StartFailed(self.ended or f"{dealer(self.group)} did not join the cluster at {self._manager}")
+            try:
+                standing = self.look()
+            except Unanswered:
+                continue
+            if standing.course is not None and standing.course.failed:
+                raise Invalid(standing.course.failed)
+            if standing.view:
+                self._joined = True
+                return
+            threading.Event().wait(_LOOK)
+
+    def _again(self, name: str) -> None:
+        self._fork_scheduler(time.monotonic() + START_WITHIN)
+        if self.on_back is not None:
+            self.on_back(name)
+
+    def _lost(self, name: str, reason: str) -> None:
+        if name == SCHEDULER:
+            return
+        saw = Saw(name, reason[:REASON], self._tokens.get(name, ""))
+        with self._telling_ends:
+            self._saw.append(saw)
+            self._children.hand_on(SCHEDULER, saw)
+
+    def _transport(self, name: str) -> Transport:
+        transport = ZmqTransport(name, safety=self._safety)
+        transport.connect(limits.COORDINATOR, self._manager)
+        return transport
+
+    def _to_scheduler(self, name: str) -> Transport:
+        """For one who looks: the scheduler answers as a coordinator would."""
+        return transport_to(self.address, self._safety)(name)

@@ -1,0 +1,384 @@
+"""A run under way on this machine: servers, workers, the evaluator and the coordinator, and how they end.
+
+    training = Training(job, dataset, listener)
+    with training:                  everything is up, or nothing is left
+        training.add_worker()       at any time
+        training.drain("worker-1")  finishes what it has begun, and goes
+        outcome = training.wait()
+
+The evaluator is a thread of this process; the coordinator, servers and workers are processes or threads. Whatever happens
+to this process, they end with it. What is known here of the run is what the coordinator says of it: it may be killed, and is
+started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal import limits
+from shoal.data.datasets import Dataset
+from shoal.errors import ClusterError, Invalid, ShoalError, StoreError
+from shoal.events import Evaluated, RunEvent, Stopped, Warned
+from shoal.inspect.status import (
+    ADDRESS,
+    PATIENCE,
+    Status,
+    further,
+    write_address,
+)
+from shoal.job import Job
+from shoal.launch import coordinator_process, worker_process
+from shoal.launch.arrivals import Coming
+from shoal.launch.local import Cluster, ThreadCluster
+from shoal.launch.processes import ProcessCluster, safety_of
+from shoal.nodes.evaluator import Evaluator, Judged
+from shoal.nodes.journal import Journal
+from shoal.nodes.loop import Loop
+from shoal.nodes.scheduling import State, Whole
+from shoal.nodes.strategy import TABLE
+from shoal.nodes.trainer import Trainer
+from shoal.nodes.worker import Worker
+from shoal.store.checkpoint.manifest import Manifest
+from shoal.training.best_model import Best
+from shoal.training.preflight import check, table_of
+from shoal.training.result import Outcome
+from shoal.wire import messages as m
+from shoal.wire.messages.groups import member_name
+
+Launcher = Callable[[Job, Journal], Cluster]  # where the nodes of a run are
+NOTHING = m.Course(0, 1, 1, 0, False, 0, 0.0, 0.0, 0, 0, "", "", False, {}, {})
+_LOOK_WITHIN = 10.0  # seconds: a coordinator that was killed is back sooner
+
+
+class Training:
+    """One run. Use as a context: leaving it ends everything that was started."""
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        listener: Callable[[RunEvent], None] = lambda event: None,
+        folder: Path | None = None,
+        resume: tuple[Path, Manifest] | None = None,
+        launcher: Launcher | None = None,
+    ) -> None:
+        """With ``resume``, a checkpoint of the run that lies in the folder, it goes on from there."""
+        self.learner = check(job, dataset)
+        self._resume, self._goes_on = resume, resume is not None
+        self.job, self.dataset = job, dataset
+        self._listener = listener
+        self._over, self._closed = threading.Event(), threading.Event()
+        self._why = ""
+        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._judged_last = False  # no evaluation is told any more
+        self._numbers = 0
+        self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
+        self._broken = ""  # what went wrong outside the coordinator's sight
+        self._folder = folder
+        self._per_pass = job.slots(dataset.train.rows).per_pass
+        self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # how far it is, as far as we know
+        self._unheard = False  # the coordinator does not answer, and there is no time to ask again
+        journal = Journal(folder / "coordinator.journal" if folder is not None else None)
+        self._cluster = (launcher or _cluster_of)(job, journal)
+        self._cluster.train(coordinator_process.Facts.of(job, dataset, folder), self._heard)
+        if resume is not None:
+            state = msgspec.json.decode(resume[1].state, type=State)
+            self._cluster.begin_with(msgspec.msgpack.encode(Whole(state)))
+        self._gone = threading.Condition()  # a worker has ended
+        if isinstance(self._cluster, ProcessCluster):
+            self._cluster.on_ended = self._worker_gone
+        self._evaluator: Evaluator | None = None
+        self._coming = Coming(self, job, self._over, self._warn)
+
+    def __enter__(self) -> Training:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def workers(self) -> list[str]:
+        """Those that were started here and have not ended."""
+        return [name for name in self.pids if name.startswith("worker")] + [
+            name for name, (thread, _) in list(self._threads.items()) if thread.is_alive()
+        ]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes, by name: the coordinator, the servers, the workers."""
+        return self._cluster.pids if isinstance(self._cluster, ProcessCluster) else {}
+
+    @property
+    def restart_delay(self) -> float:
+        """Seconds before a coordinator or a server that has ended is started again."""
+        return self._processes.supervisor.delay
+
+    @restart_delay.setter
+    def restart_delay(self, seconds: float) -> None:
+        self._processes.supervisor.delay = seconds
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often a coordinator or a server was started again, by name."""
+        return dict(self._processes.supervisor.restarts)
+
+    def look(self, seconds: float = _LOOK_WITHIN) -> m.Standing:
+        """How it stands, by the coordinator's word; raises Unanswered if that does not come in time."""
+        standing = self._cluster.look(seconds)
+        if standing.course is not None:
+            self._course = standing.course
+        return standing
+
+    @property
+    def course(self) -> m.Course:
+        """How far it is: now, or when the coordinator was last heard."""
+        if not self._cluster.ended and not self._unheard and not self._closed.is_set():
+            with contextlib.suppress(ShoalError):
+                self.look(_LOOK_WITHIN if self._over.is_set() else PATIENCE)  # the last figures are worth a wait
+        return self._course
+
+    def status(self) -> Status:
+        """Who is here, who holds what, and how new it is."""
+        return self._cluster.status()
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process."""
+        self._processes.signal(name, number)
+
+    def kill(self, name: str) -> None:
+        self.signal(name, signal.SIGKILL)
+
+    def pause(self, name: str) -> None:
+        self.signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """After a pause."""
+        self.signal(name, signal.SIGCONT)
+
+    @property
+    def _processes(self) -> ProcessCluster:
+        if not isinstance(self._cluster, ProcessCluster):
+            raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
+        return self._cluster
+
+    def add_worker(self) -> str:
+        """Start one more; it takes part as soon as it has joined."""
+        with self._lock:
+            name, self._numbers = f"worker-{self._numbers}", self._numbers + 1
+        orders = worker_process.orders_of(self.job, self.dataset.train.folder, self._cluster.group)
+        if isinstance(self._cluster, ThreadCluster):
+            transport = self._cluster._transport(name)
+            trainer = worker_process.trainer_of(name, secrets.token_hex(8), transport, orders)
+            trainer.learner.settle()  # or it would compute with as many threads as the evaluator has left by then
+            thread = threading.Thread(target=self._in_thread, args=(name, trainer, transport), name=name, daemon=True)
+            self._threads[name] = (thread, trainer)
+            thread.start()
+        else:
+            self._processes.fork(name, "worker", msgspec.to_builtins(orders))
+        return name
+
+    def add_server(self, n: int = 1) -> list[str]:
+        """Start so many more; they get their share of the model while it is trained."""
+        return self._cluster.add_server(n)
+
+    def remove_server(self, name: str) -> None:
+        """Others take over what it has, and it goes."""
+        self._cluster.remove_server(name)
+
+    def drain(self, name: str) -> None:
+        """Ask a worker to finish what it has begun, give the rest back, and go."""
+        if name in self._threads:
+            self._threads[name][1].leave()
+        elif name in self.workers:
+            self.signal(name, signal.SIGTERM)
+        else:
+            raise Invalid(f"no worker {name!r} here (workers: {', '.join(self.workers)})")
+
+    def wait(self, seconds: float | None = None) -> Outcome | None:
+        """Until the run is over; None if ``seconds`` have passed first."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self._over.wait(0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))):
+            if self._cluster.ended or self._broken:
+                self._why = self._why or self._cluster.ended or self._broken
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+        self._see_off()
+        return self.outcome()
+
+    def outcome(self) -> Outcome:
+        """How it stands: at the end, or after an interruption."""
+        course, evaluator = self.course, self._evaluator
+        ended = self._over.is_set() and not course.failed
+        judged = None
+        if evaluator is not None:
+            judged = evaluator.best if self.job.stop.keeps_best or course.failed else evaluator.last
+        return Outcome(
+            judged,
+            self._why or "interrupted",
+            not ended,
+            course.seconds,
+            course.computing,
+            course.steps,
+            course.examples,
+            course.sent,
+            course.received,
+            self._staleness() if ended else [],
+            course.counts,
+            course.filtered,
+            course.left,
+        )
+
+    def interrupted(self) -> Outcome:
+        """Somebody wants it to end now: keep and judge what the servers have, if they still answer, and say how it stands."""
+        self._why = self._why or "interrupted"
+        pulled, workers = None, len(self.workers)
+        if self._folder is not None and self.course.done:
+            with contextlib.suppress(ShoalError, AttributeError):  # what was saved last will do
+                self._client.save(limits.DRAIN / limits.SECOND)
+        with contextlib.suppress(ShoalError, AttributeError):  # or what was judged last will do
+            pulled = self._client.pull(TABLE, slice(None), exact=True).result(limits.DRAIN / limits.SECOND)
+        _ = self.course  # heard for the last time
+        self.close()  # before it is judged: what was computed meanwhile would be in no checkpoint
+        if self._evaluator is not None and pulled is not None:
+            judged = self._evaluator.judge_now(pulled)
+            with self._telling:
+                self._judged_last = True
+                self._listener(self._told(judged, workers))
+        return self.outcome()
+
+    def _told(self, judged: Judged, workers: int) -> Evaluated:
+        """An evaluation that nobody had asked for."""
+        course = self.course
+        return Evaluated(
+            seconds=course.seconds,
+            number=judged.number,
+            passes=course.done / course.per_pass,
+            steps=course.steps,
+            examples=course.examples,
+            train_loss=None,
+            test_loss=judged.loss,
+            metrics=judged.metrics,
+            workers=workers,
+            best=self._evaluator is not None and self._evaluator.best is judged,
+        )
+
+    def close(self) -> None:
+        """End everything; what is not finished is lost."""
+        self._closed.set()
+        self._coming.close()
+        self.learner.release()
+        if self._folder is not None:
+            (self._folder / ADDRESS).unlink(missing_ok=True)
+        self._cluster.close()
+        for thread, _ in list(self._threads.values()):
+            thread.join(limits.DRAIN / limits.SECOND)
+
+    # ------------------------------------------------------------ inside
+
+    def _start(self) -> None:
+        worker_process.warm()
+        self.learner.settle()  # whoever judges takes no core from the workers
+        self._cluster.start()
+        if self._folder is not None and isinstance(self._cluster, ProcessCluster):
+            write_address(self._folder, self._cluster.address)
+        job = self.job
+        table = table_of(job, self.learner, self._per_pass, self._folder or self._cluster.folder)
+        self._client = self._cluster.client("launcher")
+        if TABLE in self._client.tables():  # the servers of a former life of this run are still there
+            self._goes_on = True
+        elif self._resume is None:
+            self._client.create(TABLE, table)
+        else:
+            path, manifest = self._resume
+            (was,) = (one for one in manifest.tables if one.name == TABLE)
+            self._client.create(TABLE, table, starts=was.starts, origin=str(path))
+        self._start_evaluator()
+        self._coming.start(self._cluster.workers_here(job.workers))
+
+    def _start_evaluator(self) -> None:
+        group, name = self._cluster.group, member_name("evaluator", self._cluster.group)
+        worker = Worker(name, "evaluator", secrets.token_hex(8), group=group)
+        worker.clock = time.monotonic_ns
+        kept = None
+        if self._folder is not None and self.job.stop.keeps_best:
+            kept = Best(self._folder / "best.safetensors", self.learner, self._listener)
+        found = kept.read() if kept is not None and self._goes_on else None
+        self._evaluator = Evaluator(
+            worker, self.learner, self.dataset.test, found, None if kept is None else kept.write
+        )
+        done = self._evaluator.start()
+        loop = Loop(worker, self._cluster._transport(name))
+        done.then(lambda task: self._evaluator_ended(task.error))
+        done.then(lambda task: loop.stop())
+        self._cluster._run(loop)
+
+    def _evaluator_ended(self, error: Exception | None) -> None:
+        if error is not None and not self._over.is_set():
+            self._broken = f"the evaluator failed: {error}"
+
+    def _see_off(self) -> None:
+        """The workers have heard that it is over, and go: their last words are part of the figures."""
+        with self._gone:
+            self._gone.wait_for(lambda: not self.workers or self._cluster.ended, limits.DRAIN / limits.SECOND)
+
+    def _in_thread(self, name: str, trainer: Trainer, transport: Any) -> None:
+        try:
+            worker_process.run(trainer, transport, self._closed)
+        except BaseException as error:
+            if not self._over.is_set() and not self._cluster.ended:
+                self._cluster._lost(name, f"{type(error).__name__}: {error}")
+        finally:
+            del self._threads[name]
+            self._worker_gone()
+
+    def _worker_gone(self, *_: str) -> None:
+        self._coming.look()
+        with self._gone:
+            self._gone.notify_all()
+
+    def _heard(self, event: RunEvent) -> None:
+        """On a thread of the cluster's, which nobody waits for."""
+        if self._over.is_set() and isinstance(event, Stopped):
+            return  # a coordinator that was killed at the very end may say it twice
+        self._course = further(self._course, event)
+        with self._telling:
+            if not (self._judged_last and isinstance(event, Evaluated)):
+                self._listener(event)
+        if isinstance(event, Stopped):
+            self._why = event.why
+            self._over.set()
+
+    def _warn(self, what: str) -> None:
+        """Of something that the coordinator does not see."""
+        with self._telling:
+            self._listener(Warned(seconds=self._course.seconds, what=what))
+
+    def _staleness(self) -> list[int]:
+        try:
+            found: list[int] = self._client.stats(TABLE)["staleness"]
+        except (ClusterError, StoreError):
+            return []
+        return found
+
+
+def _cluster_of(job: Job, journal: Journal) -> Cluster:
+    modules = tuple(job.launch.modules)
+    if job.launch.how == "threads":
+        return ThreadCluster(job.servers, modules, journal, job.copies)
+    how = (job.copies, True, safety_of(job), job.launch.listen, job.launch.advertise)
+    return ProcessCluster(job.servers, job.launch.transport, modules, journal, *how)

@@ -1,0 +1,224 @@
+"""The peers that one process has started, as threads of its own or as processes forked by a nursery.
+
+They come up, each with an address of its own; when all are there each is told of all (``Founders``), and they begin. One more comes by
+asking any that is there. However this process ends, its processes end with it; peers that joined from elsewhere are none of these.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from signal import valid_signals
+from typing import Protocol
+
+import msgspec
+
+from shoal import limits
+from shoal.data.datasets import Dataset
+from shoal.errors import Invalid, StartFailed
+from shoal.events import counted
+from shoal.job import Job
+from shoal.launch.forkserver import Setup
+from shoal.launch.local import START_WITHIN
+from shoal.launch.process_main import Orders, sweep
+from shoal.launch.process_pool import DONE, Children
+from shoal.launch.processes import short_folder
+from shoal.strategies.peers.worker import (
+    Founders,
+    Life,
+    Made,
+    PeerWork,
+    life_of,
+    live,
+    work_of,
+)
+from shoal.wire import Transport
+from shoal.wire.memory import Hub
+from shoal.wire.messages.peers import Peer
+from shoal.wire.zmq import ZmqTransport
+
+MAIN = "shoal.strategies.peers.worker"
+Ended = Callable[[str, str], None]  # name of a peer, and why: on a thread that nobody waits for
+
+
+class Crew(Protocol):
+    """Peers that were started here."""
+
+    peers: dict[str, Peer]  # by name, as they came up
+    failed: dict[str, str]  # by name: it did not come up, and why
+
+    @property
+    def pids(self) -> dict[str, int]: ...
+    @property
+    def here(self) -> list[str]:
+        """The names of those that have not ended."""
+
+    def start(self, count: int) -> list[Peer]: ...
+    def add(self, number: int, through: list[Peer]) -> Peer: ...
+    def signal(self, name: str, number: int) -> None: ...
+    def eyes(self) -> Transport:
+        """For somebody who watches."""
+
+    def close(self) -> None: ...
+
+
+def crew_of(job: Job, dataset: Dataset, kept: Path | None, ended: Ended) -> Crew:
+    work = work_of(job, dataset, kept)
+    return ThreadCrew(work, ended) if job.launch.how == "threads" else ProcessCrew(job, work, ended)
+
+
+def name_of(number: int) -> str:
+    return f"worker-{number}"
+
+
+def _eyes() -> str:
+    return f"home-{secrets.token_hex(4)}"
+
+
+class ProcessCrew:
+    """Each is a process."""
+
+    def __init__(self, job: Job, work: PeerWork, ended: Ended) -> None:
+        self._job, self._work, self._ended = job, work, ended
+        self.peers: dict[str, Peer] = {}
+        self.failed: dict[str, str] = {}
+        self._lives: dict[str, str] = {}  # by name
+        # Not made here: a parent that is killed at once could not remove it. The nursery makes it.
+        self._folder = short_folder(f"shoal-{os.getpid()}-{secrets.token_hex(4)}")
+        self._children = Children(lambda name, why: None, self._on_ended)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return self._children.pids
+
+    @property
+    def here(self) -> list[str]:
+        return list(self.pids)
+
+    def start(self, count: int) -> list[Peer]:
+        """So many, who know of each other and begin; one that dies before that is left out."""
+        deadline = time.monotonic() + START_WITHIN
+        setup = Setup(os.getpid(), self._folder, list(self._job.launch.modules), sys.path)
+        self._children.start(setup, "peers")
+        self._children.wait_until_settled(deadline)
+        for number in range(count):
+            self._order(number)
+        for number in range(count):
+            try:
+                self._children.wait_until_running([name_of(number)], deadline)
+                self._note(number)
+            except StartFailed as error:
+                self.failed[name_of(number)] = str(error)
+                if self._children.gone:
+                    raise
+        founders = list(self.peers.values())
+        if not founders:
+            raise StartFailed(next(iter(self.failed.values())))
+        for peer in founders:
+            self._children.hand_on(peer.name, Founders(founders))
+        return founders
+
+    def add(self, number: int, through: list[Peer]) -> Peer:
+        """One more, which asks these who is here."""
+        self._order(number, through)
+        self._children.wait_until_running([name_of(number)], time.monotonic() + START_WITHIN)
+        return self._note(number)
+
+    def signal(self, name: str, number: int) -> None:
+        if name not in self._children.known:
+            raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
+        if number not in valid_signals():
+            raise Invalid(f"signal={number!r}: there is none of that number")
+        self._children.signal(name, number)
+
+    def eyes(self) -> Transport:
+        return ZmqTransport(_eyes())
+
+    def close(self) -> None:
+        try:
+            self._children.close()
+        finally:
+            sweep(self._folder)
+
+    def _order(self, number: int, through: Sequence[Peer] = ()) -> None:
+        name = name_of(number)
+        work = msgspec.structs.replace(self._work, number=number, life=life_of(name), through=list(through))
+        bind = "tcp://127.0.0.1:*" if self._job.launch.transport == "tcp" else f"ipc://{self._folder}/{work.life}"
+        facts = msgspec.to_builtins(work)
+        self._children.order(Orders(name, MAIN, "", bind, "", self._folder, facts, inbox=True))
+        self._lives[name] = work.life
+
+    def _note(self, number: int) -> Peer:
+        name = name_of(number)
+        self.peers[name] = Peer(self._lives[name], name, number, self._children.known[name].address)
+        return self.peers[name]
+
+    def _on_ended(self, name: str, why: str) -> None:
+        self._ended(name, "" if why == DONE else why)
+
+
+class ThreadCrew:
+    """Each is a thread, with threads of its own to compute and to judge."""
+
+    def __init__(self, work: PeerWork, ended: Ended) -> None:
+        self._work, self._ended = work, ended
+        self.peers: dict[str, Peer] = {}
+        self.failed: dict[str, str] = {}
+        self.pids: dict[str, int] = {}
+        self._hub = Hub()
+        self._threads: dict[str, threading.Thread] = {}
+        self._closing = threading.Event()
+
+    @property
+    def here(self) -> list[str]:
+        return [name for name, thread in list(self._threads.items()) if thread.is_alive()]
+
+    def start(self, count: int) -> list[Peer]:
+        lives = [self._life(number) for number in range(count)]
+        founders = [life.me for life in lives]
+        for life in lives:
+            self._begin(life, founders, [])
+        return founders
+
+    def add(self, number: int, through: list[Peer]) -> Peer:
+        life = self._life(number)
+        self._begin(life, [], [(one.life, one.address) for one in through])
+        return life.me
+
+    def signal(self, name: str, number: int) -> None:
+        raise Invalid("a run of threads has no processes: set launch.how to 'processes'")
+
+    def eyes(self) -> Transport:
+        return self._hub.open(_eyes())
+
+    def close(self) -> None:
+        self._closing.set()
+        deadline = time.monotonic() + limits.DRAIN / limits.SECOND
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if late := self.here:
+            print(f"shoal: {counted(len(late), 'thread')} did not end: {', '.join(late)}", file=sys.stderr)
+
+    def _life(self, number: int) -> Life:
+        return Life(Made(msgspec.structs.replace(self._work, number=number)), self._hub.open)
+
+    def _begin(self, life: Life, founders: list[Peer], through: list[tuple[str, str]]) -> None:
+        name = life.me.name
+        self.peers[name] = life.me
+
+        def run() -> None:
+            why = ""
+            try:
+                why = live(life, founders, through, self._closing).why
+            except BaseException as error:
+                why = f"{type(error).__name__}: {error}"
+            if not self._closing.is_set():
+                self._ended(name, why)
+
+        thread = self._threads[name] = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()

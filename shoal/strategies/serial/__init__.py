@@ -1,0 +1,1 @@
+"""Serial: minibatch training on one core, the rival of all other strategies."""

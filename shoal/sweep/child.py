@@ -1,0 +1,68 @@
+"""The process of one run. Orders come as a line on standard input; when that is closed, the run ends, and so does the process.
+
+So nothing goes on when the sweep is killed, however that is done. What is printed goes to the run's log.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from shoal.signals import handle
+
+GRACE = 20.0  # seconds for a run to end in order
+
+
+class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to run, where, and on which cores."""
+
+    job: str  # TOML: JSON has no infinity
+    folder: str
+    cores: list[int]
+
+
+def main() -> int:
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    os.sched_setaffinity(0, orders.cores)
+    handle((signal.SIGTERM, signal.SIGHUP), _interrupt)
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    from shoal.errors import ShoalError
+    from shoal.job import Job
+    from shoal.run.run import execute
+
+    try:
+        execute(Job.of(tomllib.loads(orders.job)), Path(orders.folder), progress=_say)
+    except ShoalError as error:
+        _say(f"Error: {error}")
+        return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once is enough: the run is ending
+    raise SystemExit(128 + number)
+
+
+def _end_with_the_sweep() -> None:
+    poll = select.poll()
+    poll.register(0, 0)  # a hang-up is told unasked
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""The folder of a sweep: which runs of its study are there, and what they say.
+
+    study.toml                       the study, as it was asked last
+    runs/max_delay=4,workers=2-seed0/    a run folder each, with what it printed (output.log), its cores and how
+                                     much of them others took (machine.json) and, if it failed, why (failed.txt)
+    former/                          runs that are not in the study any more, but whose name is needed
+    table.csv, table.json, *.svg, *.png
+
+A run is known by its settings, its cores and its seed, not by its name: with another axis in the study runs have other names
+and are the same. Finished runs are never removed and never run again; what did not end is begun anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.errors import Invalid
+from shoal.events import Evaluated, RunEvent, read_legible
+from shoal.files import Lock, replace_file
+from shoal.job import Job
+from shoal.run.resume import is_finished
+from shoal.strategies.gossip.edge_file import LINKS
+from shoal.strategies.gossip.graphs import read
+from shoal.sweep.study import Planned, Study
+
+ENDS_WITHIN = 30.0  # seconds, of a run whose sweep is gone
+LOG, FAILED, STUDY, MACHINE = "output.log", "failed.txt", "study.toml", "machine.json"
+
+State = Literal["finished", "diverged", "failed", "unfinished", "to do"]
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What a run was given, and how much of it was taken by what is not the run."""
+
+    cores: list[int]
+    others: float | None = None  # share
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run of the study, as far as it is there."""
+
+    run: Planned
+    state: State
+    folder: Path
+    reason: str = ""  # of one that failed or diverged
+    summary: dict[str, Any] = field(default_factory=dict, repr=False)
+    events: list[RunEvent] = field(default_factory=list, repr=False)
+    others: float | None = None  # share of its cores that was not its own
+
+    @property
+    def is_done(self) -> bool:
+        """There is nothing to be run any more: a loss that ran away would do so again."""
+        return self.state in ("finished", "diverged")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A study and what there is of its runs."""
+
+    study: Study
+    results: list[Result] = field(repr=False)
+    folder: Path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Sweep:
+        """Read a sweep's folder, also while runs go on in it."""
+        folder = Path(folder)
+        if not (folder / STUDY).is_file():
+            raise Invalid(f"{folder} has no {STUDY}: it is no sweep; give the folder of one (--out of `shoal sweep`)")
+        study = Study.load(folder / STUDY)
+        cores = study.cores_per_run or study.cores
+        return cls(study, [look(run, folder, cores) for run in study.runs], folder)
+
+    @property
+    def left(self) -> list[Result]:
+        return [one for one in self.results if not one.is_done]
+
+
+def is_sweep(folder: Path) -> bool:
+    return (folder / STUDY).is_file() and (folder / "runs").is_dir()
+
+
+def look(run: Planned, out: Path, cores: int | None) -> Result:
+    """How this run stands."""
+    folder = out / "runs" / run.name
+    if not folder.is_dir():
+        return Result(run, "to do", folder)
+    whole = fingerprint(folder)
+    if not whole and (folder / FAILED).is_file():
+        return Result(run, "failed", folder, (folder / FAILED).read_text(errors="replace").strip())
+    if whole != identity(run.job, cores if cores is not None else _cores(folder)):
+        other = "it was run with other settings, and will be put aside (former/)"
+        return Result(run, "unfinished", folder, other if whole else "")
+    try:
+        summary = msgspec.json.decode((folder / "summary.json").read_bytes())
+        events, _ = read_legible(folder / "events.jsonl")
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Result(run, "unfinished", folder, f"{error}: it will be put aside (former/)")
+    if is_finished(folder):
+        return Result(run, "finished", folder, "", summary, events, _others(folder))
+    return Result(run, "diverged", folder, summary["stopped_because"], summary, events, _others(folder))
+
+
+def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
+    """All that makes a measurement this one; data are known by their names, as they may be moved.
+
+    Links are known by what they are: those that a run in ``folder`` had, otherwise those in the file as it is now.
+    """
+    tree = msgspec.to_builtins(job)
+    tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
+    if edges := tree["strategy"].get("edges"):
+        tree["strategy"]["edges"] = _links(Path(edges) if folder is None else folder / LINKS, job.workers)
+    return hashlib.sha256(msgspec.json.encode([tree, cores])).hexdigest()
+
+
+def _links(path: Path, nodes: int) -> Any:
+    try:
+        return read(path, nodes)
+    except Invalid:
+        return "not known"
+
+
+def fingerprint(folder: Path) -> str:
+    """The identity of a run that has come to its end; nothing if it has not."""
+    try:
+        if not is_finished(folder) and not _diverged(folder):
+            return ""
+        return identity(Job.load(folder / "job.toml"), _cores(folder), folder)
+    except (Invalid, OSError):
+        return ""
+
+
+def _cores(folder: Path) -> int | None:
+    try:
+        cores = msgspec.json.decode((folder / "summary.json").read_bytes()).get("cores")
+    except (OSError, msgspec.MsgspecError, AttributeError):
+        return None
+    return cores if isinstance(cores, int) else None
+
+
+def _others(folder: Path) -> float | None:
+    try:
+        return msgspec.json.decode((folder / MACHINE).read_bytes(), type=Machine).others
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _diverged(folder: Path) -> bool:
+    """Its loss ran away: that is a result, and would be the same again."""
+    try:
+        events, _ = read_legible(folder / "events.jsonl")
+        whole = msgspec.json.decode((folder / "summary.json").read_bytes())["failed"]
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return False
+    judged = [event for event in events if isinstance(event, Evaluated)]
+    return bool(whole and judged) and not math.isfinite(judged[-1].test_loss)
+
+
+# ---------------------------------------------------------------- making room
+
+
+def kept(study: Study, out: Path, cores: int) -> dict[str, Path]:
+    """Where the finished runs of the study lie, by the names that they have in it."""
+    wanted = {identity(run.job, cores): run.name for run in study.runs}
+    found: dict[str, Path] = {}
+    for path in _folders(out):
+        name = wanted.get(fingerprint(path))
+        if name is not None and (name not in found or path.name == name):
+            found[name] = path
+    return found
+
+
+def arrange(study: Study, out: Path, cores: int) -> None:
+    """Give every finished run the name that it has in this study; one that is not in it makes room for one that is."""
+    runs, there = out / "runs", kept(study, out, cores)
+    runs.mkdir(parents=True, exist_ok=True)
+    moves = {name: path for name, path in there.items() if path.name != name}
+    for number, (name, path) in enumerate(moves.items()):  # aside first: names may go round in a circle
+        moves[name] = path.rename(runs / f".moved-{number}-{os.getpid()}")
+    for run in study.runs:
+        path = runs / run.name
+        if path.is_dir() and there.get(run.name) != path and fingerprint(path):
+            _put_aside(path, out / "former")
+    for name, path in moves.items():
+        clear(runs / name)
+        path.rename(runs / name)
+
+
+def _folders(out: Path) -> list[Path]:
+    return sorted(path for path in (out / "runs").iterdir() if path.is_dir()) if (out / "runs").is_dir() else []
+
+
+def make_way(path: Path, out: Path) -> None:
+    """Where a run is to be: one that came to its end is put aside, one that did not is removed."""
+    if path.is_dir() and fingerprint(path):
+        _put_aside(path, out / "former")
+    else:
+        clear(path)
+
+
+def _put_aside(path: Path, former: Path) -> None:
+    former.mkdir(exist_ok=True)
+    number = 1
+    while (former / f"{path.name}-{number}").exists():
+        number += 1
+    path.rename(former / f"{path.name}-{number}")
+
+
+def clear(path: Path) -> None:
+    """Remove a run that did not end, if there is one. What is none of ours is left alone."""
+    if not path.exists():
+        return
+    ours = any((path / name).exists() for name in (LOG, FAILED, "job.toml")) or not any(path.iterdir())
+    if not ours:
+        raise Invalid(f"{path} is needed for a run, and something else lies there: move it away")
+    lock = _locked(path)
+    shutil.rmtree(path)
+    lock.release()
+
+
+def _locked(path: Path) -> Lock:
+    """A run of a sweep that was killed sees that, and ends; that may take it a moment."""
+    deadline = time.monotonic() + ENDS_WITHIN
+    while True:
+        try:
+            return Lock(path, path)
+        except Invalid:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def others(sweep: Sweep) -> int:
+    """Runs in the folder that are not in the study."""
+    names = {one.run.name for one in sweep.results}
+    return sum(path.name not in names for path in _folders(sweep.folder))
+
+
+def write_study(study: Study, out: Path) -> None:
+    if not study.text:
+        raise Invalid("this study was made of nothing that could be written down: load it from a file")
+    replace_file(out / STUDY, study.toml().encode())
+
+
+def took(results: Iterable[Result]) -> list[float]:
+    """Seconds from beginning to end of those that are finished, all that goes before training included."""
+    found = []
+    for one in results:
+        if one.is_done:
+            begun, ended = (os.stat(one.folder / name).st_mtime for name in ("job.toml", "summary.json"))
+            found.append(max(0.0, ended - begun))
+    return found

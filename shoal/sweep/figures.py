@@ -1,0 +1,325 @@
+"""What the runs of a study say, held against each other. Plain functions of what was read; nothing is made up.
+
+*Time to the target* is when the weights were read that were first judged at or below it: no finer than evaluations are, and
+nothing is drawn between two of them. A run that never got there is *censored*: it has no time, and neither has a point
+unless all of its seeds got there. Over seeds a figure is a median, with the lowest and the highest.
+
+    speedup = time of the best serial run / time = (rows/s / its rows/s) x (its rows / rows)      all up to the target
+            =                                       hardware efficiency   x statistical efficiency
+
+each seed against the serial run with the same seed: made-up rows, and a target above a serial run, are others with another.
+
+Where all runs learn from as many rows, *sooner* is the serial run's seconds for them / seconds: what the exercise of S2 calls
+its speedup, whatever was learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from shoal.events import Evaluated, RunEvent
+from shoal.sweep.disk import Result, Sweep
+from shoal.sweep.grid import Point
+from shoal.sweep.study import Target
+from shoal.views.run_record import NEVER_LATE
+
+ALIKE = 0.01  # of the rows: so much may runs differ that learned from as many
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """Of one run. None: not known, or never reached."""
+
+    result: Result = field(repr=False)
+    target: float | None
+    time: float | None = None  # seconds to the target
+    rows: int | None = None  # rows to the target
+    seconds: float | None = None
+    computing: float | None = None  # seconds, those aside in which nothing but judging was left
+    cpu: float | None = None  # seconds of all its processes
+    learned: int | None = None  # rows, of the whole run
+    rows_per_second: float | None = None  # of the whole run
+    last_loss: float | None = None
+    best_loss: float | None = None
+    accuracy: float | None = None  # of the last evaluation
+    train_loss: float | None = None
+    worst_loss: float | None = None  # of everybody's own models, where they have some
+    distance: float | None = None  # of these from their mean
+    spent: dict[str, float] = field(default_factory=dict)  # shares of the workers' time
+    stale_mean: float | None = None
+    stale_p95: float | None = None
+    stale_max: float | None = None
+    bytes: int | None = None
+    speedup: float | None = None
+    hardware: float | None = None
+    statistical: float | None = None
+    sooner: float | None = None
+
+    @property
+    def waiting(self) -> float | None:
+        return self.spent.get("wait", 0.0) if self.spent else None
+
+    @property
+    def reached(self) -> bool:
+        return self.time is not None
+
+    @property
+    def rate(self) -> float | None:
+        """Rows a second up to the target."""
+        return self.rows / self.time if self.rows is not None and self.time else None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over seeds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Spread | None:
+        """Of those that are there and finite; None if there are none."""
+        known = [one for one in values if one is not None and math.isfinite(one)]
+        return cls(float(median(known)), float(min(known)), float(max(known))) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class PointFigures:
+    """Of one point, over its seeds."""
+
+    point: Point
+    runs: list[RunFigures] = field(repr=False)
+    time: Spread | None = None  # only if all seeds reached the target
+    rows: Spread | None = None
+    rate: Spread | None = None
+    rows_per_second: Spread | None = None
+    last_loss: Spread | None = None
+    best_loss: Spread | None = None
+    accuracy: Spread | None = None
+    worst_loss: Spread | None = None
+    distance: Spread | None = None
+    seconds: Spread | None = None  # of the whole run
+    cpu: Spread | None = None
+    waiting: Spread | None = None
+    stale_mean: Spread | None = None
+    stale_p95: Spread | None = None
+    speedup: Spread | None = None
+    hardware: Spread | None = None
+    statistical: Spread | None = None
+    sooner: Spread | None = None
+
+    @property
+    def done(self) -> int:
+        return sum(one.result.is_done for one in self.runs)
+
+    @property
+    def reached(self) -> int:
+        return sum(one.reached for one in self.runs)
+
+    @property
+    def complete(self) -> bool:
+        return self.done == len(self.runs)
+
+    @property
+    def censored(self) -> bool:
+        """All seeds were run, and not all of them reached the target."""
+        return self.complete and self.runs[0].target is not None and self.reached < len(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of a whole sweep."""
+
+    sweep: Sweep = field(repr=False)
+    points: list[PointFigures]  # of the grid
+    serial: list[PointFigures]
+    best_serial: PointFigures | None
+    best: PointFigures | None
+    best_by: str  # how it was chosen, in words
+    emulated: list[str]  # what of the computing is not real, in words
+
+    @property
+    def shown(self) -> list[PointFigures]:
+        """What a study is about: its grid; of one that has none, the serial runs."""
+        return self.points or self.serial
+
+    @property
+    def cores(self) -> int | None:
+        """That each run had."""
+        return next((one.summary.get("cores") for one in self.sweep.results if one.is_done), None)
+
+    @property
+    def has_target(self) -> bool:
+        return self.sweep.study.target is not None
+
+    @property
+    def same_work(self) -> bool:
+        """All runs that are done learned from as many rows, about."""
+        learned = [run.learned or 0 for point in [*self.points, *self.serial] for run in point.runs if _done(run)]
+        return len(learned) > 1 and max(learned) <= (1 + ALIKE) * min(learned)
+
+
+def figures(sweep: Sweep) -> Figures:
+    """All of them."""
+    target = sweep.study.target
+    serial, best_serial = _serial(sweep)
+    relative = None if target is None or target.above is None else target.above
+    losses = {} if best_serial is None else {one.result.run.seed: one.last_loss for one in best_serial.runs}
+    if target is not None and relative is not None:
+        goals = {seed: _above(loss, relative) for seed, loss in losses.items()}
+        serial = [_point(point, _results(sweep, point), goals) for point in sweep.study.points if point.serial]
+        name = "" if best_serial is None else best_serial.point.name
+        best_serial = next((one for one in serial if one.point.name == name), None)
+    else:
+        goals = dict.fromkeys(sweep.study.seeds, None if target is None else target.loss)
+    points = [_point(point, _results(sweep, point), goals) for point in sweep.study.points if not point.serial]
+    points = [_held_against(one, best_serial) for one in points]
+    best, best_by = best_of(points or serial, target)
+    shown = [one for point in points or serial for one in point.runs]
+    said = [one.result.summary.get("emulated", "") for one in shown]
+    return Figures(sweep, points, serial, best_serial, best, best_by, list(dict.fromkeys(one for one in said if one)))
+
+
+def of_run(result: Result, target: float | None) -> RunFigures:
+    """The figures of one run."""
+    if not result.is_done:
+        return RunFigures(result, target)
+    summary = result.summary
+    late = result.run.job.strategy.name not in NEVER_LATE
+    stale = (summary.get("staleness") or {}) if late else {}
+    judged = [event for event in result.events if isinstance(event, Evaluated)]
+    finite = [event.test_loss for event in judged if math.isfinite(event.test_loss)]
+    reached = first_at_or_below(result.events, target) if result.state == "finished" else None
+    diverged = result.state == "diverged"
+    return RunFigures(
+        result,
+        target,
+        time=None if reached is None else moment(reached),
+        rows=None if reached is None else reached.examples,
+        seconds=summary.get("seconds"),
+        computing=summary.get("computing_seconds") or summary.get("seconds"),
+        cpu=summary.get("cpu_seconds"),
+        learned=judged[-1].examples if judged else None,
+        rows_per_second=summary.get("examples_per_second"),
+        last_loss=math.inf if diverged else judged[-1].test_loss if judged else None,
+        best_loss=min(finite, default=None),
+        accuracy=judged[-1].metrics.get("accuracy") if judged else None,
+        train_loss=summary.get("train_loss"),
+        worst_loss=judged[-1].spread.get("worst") if judged else None,
+        distance=judged[-1].spread.get("distance") if judged else None,
+        spent=summary.get("spent") or {},
+        stale_mean=stale.get("mean"),
+        stale_p95=stale.get("p95"),
+        stale_max=stale.get("max"),
+        bytes=summary.get("bytes_sent", 0) + summary.get("bytes_received", 0),
+    )
+
+
+def first_at_or_below(events: Sequence[RunEvent], target: float | None) -> Evaluated | None:
+    """The first evaluation that met the target."""
+    judged = (event for event in events if isinstance(event, Evaluated))
+    return None if target is None else next((event for event in judged if event.test_loss <= target), None)
+
+
+def moment(event: Evaluated) -> float:
+    """When the model was as good as this says: when its weights were read, not when they had been judged."""
+    return event.seconds if event.read is None else event.read
+
+
+def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[PointFigures | None, str]:
+    """The soonest at the target of those whose seeds all got there; if there are none, the lowest median loss."""
+    timed = [one for one in points if one.time is not None]
+    if timed:
+        return min(timed, key=lambda one: one.time.median if one.time else math.inf), "soonest at the target"
+    lost = [one for one in points if one.complete and one.last_loss is not None and not _ran_away(one)]
+    why = (
+        "lowest median test loss"
+        if target is None
+        else "lowest median test loss; no point reached the target with all seeds"
+    )
+    best = min(lost, key=lambda one: one.last_loss.median if one.last_loss else math.inf, default=None)
+    return best, why if best is not None else ""
+
+
+def _serial(sweep: Sweep) -> tuple[list[PointFigures], PointFigures | None]:
+    """The serial points, and the best of them: soonest at a target that is a number, else of the lowest last loss."""
+    target = sweep.study.target
+    loss = None if target is None else target.loss
+    goals: dict[int, float | None] = dict.fromkeys(sweep.study.seeds, loss)
+    points = [_point(point, _results(sweep, point), goals) for point in sweep.study.points if point.serial]
+    return points, best_of(points, target)[0]
+
+
+def _results(sweep: Sweep, point: Point) -> list[Result]:
+    return [one for one in sweep.results if one.run.point.name == point.name]
+
+
+def _point(point: Point, results: Sequence[Result], goals: dict[int, float | None]) -> PointFigures:
+    runs = [of_run(one, goals.get(one.run.seed)) for one in results]
+    all_reached = bool(runs) and all(one.reached for one in runs)
+    timed = runs if all_reached else []
+    return PointFigures(
+        point,
+        runs,
+        time=Spread.of([one.time for one in timed]),
+        rows=Spread.of([one.rows for one in timed]),
+        rate=Spread.of([one.rate for one in timed]),
+        rows_per_second=Spread.of([one.rows_per_second for one in runs]),
+        last_loss=Spread.of([one.last_loss for one in runs]),
+        best_loss=Spread.of([one.best_loss for one in runs]),
+        accuracy=Spread.of([one.accuracy for one in runs]),
+        worst_loss=Spread.of([one.worst_loss for one in runs]),
+        distance=Spread.of([one.distance for one in runs]),
+        seconds=Spread.of([one.computing for one in runs]),
+        cpu=Spread.of([one.cpu for one in runs]),
+        waiting=Spread.of([one.waiting for one in runs]),
+        stale_mean=Spread.of([one.stale_mean for one in runs]),
+        stale_p95=Spread.of([one.stale_p95 for one in runs]),
+    )
+
+
+def _held_against(one: PointFigures, serial: PointFigures | None) -> PointFigures:
+    if serial is None:
+        return one
+    by_seed = {run.result.run.seed: run for run in serial.runs}
+    runs = [_run_against(run, by_seed[run.result.run.seed]) for run in one.runs]
+    known = runs if one.time is not None and serial.time is not None else []
+    return replace(
+        one,
+        runs=runs,
+        sooner=Spread.of([run.sooner for run in runs]) if one.complete else None,
+        speedup=Spread.of([run.speedup for run in known]),
+        hardware=Spread.of([run.hardware for run in known]),
+        statistical=Spread.of([run.statistical for run in known]),
+    )
+
+
+def _run_against(run: RunFigures, serial: RunFigures) -> RunFigures:
+    if _done(run) and _done(serial) and _alike(run.learned, serial.learned) and run.computing and serial.computing:
+        run = replace(run, sooner=serial.computing / run.computing)
+    if not run.time or not run.rows or not serial.time or not serial.rows or not run.rate or not serial.rate:
+        return run
+    return replace(
+        run, speedup=serial.time / run.time, hardware=run.rate / serial.rate, statistical=serial.rows / run.rows
+    )
+
+
+def _alike(one: int | None, other: int | None) -> bool:
+    return bool(one and other) and max(one or 0, other or 0) <= (1 + ALIKE) * min(one or 0, other or 0)
+
+
+def _done(run: RunFigures) -> bool:
+    """It came to its end, by its passes."""
+    return run.result.state == "finished" and bool(run.learned)
+
+
+def _above(loss: float | None, share: float) -> float | None:
+    return None if loss is None or not math.isfinite(loss) else loss + share * abs(loss)
+
+
+def _ran_away(one: PointFigures) -> bool:
+    return any(run.result.state == "diverged" for run in one.runs)

@@ -1,0 +1,219 @@
+"""Runs beside each other, each in a process and on cores of its own, until all are done.
+
+A run that fails is told and the others go on. Whatever ends the sweep ends all runs first: by closing the pipe by which they
+got their orders, which also happens when this process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import Invalid
+from shoal.sweep.child import GRACE, Orders
+from shoal.sweep.disk import (
+    FAILED,
+    LOG,
+    MACHINE,
+    Machine,
+    Result,
+    look,
+    make_way,
+)
+from shoal.sweep.study import Planned
+
+LOOK = 0.5  # seconds between two looks at what runs
+REASON_CHARS = 500
+
+
+class Audience:
+    """Who is told how the sweep goes; this one does not care."""
+
+    def began(self, run: Planned) -> None: ...
+
+    def ended(self, result: Result, seconds: float) -> None: ...
+
+    def goes_on(self, running: Sequence[Running], waiting: int) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A run under way."""
+
+    run: Planned
+    place: list[int]
+    folder: Path
+    process: subprocess.Popen[bytes]
+    handle: int  # becomes readable when the process ends
+    busy: float | None  # seconds that its cores had been busy when it began
+    began: float = field(default_factory=time.monotonic)
+    given_up: str = ""
+    computed: float = 0.0  # seconds, it and all that it started, once it has ended
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def has_ended(self) -> bool:
+        """As ``poll``, but what it used is known then."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+                if pid:
+                    self.process.returncode = os.waitstatus_to_exitcode(status)
+                    self.computed = usage.ru_utime + usage.ru_stime
+        return self.process.poll() is not None
+
+    def others(self) -> float | None:
+        """The share of its cores that was taken by what is not this run; None if the machine does not say."""
+        now = busy(self.place)
+        if now is None or self.busy is None or now <= self.busy:
+            return None
+        return min(1.0, max(0.0, (now - self.busy - self.computed) / (self.seconds * len(self.place))))
+
+
+class Schedule:
+    """The runs of a sweep that are left, and those that go on."""
+
+    def __init__(self, out: Path, places: Sequence[list[int]], timeout: float, audience: Audience) -> None:
+        self._out, self._timeout, self._audience = out, timeout, audience
+        self._free = deque(places)
+        self._cores = len(places[0])
+        self._running: list[Running] = []
+
+    def run(self, todo: Iterable[Planned]) -> list[Result]:
+        """All of them, in order of beginning as given; how each ended."""
+        queue, results = deque(todo), list[Result]()
+        try:
+            while queue or self._running:
+                while queue and self._free:
+                    self._begin(queue.popleft())
+                self._audience.goes_on(self._running, len(queue))
+                self._wait()
+                results += [self._end(one) for one in list(self._running) if one.has_ended()]
+        finally:
+            self._end_all()
+        return results
+
+    def _begin(self, run: Planned) -> None:
+        folder = self._out / "runs" / run.name
+        make_way(folder, self._out)
+        folder.mkdir(parents=True)
+        place = self._free.popleft()
+        with open(folder / LOG, "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "shoal.sweep.child"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the sweep, which ends its runs in order
+            )
+        one = Running(run, place, folder, process, os.pidfd_open(process.pid), busy(place))
+        self._running.append(one)
+        orders = msgspec.json.encode(Orders(run.job.toml(), str(folder), place))
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its log says why
+            process.stdin.write(orders + b"\n")
+            process.stdin.flush()
+        self._audience.began(run)
+
+    def _wait(self) -> None:
+        """Until one ends, or for a moment."""
+        select.select([one.handle for one in self._running], [], [], LOOK)
+        for one in self._running:
+            if one.seconds > self._timeout and not one.given_up:
+                one.given_up = (
+                    f"given up after {self._timeout:g} s: raise timeout in the study, or make its runs shorter"
+                )
+                one.process.send_signal(signal.SIGTERM)
+            elif one.seconds > self._timeout + GRACE:
+                one.process.kill()
+
+    def _end(self, one: Running) -> Result:
+        others = one.others()
+        with contextlib.suppress(OSError):  # a full disk: it is only not known, then
+            (one.folder / MACHINE).write_bytes(msgspec.json.encode(Machine(one.place, others)))
+        self._forget(one)
+        result = look(one.run, self._out, self._cores)
+        if not result.is_done:
+            reason = one.given_up or _reason(one)
+            with contextlib.suppress(OSError):  # a full disk: the next sweep tries again anyway
+                (one.folder / FAILED).write_text(f"{reason}\n")
+            result = Result(one.run, "failed", one.folder, reason)
+        self._audience.ended(result, one.seconds)
+        return result
+
+    def _forget(self, one: Running) -> None:
+        self._running.remove(one)
+        self._free.append(one.place)
+        os.close(one.handle)
+        with contextlib.suppress(OSError):
+            if one.process.stdin is not None:
+                one.process.stdin.close()
+
+    def _end_all(self) -> None:
+        """In order, if they can; in any case."""
+        for one in self._running:
+            with contextlib.suppress(OSError):
+                one.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        for one in list(self._running):
+            try:
+                one.process.wait(max(0.0, deadline - time.monotonic()))
+            except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):  # asked twice: at once, then
+                deadline = 0.0
+                one.process.kill()
+                one.process.wait()
+            self._forget(one)
+
+
+def busy(place: Sequence[int]) -> float | None:
+    """Seconds that these cores have been busy since the machine was started; None if it does not say."""
+    import psutil
+
+    with contextlib.suppress(Exception):  # a container may hide it
+        each = psutil.cpu_times(percpu=True)
+        times = [each[core] for core in place]
+        return float(sum(sum(one) - one.idle - getattr(one, "iowait", 0.0) for one in times))
+    return None
+
+
+def _reason(one: Running) -> str:
+    """Why it failed: its last words, or how it ended."""
+    code = one.process.returncode
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    with contextlib.suppress(OSError):
+        lines = (one.folder / LOG).read_text(errors="replace").strip().splitlines()
+        if lines:
+            return lines[-1].removeprefix("Error: ")[:REASON_CHARS]
+    return f"ended with exit code {code} and said nothing"
+
+
+def estimate(took: Sequence[float], left: int, beside: int) -> float | None:
+    """Seconds that what is left will take, if it takes as long as what is done; None if nothing is."""
+    if not took or not left:
+        return None if left else 0.0
+    return sum(took) / len(took) * -(-left // beside)
+
+
+def check_out(out: Path) -> None:
+    """What cannot be written is said before hours are spent."""
+    try:
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+        probe = out / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None

@@ -1,0 +1,70 @@
+"""A sweep, as a report says it: what was asked, what is seen, and every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal.events import counted
+from shoal.job import Job
+from shoal.sweep.disk import Sweep, others
+from shoal.sweep.figures import Figures, figures
+from shoal.sweep.findings import paragraphs
+from shoal.sweep.pictures import pictures
+from shoal.sweep.table import points_table, runs_table
+from shoal.sweep.worker_counts import active_table
+from shoal.views import format
+from shoal.views.drawing import can_draw
+from shoal.views.sections import Section, Table
+
+
+def sections(sweep: Sweep) -> list[Section]:
+    """For the report page."""
+    of = figures(sweep)
+    there = active_table(of)
+    tables = [points_table(of)] * bool(of.points) + [points_table(of, serial=True)] * bool(of.serial)
+    return [
+        Section(sweep.study.name, _asked(of), tables=[_settings(of)]),
+        Section(
+            "What is seen", paragraphs(of), pictures(of) if can_draw() else [], [*tables, *([there] if there else [])]
+        ),
+        Section("Every run", _rest(sweep), tables=[runs_table(of)]),
+    ]
+
+
+def _asked(of: Figures) -> list[str]:
+    said = [of.sweep.study.what] if of.sweep.study.what else []
+    if of.emulated:
+        said.append(f"Emulated: {'; '.join(of.emulated)}. Waiting, delay and staleness are real, the computing is not.")
+    return said
+
+
+def _settings(of: Figures) -> Table:
+    study = of.sweep.study
+    rows = [[axis.name, ", ".join(choice.label for choice in axis.choices)] for axis in study.axes]
+    rows += [[f"serial: {axis.name}", ", ".join(choice.label for choice in axis.choices)] for axis in study.serial_axes]
+    rows.append(["seeds", ", ".join(map(str, study.seeds))])
+    if study.target is not None:
+        rows.append(["target (held-out loss)", study.target.words])
+    if of.cores is not None:
+        rows.append(["cores of each run", str(of.cores)])
+    jobs = [run.job for run in study.runs if not run.point.serial] or [run.job for run in study.runs]
+    facts: list[tuple[str, Callable[[Job], str]]] = [
+        ("data", lambda job: format.clean(job.data.source.rsplit("/", 1)[-1])),
+        ("rows", lambda job: "all" if job.data.rows is None else f"{job.data.rows:,}"),
+        ("rows in a slot", lambda job: str(job.data.batch)),
+        ("model", lambda job: job.model.name),
+        ("strategy", lambda job: job.strategy.name),
+        ("workers", lambda job: str(job.workers)),
+        ("update", lambda job: f"{job.update.rule}, step {'as usual' if job.update.step is None else job.update.step}"),
+        ("evaluated every", lambda job: f"{job.evaluate.every:g} of a pass"),
+        ("passes", lambda job: f"{job.stop.passes:g}"),
+    ]
+    rows += [[name, ", ".join(dict.fromkeys(map(fact, jobs)))] for name, fact in facts]
+    return Table(["", ""], rows, "what was run")
+
+
+def _rest(sweep: Sweep) -> list[str]:
+    number = others(sweep)
+    return (
+        [f"{counted(number, 'other run')} in the folder: not in the study any more, and not shown."] if number else []
+    )

@@ -1,0 +1,292 @@
+"""The figures of a sweep in rows: printed, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal.files import replace_file
+from shoal.sweep.figures import (
+    Figures,
+    PointFigures,
+    RunFigures,
+    Spread,
+)
+from shoal.sweep.findings import paragraphs, seconds, share
+from shoal.sweep.worker_counts import active_table, all_at_work
+from shoal.views import format
+from shoal.views.sections import Table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Cell = Callable[[PointFigures], str]
+LEAST = (
+    "staleness (p95)", "rows to target", "per row x serial", "rows/s x serial", "waiting", "CPU seconds", "rows/s",
+    "seconds", "distance", "worst node", "test loss", "x serial, same rows", "accuracy",
+)  # fmt: skip
+RUN_HEADS = (
+    "serial", "seed", "state", "reason", "target", "time_to_target", "rows_to_target", "seconds", "computing_seconds",
+    "cpu_seconds", "rows_per_second", "last_loss", "best_loss", "accuracy", "train_loss", "worst_loss", "distance", "compute", "communicate", "wait", "idle", "staleness_mean", "staleness_p95",
+    "staleness_max", "bytes", "speedup", "hardware_efficiency", "statistical_efficiency", "speedup_same_rows", "cores", "others", "emulated", "folder",
+)  # fmt: skip
+
+
+def points_table(of: Figures, serial: bool = False, spread: bool = True) -> Table:
+    """One row for each point; columns of which nothing is known are left out. ``spread``: with the lowest and the highest."""
+    points = of.serial if serial else of.points
+    axes = of.sweep.study.serial_axes if serial else of.sweep.study.axes
+    columns: list[tuple[str, Cell]] = [(axis.short, _choice(axis.name)) for axis in axes]
+    if of.has_target:
+        columns += [("reached", _reached), ("seconds to target", lambda one: _spread(one.time, seconds, spread))]
+        columns += [("rows to target", lambda one: _middle(one.rows, lambda rows: f"{rows:,.0f}"))]
+    elif not all(one.complete for one in points):
+        columns += [("done", lambda one: f"{one.done} of {len(one.runs)}")]
+    columns += [
+        ("test loss", lambda one: _spread(one.last_loss, format.loss, spread)),
+        ("accuracy", lambda one: _spread(one.accuracy, lambda share: f"{share:.4f}", spread)),
+        ("worst node", lambda one: _middle(one.worst_loss, format.loss)),
+        ("distance", lambda one: _middle(one.distance, lambda far: f"{far:.2g}")),
+        ("rows/s", lambda one: _middle(one.rows_per_second, lambda rate: f"{rate:,.0f}")),
+        ("seconds", lambda one: _middle(one.seconds if of.same_work else None, seconds)),
+        ("x serial, same rows", lambda one: _middle(one.sooner, _times)),
+        ("CPU seconds", lambda one: _middle(one.cpu, seconds)),
+        ("waiting", lambda one: _middle(one.waiting, share)),
+        ("staleness (p95)", _stale),
+        ("speedup", lambda one: _spread(one.speedup, _times, spread)),
+        ("rows/s x serial", lambda one: _middle(one.hardware, _times)),
+        ("per row x serial", lambda one: _middle(one.statistical, _times)),
+    ]
+    best = of.best_serial if serial else of.best
+    columns += [("", lambda one: "best" if one is best else "")]
+    cells = [[cell(one) for _, cell in columns] for one in points]
+    known = [number for number in range(len(columns)) if any(row[number] not in ("", "-") for row in cells)]
+    heads = [columns[number][0] for number in known]
+    return Table(heads, [[row[number] for number in known] for row in cells], "serial runs" if serial else "")
+
+
+def runs_table(of: Figures) -> Table:
+    """One row for each run."""
+    heads = [
+        "point",
+        "seed",
+        "state",
+        "seconds to target",
+        "rows to target",
+        "test loss",
+        "best",
+        "accuracy",
+        "seconds",
+        "CPU seconds",
+        "rows/s",
+        "waiting",
+        "MB moved",
+    ]
+    rows = []
+    for point in [*of.serial, *of.points]:
+        for one in point.runs:
+            known = [
+                "-" if one.time is None else seconds(one.time),
+                "-" if one.rows is None else f"{one.rows:,}",
+                format.loss(one.last_loss),
+                format.loss(one.best_loss),
+                "-" if one.accuracy is None else f"{one.accuracy:.4f}",
+                "-" if one.computing is None else seconds(one.computing),
+                "-" if one.cpu is None else seconds(one.cpu),
+                "-" if one.rows_per_second is None else f"{one.rows_per_second:,.0f}",
+                "-" if one.waiting is None else share(one.waiting),
+                "-" if one.bytes is None else f"{one.bytes / 1e6:,.1f}",
+            ]
+            rows.append([point.point.title, str(one.result.run.seed), one.result.state, *known])
+    return Table(heads, rows)
+
+
+def printed(of: Figures, width: int) -> RenderableType:
+    """The closing page on a terminal so wide."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for serial in [True] * bool(of.serial) + [False] * bool(of.points):
+        table = _fitting(of, serial, width)
+        shown = Rich(box=box.SIMPLE_HEAD, title=table.caption or None, title_justify="left")
+        for head in table.heads:
+            justify: Any = "left" if head in ("", *_worded(of)) else "right"
+            shown.add_column(head.replace(" ", "\n"), justify=justify, no_wrap=True)
+        for row in table.rows:
+            shown.add_row(*(Text(cell) for cell in row), style="bold" if row[-1] == "best" else None)
+        parts.append(shown)
+    there = active_table(of)
+    if there is not None and not all_at_work(of):
+        parts.append(_plain(there))
+    for paragraph in paragraphs(of):
+        parts += [Text(paragraph), Text("")]
+    return Group(*parts)
+
+
+def _plain(table: Table) -> RenderableType:
+    from rich import box
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    shown = Rich(box=box.SIMPLE_HEAD, title="workers at work at each loss", title_justify="left")
+    for head in table.heads:
+        shown.add_column(head.replace(" ", "\n"), justify="right", no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    return shown
+
+
+def _fitting(of: Figures, serial: bool, width: int) -> Table:
+    """A table that a terminal has room for: without spreads, and then without what matters least."""
+    table = points_table(of, serial)
+    if _width(table) > width:
+        table = points_table(of, serial, spread=False)
+    for head in LEAST:
+        if _width(table) > width and head in table.heads:
+            at = table.heads.index(head)
+            heads, *rows = ([*row[:at], *row[at + 1 :]] for row in (table.heads, *table.rows))
+            table = Table(heads, rows, table.caption)
+    return table
+
+
+def _width(table: Table) -> int:
+    """Columns of a terminal."""
+    columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.heads)
+    heads = [max(map(len, head.split(" "))) for head in table.heads]
+    return 2 + sum(3 + max([head, *map(len, cells)]) for head, cells in zip(heads, columns, strict=True))
+
+
+def write_tables(of: Figures, folder: Path) -> None:
+    """table.csv, a line for each run; table.json, runs and points."""
+    text = io.StringIO()
+    axes = list(dict.fromkeys(axis.name for axis in [*of.sweep.study.serial_axes, *of.sweep.study.axes]))
+    lines = csv.writer(text)
+    lines.writerow(["run", *axes, *RUN_HEADS])
+    for point in [*of.serial, *of.points]:
+        for one in point.runs:
+            choices = [point.point.choices[axis].label if axis in point.point.choices else "" for axis in axes]
+            flat = _run_facts(one)
+            lines.writerow(
+                [one.result.run.name, *choices, *("" if flat[name] is None else flat[name] for name in RUN_HEADS)]
+            )
+    replace_file(folder / "table.csv", text.getvalue().encode())
+    replace_file(folder / "table.json", msgspec.json.format(msgspec.json.encode(facts(of))) + b"\n")
+
+
+def facts(of: Figures) -> dict[str, Any]:
+    """All figures as plain data. A loss that ran away is null: JSON has no infinity."""
+    study = of.sweep.study
+    return {
+        "name": study.name,
+        "what": study.what,
+        "target": None if study.target is None else study.target.words,
+        "seeds": study.seeds,
+        "emulated": of.emulated,
+        "best": None if of.best is None else {"point": of.best.point.title, "by": of.best_by},
+        "best_serial": None if of.best_serial is None else of.best_serial.point.title,
+        "seen": paragraphs(of),
+        "points": [_point_facts(one) for one in [*of.serial, *of.points]],
+        "runs": [
+            {"run": one.result.run.name, **_run_facts(one)} for point in [*of.serial, *of.points] for one in point.runs
+        ],
+    }
+
+
+def _point_facts(one: PointFigures) -> dict[str, Any]:
+    spreads = ["time", "rows", "rows_per_second", "seconds", "cpu", "last_loss", "best_loss", "accuracy", "waiting"]
+    spreads += ["stale_mean", "stale_p95", "worst_loss", "distance"]
+    return {
+        "point": one.point.title,
+        "serial": one.point.serial,
+        "settings": one.point.changes,
+        "runs": len(one.runs),
+        "done": one.done,
+        "reached": one.reached,
+        "censored": one.censored,
+        **{name: getattr(one, name) for name in spreads},
+        "speedup": one.speedup,
+        "hardware_efficiency": one.hardware,
+        "statistical_efficiency": one.statistical,
+        "speedup_same_rows": one.sooner,
+    }
+
+
+def _run_facts(one: RunFigures) -> dict[str, Any]:
+    summary = one.result.summary
+    return {
+        "serial": one.result.run.point.serial,
+        "seed": one.result.run.seed,
+        "state": one.result.state,
+        "reason": one.result.reason,
+        "target": one.target,
+        "time_to_target": one.time,
+        "rows_to_target": one.rows,
+        "seconds": one.seconds,
+        "computing_seconds": one.computing,
+        "cpu_seconds": one.cpu,
+        "rows_per_second": one.rows_per_second,
+        "last_loss": one.last_loss if format.finite(one.last_loss) else None,
+        "best_loss": one.best_loss,
+        "accuracy": one.accuracy,
+        "train_loss": one.train_loss,
+        "worst_loss": one.worst_loss if format.finite(one.worst_loss) else None,
+        "distance": one.distance if format.finite(one.distance) else None,
+        **{kind: one.spent.get(kind) for kind in ("compute", "communicate", "wait", "idle")},
+        "staleness_mean": one.stale_mean,
+        "staleness_p95": one.stale_p95,
+        "staleness_max": one.stale_max,
+        "bytes": one.bytes,
+        "speedup": one.speedup,
+        "hardware_efficiency": one.hardware,
+        "statistical_efficiency": one.statistical,
+        "speedup_same_rows": one.sooner,
+        "cores": summary.get("cores"),
+        "others": one.result.others,
+        "emulated": summary.get("emulated", ""),
+        "folder": f"runs/{one.result.folder.name}",
+    }
+
+
+def _worded(of: Figures) -> list[str]:
+    """Columns of words: the axes whose points have names."""
+    axes = [*of.sweep.study.axes, *of.sweep.study.serial_axes]
+    return [axis.short for axis in axes if all(choice.number is None for choice in axis.choices)]
+
+
+def _choice(axis: str) -> Cell:
+    return lambda one: one.point.choices[axis].label
+
+
+def _reached(one: PointFigures) -> str:
+    if one.complete:
+        return f"{one.reached} of {len(one.runs)}"
+    return f"{one.reached} of {one.done}, {len(one.runs) - one.done} left"
+
+
+def _stale(one: PointFigures) -> str:
+    if one.stale_mean is None or one.stale_p95 is None:
+        return "-"
+    return f"{one.stale_mean.median:.3g} ({one.stale_p95.median:g})"
+
+
+def _spread(of: Spread | None, said: Callable[[float], str], spread: bool) -> str:
+    if of is None:
+        return "-"
+    middle, low, high = said(of.median), said(of.low), said(of.high)
+    return middle if low == high or not spread else f"{middle} ({low} .. {high})"
+
+
+def _middle(spread: Spread | None, said: Callable[[float], str]) -> str:
+    return "-" if spread is None else said(spread.median)
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}"

@@ -1,0 +1,1 @@
+"""What runs have in common, whatever their strategy: checks, tracker, result, checkpoints."""

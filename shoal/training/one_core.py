@@ -1,0 +1,254 @@
+"""Minibatch training on one core with no store under it: the rival of a cluster, and what its result is held against.
+
+    one = OneCore(Linear(), AdaGrad(step=0.1), rows, 256, features)
+    loss = one.run(order)               the slots in this order, a step for each; the sum of the losses
+
+One compiled loop walks the slots of a pass: gather the weights of the slot's keys, the gradient by the very kernel
+that a worker runs, the update rule inlined on the rows of one dense array. So it takes the steps of one worker and one
+server with nothing prefetched, bit for bit, and none of their messages, indexes or ledgers.
+
+What repeats is made once and not timed: the key list of each slot and its columns as places in that list, as a worker
+that has seen a slot before has them at hand. ``bare`` does without, on the rows as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.batch import Batch, Floats, Ids
+from shoal.data.local_keys import Localiser
+from shoal.errors import Invalid
+from shoal.models.linear import NONE, Linear
+from shoal.store.table import codegen
+from shoal.store.table.update import rule_named
+from shoal.tables import Update
+
+LOOP = '''
+
+import shoal.models.kernels as _shoal_m  # {models}
+
+from numba import types as _shoal_types
+
+_shoal_lists = _shoal_k.rows_in
+
+
+@_shoal_njit(
+    _shoal_f8(
+        _shoal_k.slab_out, _shoal_lists, _shoal_lists, _shoal_m.indptr_in, _shoal_m.columns_in, _shoal_m.floats_in,
+        _shoal_m.floats_in, _shoal_m.floats_in, _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_types.boolean,
+        _shoal_f8, _shoal_lists, _shoal_k.settings_in
+    ),
+    **_shoal_options,
+)
+def serial_pass(
+    slab, starts, keys, indptr, columns, values, labels, counts, size, kind, bias, mean, l2, order, given
+):
+    """One step for each slot in ``order``; the sum of the losses. Slot s has the keys from starts[s] on."""
+    settings = _shoal_Settings({{given}})
+    most = 0
+    for slot in range(len(starts) - 1):
+        most = max(most, starts[slot + 1] - starts[slot])
+    weights, counted = _shoal_np.empty(most, _shoal_np.float32), _shoal_np.empty(most, _shoal_np.float32)
+    gradients, sums = _shoal_np.empty((most, 1), _shoal_np.float32), _shoal_np.zeros(most)
+    scratch = _shoal_np.empty(({{last}} + 1, _shoal_k.BLOCK))
+    total = 0.0
+    for slot in order:
+        mine = keys[starts[slot] : starts[slot + 1]]
+        count = len(mine)
+        for i in range(_shoal_u8(count)):
+            weights[i] = slab[_shoal_u8(mine[i]), 0]
+        first, beyond = slot * size, min((slot + 1) * size, len(labels))
+        rows = indptr[first : beyond + 1]
+        total += _shoal_m.add_gradient(
+            kind, bias, rows, columns, values, labels[first:beyond], weights[:count], sums[:count]
+        )
+        if l2 > 0.0:
+            for i in range(_shoal_u8(count)):
+                counted[i] = counts[_shoal_u8(mine[i])]
+            _shoal_m.add_penalty(l2, rows, columns, weights[:count], counted[:count], sums[:count])
+        scale = 1.0 / (beyond - first) if mean else 1.0
+        for i in range(_shoal_u8(count)):
+            gradients[i, 0] = _shoal_f4(sums[i] * scale)
+            sums[i] = 0.0
+        for start in range(0, count, _shoal_k.BLOCK):
+            part = mine[start : min(start + _shoal_k.BLOCK, count)]
+            _shoal_rows(slab, part, len(part), 0, gradients, start, settings, scratch)
+    return total
+
+
+@_shoal_njit(
+    _shoal_f8(
+        _shoal_k.slab_out, _shoal_m.indptr_in, _shoal_m.columns_in, _shoal_m.floats_in, _shoal_m.floats_in,
+        _shoal_i8, _shoal_i8, _shoal_types.boolean, _shoal_types.boolean, _shoal_lists, _shoal_k.settings_in
+    ),
+    **_shoal_options,
+)
+def bare_pass(slab, indptr, columns, values, labels, size, kind, bias, mean, order, given):
+    """The same without key lists: columns are features, and a slot's keys are found while it is computed."""
+    settings = _shoal_Settings({{given}})
+    keys = len(slab)
+    sums, seen = _shoal_np.zeros(keys), _shoal_np.zeros(keys, _shoal_np.int64)
+    touched = _shoal_np.empty(keys, _shoal_np.int64)
+    gradients = _shoal_np.empty((keys, 1), _shoal_np.float32)
+    scratch = _shoal_np.empty(({{last}} + 1, _shoal_k.BLOCK))
+    given_values = len(values) > 0
+    total, stamp = 0.0, 0
+    for slot in order:
+        stamp += 1
+        count = 0
+        if bias:
+            touched[0], seen[keys - 1], count = keys - 1, stamp, 1
+        first, beyond = slot * size, min((slot + 1) * size, len(labels))
+        for i in range(first, beyond):
+            begin, end = _shoal_u8(indptr[i]), _shoal_u8(indptr[i + 1])
+            margin = _shoal_f8(slab[keys - 1, 0]) if bias else 0.0
+            for j in range(begin, end):
+                weight = _shoal_f8(slab[_shoal_u8(columns[j]), 0])
+                margin += weight * _shoal_f8(values[j]) if given_values else weight
+            label = _shoal_f8(labels[i])
+            total += _shoal_m.loss_at(kind, margin, label)
+            slope = _shoal_m.slope_at(kind, margin, label)
+            if bias:
+                sums[keys - 1] += slope
+            for j in range(begin, end):
+                key = _shoal_u8(columns[j])
+                if seen[key] != stamp:
+                    seen[key] = stamp
+                    touched[count] = key
+                    count += 1
+                sums[key] += slope * _shoal_f8(values[j]) if given_values else slope
+        scale = 1.0 / (beyond - first) if mean else 1.0
+        for i in range(_shoal_u8(count)):
+            key = _shoal_u8(touched[i])
+            gradients[i, 0] = _shoal_f4(sums[key] * scale)
+            sums[key] = 0.0
+        for start in range(0, count, _shoal_k.BLOCK):
+            part = touched[start : min(start + _shoal_k.BLOCK, count)]
+            _shoal_rows(slab, part, len(part), 0, gradients, start, settings, scratch)
+    return total
+'''
+
+
+class OneCore:
+    """Weights, and the one core that changes them."""
+
+    def __init__(
+        self,
+        model: Linear,
+        update: Update,
+        rows: Batch,
+        batch_size: int,
+        features: int,
+        *,
+        mean: bool = True,
+        counts: Floats | None = None,
+        bare: bool = False,
+    ) -> None:
+        """``rows`` lie in slot order: slot s has rows s * batch_size to (s + 1) * batch_size.
+
+        ``counts`` is for l2_per_count, one for each key; ``bare``: without key lists that are made beforehand.
+        """
+        if not len(rows) or batch_size < 1:
+            raise Invalid(f"{len(rows)} rows in batches of {batch_size}: at least one of each is needed")
+        model.check_labels(rows.labels)
+        rule = rule_named(update.name)
+        kernels = codegen._module(rule, codegen.ROWS + LOOP.format(models=_hash_of_kernels()))
+        self._slots = -(-len(rows) // batch_size)
+        self._slab = np.zeros((model.keys(features), 1 + rule.state), np.float32)
+        values = NONE if rows.values is None else rows.values
+        self._given = np.array(rule.settings(update.settings), np.float64)
+        self.starts = self.keys = np.empty(0, np.int64)  # where each slot's keys start, and the keys; empty if bare
+        how = (batch_size, model.number, model.bias, mean)
+        if bare:
+            if model.l2_per_count:
+                raise Invalid("l2_per_count is not there without key lists: leave bare out")
+            self._run = partial(kernels.bare_pass, self._slab, rows.indptr, rows.columns, values, rows.labels, *how)
+        else:
+            starts, keys, columns = _plan(model, rows, batch_size, features)
+            self.starts, self.keys = starts, keys
+            counts = _checked_counts(model, features, keys, counts)
+            self._run = partial(
+                kernels.serial_pass, self._slab, starts, keys, rows.indptr, columns, values, rows.labels, counts, *how,
+                model.l2_per_count,
+            )  # fmt: skip
+
+    @property
+    def weights(self) -> Floats:
+        """As they are now; a copy."""
+        return self._slab[:, 0].copy()
+
+    @property
+    def slab(self) -> Floats:
+        """Weights and what the rule keeps beside them, a row for each key: the array itself, to be read and written."""
+        return self._slab
+
+    def run(self, slots: Ids) -> float:
+        """A step for each of these slots; the sum of the losses, each before its own step."""
+        if slots.size and not 0 <= slots.min() <= slots.max() < self._slots:
+            raise Invalid(f"slots {slots.min()} to {slots.max()}: there are {self._slots}, numbered from 0")
+        return float(self._run(slots, self._given))
+
+
+def serial_fit(
+    model: Linear,
+    update: Update,
+    rows: Batch,
+    batch_size: int,
+    features: int,
+    passes: int,
+    order: Ids,
+    *,
+    mean: bool = True,
+    counts: Floats | None = None,
+    bare: bool = False,
+) -> tuple[Floats, list[float]]:
+    """The weights after so many passes, from zero, and how many seconds each pass took.
+
+    ``order`` has one row for each pass, the slots as that pass takes them.
+    """
+    order = np.ascontiguousarray(order, np.int64)
+    if order.ndim != 2 or len(order) < passes:
+        raise Invalid(f"order has shape {order.shape} for {passes} passes: give a row of slots for each pass")
+    one = OneCore(model, update, rows, batch_size, features, mean=mean, counts=counts, bare=bare)
+    seconds = []
+    for of_pass in range(passes):
+        start = time.perf_counter()
+        one.run(order[of_pass])
+        seconds.append(time.perf_counter() - start)
+    return one.weights, seconds
+
+
+def _plan(model: Linear, rows: Batch, batch_size: int, features: int) -> tuple[Ids, Ids, npt.NDArray[np.uint32]]:
+    """Where each slot's keys start, the keys of all slots, and all columns as places among the keys of their slot."""
+    localiser, keys, starts = Localiser(features), [], [0]
+    columns = np.empty(len(rows.columns), np.uint32)
+    for first in range(0, len(rows), batch_size):
+        low, high = rows.indptr[first], rows.indptr[min(first + batch_size, len(rows))]
+        local = localiser.local(Batch(rows.indptr[:1], rows.columns[low:high], None, rows.labels[:0]), model.bias)
+        columns[low:high] = local.columns
+        keys.append(local.keys.astype(np.int64))
+        starts.append(starts[-1] + len(local.keys))
+    return np.array(starts, np.int64), np.concatenate(keys), columns
+
+
+def _checked_counts(model: Linear, features: int, keys: Ids, counts: Floats | None) -> Floats:
+    if not model.l2_per_count:
+        return NONE
+    if counts is None or len(counts) != model.keys(features):
+        raise Invalid("l2_per_count needs counts: for each key, how many rows have it")
+    if (counts[keys[keys < features]] <= 0).any():
+        raise Invalid("counts must be above 0 at every key of a row: count the rows that are trained on")
+    return np.ascontiguousarray(counts, np.float32)
+
+
+def _hash_of_kernels() -> str:
+    """For the text of the generated module: these kernels are inlined, and numba would not notice an edit."""
+    from shoal.models import kernels
+
+    return hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest()

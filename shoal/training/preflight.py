@@ -1,0 +1,121 @@
+"""Before a run: whether its model and its rows go together, and the weights that it begins with."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from shoal import limits
+from shoal.data.datasets import Dataset, check_rows
+from shoal.errors import Invalid
+from shoal.events import counted
+from shoal.files import replace_file
+from shoal.filters import described
+from shoal.job import Job
+from shoal.models.learner import Learner
+from shoal.models.linear import Linear
+from shoal.nodes.factory import make_judge, make_table
+from shoal.store.checkpoint.manifest import Manifest
+from shoal.store.client.filtering import check_named
+from shoal.store.table.update import forgets
+from shoal.strategies.block_proximal.algorithm import BlockProximal
+from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.peers.settings import PeerToPeer
+from shoal.tables import Dense, Given, Table
+from shoal.training.local_checkpoint import Kept
+from shoal.user_code import import_modules
+
+START = "start.f32"
+
+
+def import_own(job: Job) -> None:
+    """This process knows the user's own filters and rules, as servers and workers do: what cannot be is said before it begins."""
+    if job.launch.modules:
+        import_modules(job.launch.modules)
+        wire = "float32" if isinstance(job.model, Linear) else job.model.wire
+        check_named(job.filters, job.update.update(), wire, modules=False)
+
+
+def starting(job: Job, launcher: object = None) -> str:
+    """What is started now: all of it, unless the launcher finds some of it elsewhere and says so (``begins``)."""
+    begins = getattr(launcher, "begins", None)
+    return f"starting {crew(job)}" if begins is None else str(begins(job))
+
+
+def crew(job: Job) -> str:
+    if not job.has_workers:
+        return "one process without servers"
+    if not job.has_servers:
+        return f"{counted(job.workers, 'worker')} without servers"
+    return f"{counted(job.servers, 'server')} and {counted(job.workers, 'worker')}"
+
+
+def check(job: Job, dataset: Dataset) -> Learner:
+    """Whatever would only be found out in the middle of the run; and the model, ready to learn."""
+    if isinstance(job.model, Linear):
+        check_rows(dataset, job.model.loss, "classes" if job.model.classes else "numbers")
+    if isinstance(job.strategy, Gossip | PeerToPeer) and forgets(job.update.update()):
+        raise Invalid(
+            f"{job.strategy.name} changes weights beside the update rule, and {job.update.rule} makes them of what it keeps alone, so that "
+            f"nothing would come of what others learn: take another rule (--set update.rule=adagrad)"
+        )
+    rows, batch = dataset.train.rows, job.data.batch
+    blocks = job.strategy if isinstance(job.strategy, BlockProximal) else None
+    slots = -(-rows // batch) if blocks is None else job.slots(rows).per_pass
+    if slots > limits.LEDGER_WINDOW:
+        raise Invalid(
+            f"{slots:,} slots in a pass, at most {limits.LEDGER_WINDOW:,} are possible: "
+            f"take larger ones (--set data.batch={-(-rows // limits.LEDGER_WINDOW)})"
+        )
+    if job.has_workers and rows < job.workers:
+        raise Invalid(
+            f"{dataset.name} has {rows} rows to train on, and there are {job.workers} workers: "
+            f"take fewer (--workers {rows}), or more rows"
+        )
+    learner = make_judge(job, dataset.train)
+    if blocks is not None and blocks.blocks > learner.keys:
+        raise Invalid(f"{blocks.blocks} blocks of {learner.keys} keys: take fewer (--set strategy.blocks=...)")
+    learner.check(dataset.test)
+    return learner
+
+
+def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | Kept) -> None:
+    """Weights of another module would be taken for this one's, as long as there are about as many."""
+    start = learner.start()
+    if start is None:
+        return
+    if isinstance(checkpoint, Kept):
+        known = [checkpoint.facts.about]
+    else:
+        initial = [table.spec.initial for table in checkpoint[1].tables]
+        known = [one.about for one in initial if isinstance(one, Given)]
+    for was in known:
+        if was != start[1]:
+            raise Invalid(
+                f"the module is not the one of the checkpoint: it has {start[1]}, the checkpoint's has {was}: bring its code "
+                f"back, or begin another run"
+            )
+
+
+def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> Table:
+    """The table of the weights. Those that a module begins with are put into a file in the folder, for the servers to read."""
+    strategy, update, start = job.servers_strategy, job.update.update(), learner.start()
+    if start is None or isinstance(job.model, Linear):
+        return make_table(job, learner, slots_per_pass)
+    weights, about = start
+    contents = np.ascontiguousarray(weights, "<f4").tobytes()
+    path = folder.absolute() / START
+    replace_file(path, contents)
+    apply, max_delay = strategy.consistency(slots_per_pass)
+    return Dense(
+        rows=learner.keys,
+        width=learner.width,
+        update=update,
+        initial=Given(str(path), zlib.crc32(contents), about),
+        apply=apply,
+        max_delay=max_delay,
+        wire=job.model.wire,
+        filters=described(job.filters),
+    )

@@ -1,0 +1,298 @@
+"""The score of a run that has no coordinator: how far it is, how good, whether it is over; and what is told of that.
+
+    score.begin(workers)            told that it starts
+    while not score.why:
+        ... at most score.room() slots ...
+        score.add(slots, rows, loss, seconds, spent)
+        if score.due:
+            score.judge(weights)
+    score.end()
+
+Its clock is what ``add`` was given: it stands still while the model is judged. One thread keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shoal.data.datasets import Dataset
+from shoal.data.slots import Slots
+from shoal.events import Evaluated, Progress, RunEvent, Started, Stopped
+from shoal.job import Job
+from shoal.models.learner import Learner
+from shoal.models.linear import Floats
+from shoal.nodes.evaluator import Judged
+from shoal.schedule.stop_rules import ENDLESS, Stopping
+from shoal.training.best_model import Best
+from shoal.training.local_checkpoint import Standing, is_finite
+from shoal.training.result import Outcome
+from shoal.wire.messages import Course
+
+_TELL = 0.25  # seconds between two records of progress
+
+
+class Score:
+    """One run's."""
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        learner: Learner,
+        listener: Callable[[RunEvent], None],
+        folder: Path | None = None,
+        slots_per_step: int = 1,
+    ) -> None:
+        self.job, self.dataset, self.learner, self._listener = job, dataset, learner, listener
+        self.slots = Slots(dataset.train.rows, job.data.batch, job.seed)
+        self._per_step = slots_per_step
+        self._stopping = Stopping(job.stop)
+        self.done = self.examples = self.steps = self._number = 0  # slots, rows, steps, evaluations
+        self._find_limit()
+        every, per_pass = job.evaluate.every, self.slots.per_pass
+        self._every = max(1, round(every * per_pass)) if every < ENDLESS / per_pass else ENDLESS
+        self._best = None
+        if folder is not None and job.stop.keeps_best:
+            self._best = Best(folder / "best.safetensors", learner, listener)
+        self.seconds = self._told = 0.0
+        self.workers = 1  # at work
+        self.counts: Counter[str] = Counter()
+        self.sent = self.received = 0
+        self.staleness: list[int] = []
+        self._since, self._between = [0, 0.0], [0, 0.0]  # examples and losses
+        self._spent: Counter[str] = Counter()
+        self.why, self.failed, self.ended = "", False, False
+        self._judged_at = -1  # slots that were done then
+        self._last: Judged | None = None
+        self._kept: Judged | None = None
+
+    def room(self) -> int:
+        """Slots until the model is to be judged, or the run is over; whole steps."""
+        until = min(self.limit, (self.done // self._every + 1) * self._every)
+        return min(self.limit, self._slots_in(self._steps_in(until))) - self.done
+
+    def step_by(self, slots: int) -> None:
+        """From now on a step has so many."""
+        if slots != self._per_step:
+            self._per_step = slots
+            self._find_limit()
+
+    def _find_limit(self) -> None:
+        steps = self.job.stop.steps
+        until = None if steps is None else self._slots_in(max(0, steps - self.steps))
+        self.limit, self._reason = self._stopping.limit(self.slots.per_pass, until)
+
+    def _steps_in(self, until: int) -> int:
+        """From here up to so many slots; the last step of a pass has what is left of it."""
+        left = -self.done % self.slots.per_pass
+        if until - self.done <= left:
+            return -(-(until - self.done) // self._per_step)
+        passes, rest = divmod(until - self.done - left, self.slots.per_pass)
+        per_pass = -(-self.slots.per_pass // self._per_step)
+        return -(-left // self._per_step) + passes * per_pass + -(-rest // self._per_step)
+
+    def _slots_in(self, steps: int) -> int:
+        """How many are done after so many steps more."""
+        left = -self.done % self.slots.per_pass
+        first = -(-left // self._per_step)
+        if steps <= first:
+            return self.done + min(left, steps * self._per_step)
+        passes, rest = divmod(steps - first, -(-self.slots.per_pass // self._per_step))
+        return self.done + left + passes * self.slots.per_pass + rest * self._per_step
+
+    @property
+    def due(self) -> bool:
+        """The model is to be judged now."""
+        return self.unjudged and (self.done // self._every > self._judged_at // self._every or self.done >= self.limit)
+
+    @property
+    def unjudged(self) -> bool:
+        """Something was learned since the model was last judged."""
+        return self._judged_at != self.done
+
+    def begin(self, workers: int, servers: int = 0) -> None:
+        self.workers = workers
+        self._listener(started(self.job, self.dataset, self.seconds, workers, servers))
+
+    def add(
+        self,
+        slots: int,
+        rows: int,
+        loss: float,
+        seconds: float,
+        spent: Mapping[str, float],
+        steps: int | None = None,
+    ) -> None:
+        """So many slots more, with so many rows and the sum of their losses; they took so long, and that is what it went for.
+
+        Each was a step, unless ``steps`` says otherwise.
+        """
+        self.seconds += seconds
+        self.done += slots
+        self.steps += slots if steps is None else steps
+        self.examples += rows
+        self._spent.update(spent)
+        for tally in (self._since, self._between):
+            tally[0] += rows
+            tally[1] += loss
+        if self.done < self.limit:  # otherwise it is judged next, and over then
+            self.why = self.why or self._stopping.out_of_time(self.seconds)
+        if self.seconds - self._told >= _TELL:
+            self.tell_progress()
+
+    def take_back(self, slots: int, rows: int) -> None:
+        """So much of what was added is lost, and done again."""
+        self.done -= slots
+        self.steps -= slots
+        self.examples -= rows
+
+    def is_late(self, seconds: float) -> bool:
+        """Time is up, so many seconds after what was added last."""
+        return bool(self._stopping.out_of_time(self.seconds + seconds))
+
+    def state(self) -> Standing:
+        """What has to be known to go on from here."""
+        return Standing(
+            self.done,
+            self.examples,
+            self._number,
+            self.seconds,
+            self._stopping.state(),
+            dict(self.counts),
+            self.sent,
+            self.received,
+            self.steps,
+        )
+
+    def restore(self, state: Standing) -> None:
+        """A run is taken up again where it stood so."""
+        self.done, self.examples, self._number = state.done, state.examples, state.evaluations
+        self.steps = state.done if state.steps is None else state.steps
+        self._find_limit()
+        self.seconds = self._told = state.seconds
+        self.sent, self.received = state.sent, state.received
+        self._stopping.restore(state.patience)
+        self.counts.update(state.counts)
+        self._judged_at = state.done  # or before
+        if self._best is not None:
+            self._kept = self._best.read()
+
+    def judge(self, weights: Floats, spread: Mapping[str, float] | None = None) -> Judged:
+        """These are the weights now; ``spread``: how the models of all differ, where everybody has one."""
+        loss, metrics = self.learner.judge(self.dataset.test, weights) if is_finite(weights) else (math.inf, {})
+        number, self._number = self._number, self._number + 1  # now: who hears of it may interrupt
+        judged = Judged(number, weights, loss, metrics)
+        best, why = self._stopping.judged(loss, metrics)
+        self._last, self._judged_at = judged, self.done
+        if best:
+            self._kept = judged
+            if self._best is not None:
+                self._best.write(judged)
+        if not math.isfinite(loss):
+            self.fail(why)  # whatever else would have ended it, and before anybody hears of it
+        self._listener(
+            Evaluated(
+                seconds=self.seconds,
+                number=number,
+                passes=self.done / self.slots.per_pass,
+                steps=self.steps,
+                examples=self.examples,
+                train_loss=self._between[1] / self._between[0] if self._between[0] else None,
+                test_loss=loss,
+                metrics=metrics,
+                workers=self.workers,
+                best=best,
+                read=self.seconds,
+                spread=dict(spread or {}),
+            )
+        )
+        self._between = [0, 0.0]
+        self.why = self.why or why or (self._reason if self.done >= self.limit else "")
+        return judged
+
+    def end(self) -> Outcome:
+        """It is over, for the reason that it has."""
+        self.ended, self.limit = True, self.done
+        self.tell_progress()
+        self._listener(Stopped(seconds=self.seconds, why=self.why))
+        return self.outcome()
+
+    def fail(self, why: str) -> None:
+        """It cannot go on."""
+        self.failed, self.why = True, why
+
+    def outcome(self) -> Outcome:
+        judged = self._kept if self.job.stop.keeps_best or self.failed else self._last
+        return Outcome(
+            judged,
+            self.why or "interrupted",
+            self.failed or not self.ended,
+            self.seconds,
+            self.seconds,
+            self.steps,
+            self.examples,
+            self.sent,
+            self.received,
+            self.staleness if self.staleness or not self.ended else [self.done],
+            dict(self.counts),
+        )
+
+    def course(self) -> Course:
+        """How far it is, as a coordinator would say it."""
+        return Course(
+            self.done,
+            self.limit,
+            self.slots.per_pass,
+            self.steps,
+            self.job.strategy.in_steps,
+            self.examples,
+            self.seconds,
+            self.seconds,
+            self.sent,
+            self.received,
+            self.why,
+            self.why if self.failed else "",
+            self.ended,
+            {},
+            dict(self.counts),
+        )
+
+    def tell_progress(self) -> None:
+        self._told = self.seconds
+        self._listener(
+            Progress(
+                seconds=self.seconds,
+                passes=self.done / self.slots.per_pass,
+                steps=self.steps,
+                examples=self.examples,
+                train_loss=self._since[1] / self._since[0] if self._since[0] else None,
+                workers=self.workers,
+                spent=dict(self._spent),
+            )
+        )
+        self._since = [0, 0.0]
+        self._spent.clear()
+
+
+def started(job: Job, dataset: Dataset, seconds: float, workers: int, servers: int = 0) -> Started:
+    """What is told when a run without a coordinator begins."""
+    return Started(
+        seconds=seconds,
+        data=dataset.name,
+        model=job.model.told,
+        strategy=job.strategy.name,
+        workers=workers,
+        servers=servers,
+        seed=job.seed,
+        cores=len(os.sched_getaffinity(0)),
+        rows=dataset.train.rows,
+        test_rows=dataset.test.rows,
+        features=dataset.features,
+        batch=job.data.batch,
+        slots=Slots(dataset.train.rows, job.data.batch, job.seed).per_pass,
+        emulated=job.emulate.words(),
+    )

@@ -1,0 +1,218 @@
+"""Code that is not ours: a user's question or filter may raise anything, and whoever runs it goes on.
+
+try: ...                                  what they wrote
+except BaseException as error:
+    if ends_us(error):
+        raise
+    raise Invalid(f"question 'mine' failed: {told(error)}") from None
+
+What it raises can be caught; that it ends the process, never returns or takes all memory cannot. So a ``Child`` is a fork of this process: it
+sees everything as it was at that moment, shares nothing but a pipe, and is killed when its time is up, with all that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from shoal.errors import Invalid
+from shoal.limits import MB
+
+_LONGEST = 2_000  # characters of what an error says
+_SHORT = 400  # with its kind and place
+
+
+def ends_us(error: BaseException) -> bool:
+    """Was this process told to end? Python says so in its main thread only, and only where a handler raises it."""
+    number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(type(error))
+    if number is None or threading.current_thread() is not threading.main_thread():
+        return False
+    return callable(signal.getsignal(number))
+
+
+def told(error: BaseException) -> str:
+    """An error in one line, with the place in their file. One that cannot be printed has its name at least."""
+    text = said(error)[:_SHORT]
+    return readable(f"{type(error).__name__}{': ' if text else ''}{text}{_where(error)}")
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in one line."""
+    try:
+        return readable(" ".join(str(error).split())[:_LONGEST])
+    except BaseException as another:  # of theirs, too: __str__ may be anything
+        if ends_us(another):
+            raise
+        return "it cannot be printed"
+
+
+def readable(text: str) -> str:
+    """As UTF-8 can say it: names of files may be what no text can be."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _where(error: BaseException) -> str:
+    place = error.__traceback__
+    if place is None:
+        return ""
+    while place.tb_next is not None:
+        place = place.tb_next
+    return f" ({Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno})"
+
+
+class Child:
+    """A function, run in a fork of this process. ``wait`` for the bytes that it returns; Invalid says what it did instead."""
+
+    def __init__(self, function: Callable[[], bytes], seconds: float, memory: int, most: int) -> None:
+        """``memory``: bytes that it may take beside what is there already; ``most``: bytes of an answer."""
+        self._seconds, self._memory, self._most = seconds, memory, most
+        self._deadline = time.monotonic() + seconds
+        self._pipe, ours = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # there are threads: a lock that one holds costs the child its time
+            try:
+                self.pid = os.fork()
+            except OSError:
+                os.close(self._pipe)
+                os.close(ours)
+                raise
+        if not self.pid:
+            _be_child(function, ours, seconds, memory)
+        os.close(ours)
+
+    def wait(self) -> bytes:
+        try:
+            data = self._read()
+        finally:
+            os.close(self._pipe)
+            end_all(self.pid)  # it has said all, or is not to go on
+            _, status = os.waitpid(self.pid, 0)
+        if data is None:
+            raise Invalid(f"it took more than {self._seconds:g} s, and was ended")
+        if not data or data[:1] not in (_FOUND, _FAILED):
+            raise Invalid(f"it ended its process ({self._how(status)})")
+        if data[:1] == _FAILED:
+            raise Invalid(data[1:].decode("utf-8", "replace"))
+        return data[1:]
+
+    def _read(self) -> bytes | None:
+        """Its answer, or as much of it as came; None at the deadline. The pipe's end is not waited for: a grandchild may hold it open."""
+        found, size = bytearray(), _HEAD
+        while len(found) < min(size, self._most):
+            if not is_ready(self._pipe, select.POLLIN, self._deadline):
+                return None
+            piece = os.read(self._pipe, 1 << 16)
+            if not piece:
+                break
+            found += piece
+            if len(found) >= _HEAD:
+                size = _HEAD + int.from_bytes(found[:_HEAD], "little")
+        return bytes(found[_HEAD:size])
+
+    def _how(self, status: int) -> str:
+        if not os.WIFSIGNALED(status):
+            return f"exit code {os.waitstatus_to_exitcode(status)}"
+        number = os.WTERMSIG(status)
+        if number == signal.SIGKILL:
+            return f"killed: it said nothing, or needed more than {self._memory // MB:,} MB"
+        return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def end_all(pid: int) -> None:
+    """Kill a process that leads a session of its own, and all others in that session."""
+    for end in (os.killpg, os.kill):  # the second if it has not called setsid yet
+        with contextlib.suppress(ProcessLookupError):
+            end(pid, signal.SIGKILL)
+
+
+def is_ready(handle: int, what: int, deadline: float) -> bool:
+    """Wait until a descriptor is readable or writable (``select.POLLIN``, ``POLLOUT``); False at the deadline.
+
+    Not by ``select.select``, which takes no descriptor above 1,023.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return False
+    poll = select.poll()
+    poll.register(handle, what)
+    return bool(poll.poll(math.ceil(left * 1_000)))
+
+
+_FOUND, _FAILED = b"\x01", b"\x00"
+_HEAD = 8  # bytes of the length of what a child says
+_PR_SET_PDEATHSIG = 1
+
+
+def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: int) -> NoReturn:
+    """Only a pipe is left to it: whoever calls the server must not wait for a socket that a child holds open."""
+    said = b""
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        for one in map(int, os.listdir("/proc/self/fd")):
+            if one > 2 and one != pipe:
+                with contextlib.suppress(OSError):
+                    os.close(one)
+        with open("/proc/self/statm") as file:
+            there = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 3))  # should nobody be left to end it
+        resource.setrlimit(resource.RLIMIT_AS, (there + memory, there + memory))
+        said = _FOUND + function()
+    except MemoryError:
+        said = _FAILED + f"it needed more than {memory // MB:,} MB".encode()
+    except Invalid as error:
+        said = _FAILED + str(error).encode("utf-8", "replace")
+    except BaseException as error:
+        said = _FAILED + told(error).encode("utf-8", "replace")
+    finally:
+        with contextlib.suppress(BaseException):
+            said = len(said).to_bytes(_HEAD, "little") + said
+            while said:
+                said = said[os.write(pipe, said) :]
+        os._exit(0)
+
+
+def import_modules(modules: Sequence[str]) -> None:
+    """Import the modules that the operator named.
+
+    They are found where Python looks, and after that in the current folder, however shoal was called.
+    """
+    with contextlib.suppress(FileNotFoundError):  # somebody may have removed it
+        if modules and (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)  # last: a file that happens to lie there is nobody else's module
+            importlib.invalidate_caches()
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise Invalid(
+                f"cannot import {module!r}, which was named in modules=: {error}; go to the folder it is in, or name that: "
+                f"export PYTHONPATH=folder"
+            ) from None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it may raise what it likes, and may want to leave
+            traceback.print_exc()
+            raise Invalid(
+                f"{type(error).__name__} while importing {module!r}, which was named in modules=: {error}; see its traceback"
+            ) from None

@@ -1,0 +1,135 @@
+"""Pictures of who took part: workers at work, who was there when, and which server held how many parts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shoal.events import Evaluated, Progress
+from shoal.views import format, marks
+from shoal.views.drawing import INK, PALE, SERIES, canvas, tidy, titled
+from shoal.views.members import ROLES, Stay, moves_of
+from shoal.views.run_metrics import Account, natural, seconds_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROWS = 32  # nodes in one picture
+HATCHES = ("", "///", "...", "xxx")
+COLORS = {"server": "#E69F00", "worker": "#0072B2"}
+SHOWN = 8  # servers with a band of their own
+
+
+def members(run: Account) -> Figure:
+    """Workers at work over time; a dot for each evaluation."""
+    figure = canvas(2.4)
+    axes = figure.subplots()
+    told: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
+    axes.step([event.seconds for event in told], [event.workers for event in told], where="post", color=SERIES[0])
+    at = [seconds_of(event) for event in run.evaluations]
+    axes.plot(
+        at, [event.workers for event in run.evaluations], "o", color=SERIES[1], label="at an evaluation", clip_on=False
+    )
+    most = max([1, *(event.workers for event in told)])
+    axes.set(ylim=(0, most * 1.15), ylabel="workers", xlabel="seconds since training began")
+    axes.yaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    figure.legend(loc="outside upper right", frameon=False, fontsize=8.5)  # above: anywhere inside the line may be
+    tidy(axes)
+    return figure
+
+
+def there(run: Account) -> Figure | None:
+    """A row for every node: from when to when it was there, and how it went; None if nobody came or went."""
+    if not moves_of(run.happened):
+        return None
+    by_name: dict[tuple[str, str], list[Stay]] = {}
+    for stay in run.attendance.stays:
+        by_name.setdefault((stay.role, stay.name), []).append(stay)
+    rows = sorted(by_name, key=lambda one: (ROLES.index(one[0]), natural(one[1])))
+    # Of many, those who came or went: the others were there throughout.
+    rows = rows if len(rows) <= ROWS else [one for one in rows if _moved(by_name[one])][:ROWS]
+    end = run.seconds or 1.0
+    figure = canvas(0.95 + 0.22 * len(rows))
+    axes = figure.subplots()
+    for row, key in enumerate(rows):
+        for stay in by_name[key]:
+            _stay(axes, row, stay, end)
+    axes.set_yticks(range(len(rows)), [format.clean(name)[:28] for _, name in rows], fontsize=8)
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set(xlim=(-0.02 * end, 1.02 * end), ylim=(len(rows) - 0.4, -0.6), xlabel="seconds since training began")
+    axes.tick_params(axis="y", length=0)
+    tidy(axes, grid="x")
+    axes.spines["left"].set_visible(False)
+    _explained(figure, {role for role, _ in rows}, [stay for key in rows for stay in by_name[key]])
+    return figure
+
+
+def _moved(stays: list[Stay]) -> bool:
+    return any(stay.since > 0 or math.isfinite(stay.until) for stay in stays)
+
+
+def _stay(axes: Axes, row: int, stay: Stay, end: float) -> None:
+    until = min(stay.until, end)
+    axes.barh(row, until - stay.since, 0.5, left=stay.since, color=COLORS[stay.role], linewidth=0, zorder=2)
+    if stay.since > 0:
+        axes.plot([stay.since], [row + marks.shift("joined")], linestyle="none", **marks.shown("joined"))
+    if stay.how:
+        axes.plot([until], [row + marks.shift(stay.how)], linestyle="none", **marks.shown(stay.how))
+
+
+def _explained(figure: Figure, roles: set[str], stays: list[Stay]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Patch | Line2D] = [Patch(color=COLORS[role], label=role) for role in ROLES if role in roles]
+    kinds = [("joined", any(stay.since > 0 for stay in stays))]
+    kinds += [(how, any(stay.how == how for stay in stays)) for how in ("left", "lost")]
+    handles += [marks.handle(what) for what, is_there in kinds if is_there]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8.5)
+
+
+def parts(run: Account) -> Figure | None:
+    """Which server served how many parts, one above the other; and of how many it kept copies. None if that never changed."""
+    if len(run.shared) < 2:
+        return None
+    kept = any(number for event in run.shared for number in event.copies.values())
+    servers = sorted({name for event in run.shared for name in event.serves}, key=natural)
+    figure = canvas(4.3 if kept else 2.8)
+    panels = figure.subplots(2 if kept else 1, 1, sharex=True, squeeze=False)[:, 0]
+    _bands(panels[0], run, servers, [event.serves for event in run.shared])
+    titled(panels[0], "parts that each server serves")
+    if kept:
+        _bands(panels[1], run, servers, [event.copies for event in run.shared])
+        titled(panels[1], "copies that it keeps of others' parts")
+    moves = [event for event in moves_of(run.happened) if event.role == "server"]
+    for axes in panels:
+        marks.upright(axes, moves)
+        tidy(axes, grid="")
+        axes.set(ylabel="parts", xlim=(0, run.seconds or 1.0))
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    panels[-1].set_xlabel("seconds since training began")
+    handles = [*panels[0].get_legend_handles_labels()[0], *marks.lines(moves)]
+    legend = figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=8.5)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def _bands(axes: Axes, run: Account, servers: list[str], held: list[dict[str, int]]) -> None:
+    """Many are drawn as one: the first, and all others together."""
+    at = [*(event.seconds for event in run.shared), max(run.seconds, run.shared[-1].seconds)]
+    shown = [[name] for name in servers[:SHOWN]] + ([servers[SHOWN:]] if len(servers) > SHOWN else [])
+    floor = [0.0] * len(at)
+    for number, names in enumerate(shown):
+        heights = [float(sum(one.get(name, 0) for name in names)) for one in [*held, held[-1]]]
+        top = [low + high for low, high in zip(floor, heights, strict=True)]
+        said = format.clean(names[0])[:28] if len(names) == 1 else f"{len(names):,} others"
+        color = SERIES[number % len(SERIES)] if len(names) == 1 else PALE
+        hatch = HATCHES[number // len(SERIES) % len(HATCHES)]
+        band = axes.fill_between(at, floor, top, step="post", color=color, alpha=0.75, linewidth=0.6, label=said)
+        band.set(hatch=hatch, edgecolor="white")
+        floor = top
+    axes.set_ylim(0, max([1.0, *floor]) * 1.02)
+    axes.axhline(0, color=INK, linewidth=0.6)

@@ -1,0 +1,133 @@
+"""Who took part when: a fold over who joined, who left and who was lost.
+
+Of a strategy that does not tell who joins, as many were there from the start as the run says. A run that was taken up again starts with
+others: whoever was there before is not, and nothing is counted until it goes on. Whoever goes because the run is over was there to the
+end. Nothing here is drawn or said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shoal.events import Gone, Joined, Progress, Resumed, RunEvent, Started, Stopped
+from shoal.views import format
+
+ROLES = ("server", "worker")
+Move = Joined | Gone  # once training has begun
+
+
+@dataclass(slots=True)
+class Stay:
+    """From when to when one was there, and how that ended."""
+
+    name: str
+    role: str
+    since: float
+    until: float = math.inf
+    how: str = ""  # left, lost; empty: it was there to the end, or as long as the run
+
+
+@dataclass(slots=True)
+class Attendance:
+    """Everybody's stays, and how many there were at the fewest and at the most."""
+
+    stays: list[Stay] = field(default_factory=list)
+    _here: dict[str, Stay] = field(default_factory=dict)
+    _unnamed: dict[str, int] = field(default_factory=dict)  # there, and nothing was said of them
+    _least: dict[str, int] = field(default_factory=dict)
+    _most: dict[str, int] = field(default_factory=dict)
+    _counts: bool = False
+    _left: list[Gone] = field(default_factory=list)  # of late, in order: perhaps because the run is over
+
+    def take(self, event: RunEvent) -> None:
+        match event:
+            case Started():
+                asked = {"server": event.servers, "worker": event.workers}
+                self._unnamed = {role: 0 if self._number(role) else asked[role] for role in ROLES}
+                self._counts = True
+            case Progress():
+                self._counts = True
+            case Joined() if event.name not in self._here:
+                if not event.seconds and self._unnamed.get(role_of(event)):
+                    self._unnamed[role_of(event)] -= 1  # one of those that were there from the start: it has a name now
+                self._here[event.name] = Stay(event.name, role_of(event), event.seconds)
+                self.stays.append(self._here[event.name])
+            case Gone():
+                self._end(event)
+                if format.left_in_order(event):
+                    self._left.append(event)
+                    return
+            case Stopped():
+                self._stop(event)
+                return
+            case Resumed():
+                for stay in self._here.values():
+                    stay.until = event.seconds
+                self._here, self._unnamed, self._counts = {}, {}, False
+            case _:
+                return
+        self._left.clear()
+        self._count()
+
+    def _count(self, also: Sequence[Gone] = ()) -> None:
+        """As many as there are now, and these."""
+        for role in ROLES if self._counts else ():
+            number = self._number(role) + sum(role_of(event) == role for event in also)
+            self._least[role] = min(self._least.get(role, number), number)
+            self._most[role] = max(self._most.get(role, number), number)
+
+    def _stop(self, event: Stopped) -> None:
+        at_the_end = [one for one in self._left if is_over(one, event)]
+        for stay in self.stays:
+            if stay.how == "left" and any((one.name, one.seconds) == (stay.name, stay.until) for one in at_the_end):
+                stay.until, stay.how = math.inf, ""
+        if len(at_the_end) < len(self._left):
+            self._count(at_the_end)
+        self._left.clear()
+
+    def _end(self, event: Gone) -> None:
+        stay = self._here.pop(event.name, None)
+        if stay is None:
+            if not self._unnamed.get(role_of(event), 0):
+                return
+            self._unnamed[role_of(event)] -= 1
+            stay = Stay(event.name, role_of(event), 0.0)
+            self.stays.append(stay)
+        stay.until, stay.how = event.seconds, kind(event)
+
+    def _number(self, role: str) -> int:
+        return sum(stay.role == role for stay in self._here.values()) + self._unnamed.get(role, 0)
+
+    def between(self, role: str) -> tuple[int, int]:
+        """How many there were, at the fewest and at the most."""
+        if self._left:
+            self._count()
+        return self._least.get(role, 0), self._most.get(role, 0)
+
+    def crew(self) -> str:
+        """For a headline: 2 to 4 workers x 2 to 3 servers."""
+        workers, servers = (format.from_to(*self.between(role), role) for role in ("worker", "server"))
+        return f"{workers} x {servers}" if self.between("server")[1] else workers
+
+
+def role_of(event: Joined | Gone) -> str:
+    """Servers hold, all others work."""
+    return "server" if event.role == "server" else "worker"
+
+
+def kind(event: Move) -> str:
+    if isinstance(event, Joined):
+        return "joined"
+    return "left" if format.left_in_order(event) else "lost"
+
+
+def is_over(event: object, stopped: Stopped) -> bool:
+    """One that left in order, and the run had ended."""
+    return isinstance(event, Gone) and event.seconds >= stopped.seconds and format.left_in_order(event)
+
+
+def moves_of(events: Sequence[object]) -> list[Move]:
+    """Who is there from the start is no news."""
+    return [event for event in events if isinstance(event, Joined | Gone) and event.seconds > 0]

@@ -1,0 +1,89 @@
+"""Groups of workers on one group of servers: how their tables are named, and what is said. Part of the page that ``messages`` is.
+
+Every group has a namespace of its own. A member of group ``b`` that says ``weights`` means the table ``b/weights``; it names
+another group's as ``a/weights`` and the cluster's own as ``/weights``. A member of no group sees every name as it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from shoal import limits
+from shoal.wire.messages.base import Count, Message
+
+CLUSTER = "cluster"  # how the tables of no group are called where groups are named
+SCHEDULER = "scheduler"  # a role, and in each group a name
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """What the operator allows a group; one that was never named has these defaults."""
+
+    name: str
+    mb: Count = 0  # of weights, in all its tables; 0: no bound
+    tables: Count = limits.GROUP_TABLES
+    members: Count = limits.GROUP_MEMBERS
+    reads: list[str] = []  # groups whose tables it may pull from
+
+
+class Allow(Message, frozen=True, tag="allow"):
+    """Operator to coordinator: "this group may have so much, from now on"."""
+
+    request: int
+    group: Group
+
+
+class Dissolve(Message, frozen=True, tag="dissolve"):
+    """Client to coordinator: "forget all tables of this group, and let go who is in it"."""
+
+    request: int
+    group: str
+
+
+class Lost(Message, frozen=True, tag="lost"):
+    """Scheduler to coordinator: "I saw this process of my group end"."""
+
+    incarnation: Count
+    name: str
+    token: str  # of the life that ended
+    why: str
+
+
+def is_group(name: object) -> bool:
+    return isinstance(name, str) and name != CLUSTER and re.fullmatch(r"[A-Za-z0-9_][\w.-]{0,31}", name) is not None
+
+
+def namespace(table: str) -> str:
+    """The group that a table, or a node, belongs to by its name."""
+    group, found, _ = table.partition("/")
+    return group if found else ""
+
+
+def whole(name: str, group: str) -> str:
+    """What a member of this group means by a table's name, as the cluster knows it."""
+    if not group:
+        return name
+    return name.removeprefix("/") if "/" in name else f"{group}/{name}"
+
+
+def seen(table: str, group: str) -> str:
+    """The other way round."""
+    if not group:
+        return table
+    if namespace(table) == group:
+        return table.partition("/")[2]
+    return table if namespace(table) else f"/{table}"
+
+
+def member_name(name: str, group: str) -> str:
+    """What a node of this group is called in the cluster."""
+    return f"{group}/{name}" if group else name
+
+
+def dealer(group: str) -> str:
+    """Who deals slots to the workers of this group."""
+    return f"{group}/{SCHEDULER}" if group else limits.COORDINATOR
+
+
+GroupMessage = Allow | Dissolve | Lost

@@ -1,0 +1,245 @@
+"""What nodes and the coordinator say about members, tables and how the cluster stands."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal import limits
+from shoal.tables import Table
+from shoal.timing import DEFAULT, Intervals
+from shoal.wire.messages import groups as g
+from shoal.wire.messages.base import Count, Message
+from shoal.wire.messages.moves import Move
+
+__all__ = [
+    "Alive",
+    "Course",
+    "Create",
+    "Delay",
+    "Done",
+    "Drop",
+    "Heartbeat",
+    "Hello",
+    "Leave",
+    "Look",
+    "Member",
+    "Over",
+    "Place",
+    "Placed",
+    "Refresh",
+    "Save",
+    "Seen",
+    "Standing",
+    "View",
+    "Welcome",
+]
+
+# ---------------------------------------------------------------- who is here
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One node of the cluster."""
+
+    name: str
+    incarnation: Count
+    role: str
+    address: str
+    leaving: bool = False  # it is given nothing new, and goes when others have what it has
+    group: str = ""  # of workers that do the same job; empty: the cluster's own
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds a segment: the first of the servers owns it, the others back it up. None: nobody is left."""
+
+    epoch: int  # the number of the view in which its set of servers last changed
+    servers: list[str]
+    last: str = ""  # who held it last, if nobody does
+    filling: str = ""  # who is being brought up to hold it, too: no member of the set yet
+    since: int = 0  # the view in which the first of the servers became the first: what was split before goes elsewhere
+    instead: str = ""  # whose place it takes when it is full; empty: it is one more
+
+
+class Placed(msgspec.Struct, frozen=True, array_like=True):
+    """A table and where its segments are; segment i starts at key starts[i] and ends where the next one starts."""
+
+    number: int  # never given twice, so that a table created again under the same name is another table
+    name: str
+    spec: Table
+    starts: list[int]
+    places: list[Place]
+    origin: str = ""  # the folder of the checkpoint that its rows come from; empty: they begin at their initial values
+    cut: int = 0  # the view in which a segment of it was last made two; 0: never
+
+
+class View(Message, frozen=True, tag="view"):
+    """Coordinator: "these are the members and the tables from now on"."""
+
+    term: Count
+    number: Count
+    generation: Count
+    members: list[Member]
+    tables: list[Placed]
+    groups: list[g.Group] = []  # those that the operator has named
+    timing: Intervals = DEFAULT  # that everybody goes by
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """Anyone to coordinator: "I am here; this is my name, what I do and where I am reached"."""
+
+    name: str
+    role: str
+    token: str  # made afresh for each life of a node: tells a resent hello from a second process
+    address: str = ""
+    group: str = ""
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """Coordinator: "you are this incarnation, and this is the view with you in it"."""
+
+    token: str
+    incarnation: Count
+    view: View
+    move_rate: Count = limits.MOVE_RATE  # bytes a second that a server sends of what changes hands
+
+
+class Over(Message, frozen=True, tag="over"):
+    """Coordinator: "the life that said hello with this token has ended; if it is still yours, begin another"."""
+
+    token: str
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """Anyone to coordinator: "I am alive, and this is the view I know"."""
+
+    incarnation: Count
+    view: Count
+    failed: dict[int, str] = {}  # tables that this server could not set up, and why
+    loads: dict[int, dict[int, float]] = {}  # of a server, now and then: rows a second, by table and segment it owns
+    halves: dict[int, dict[int, int]] = {}  # and of the hottest of these the key that cuts their load in two
+
+
+class Alive(Message, frozen=True, tag="alive"):
+    """Coordinator: "I heard you"."""
+
+    term: Count
+    view: Count
+
+
+class Leave(Message, frozen=True, tag="leave"):
+    """Anyone to coordinator: "I am going, do not wait for me"."""
+
+    incarnation: Count
+    patiently: bool = False  # I go when others have what I have: I wait for your word (Release)
+
+
+# ---------------------------------------------------------------- tables
+
+
+class Create(Message, frozen=True, tag="create"):
+    """Client to coordinator: "make this table"."""
+
+    request: int
+    name: str
+    spec: Table
+    starts: list[int] = []  # of its segments, up to 2^63; empty: as the servers there are suggest
+    origin: str = ""  # the folder of a checkpoint that has its rows
+    like: str = ""  # another table: cut and placed as that one is, so that lists of keys are split alike
+
+
+class Drop(Message, frozen=True, tag="drop"):
+    """Client to coordinator: "forget this table"."""
+
+    request: int
+    name: str
+
+
+class Delay(Message, frozen=True, tag="delay"):
+    """Client to coordinator: "from now on workers may run this far ahead"."""
+
+    request: int
+    name: str
+    max_delay: int | None
+
+
+class Refresh(Message, frozen=True, tag="refresh"):
+    """Client to coordinator: "send me the newest view"."""
+
+    request: int
+
+
+class Look(Message, frozen=True, tag="look"):
+    """Anyone to coordinator: "how does it stand?"."""
+
+    request: int
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """A member, as the coordinator knows it."""
+
+    name: str
+    role: str
+    incarnation: Count
+    view: Count  # the newest that it said it has
+    silence: Count  # nanoseconds since it was heard
+    suspected: bool
+    leaving: bool = False
+    group: str = ""
+    load: float = 0.0  # of a server: rows a second
+    address: str = ""
+
+
+class Course(msgspec.Struct, frozen=True, array_like=True):
+    """How far a run is."""
+
+    done: int  # slots counted
+    limit: int  # of the slots that are to be
+    per_pass: int
+    steps: int
+    in_steps: bool  # slots are counted step by step
+    examples: int
+    seconds: float
+    computing: float  # seconds, to the last slot
+    sent: int  # bytes, by all workers
+    received: int
+    over: str  # why nothing more is dealt
+    failed: str
+    ended: bool
+    voids: dict[int, str]
+    counts: dict[str, int]
+    filtered: dict[str, list[int]] = {}  # bytes into and out of each filter, of all workers
+    left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
+
+
+class Standing(Message, frozen=True, tag="standing"):
+    """Coordinator: "this is how it stands"."""
+
+    request: int
+    term: Count
+    view: Count
+    generation: Count
+    copies: Count
+    members: list[Seen]
+    lost: dict[str, str]  # servers that are gone, and why
+    course: Course | None  # of the run, if there is one
+    checkpoint: str  # the newest one; empty: none
+    counts: dict[str, int]  # what happened to the coordinator
+    moves: list[Move] = []  # segments that are changing hands
+    timing: Intervals = DEFAULT  # that everybody goes by
+
+
+class Save(Message, frozen=True, tag="save"):
+    """Client to coordinator: "make a checkpoint now, and tell me when it is there"."""
+
+    request: int
+
+
+class Done(Message, frozen=True, tag="done"):
+    """Coordinator or server: "it is so"."""
+
+    request: int
+
+
+MembershipMessage = (
+    View | Hello | Welcome | Over | Heartbeat | Alive | Leave | Create | Drop | Delay | Refresh
+    | Save | Look | Standing | Done
+)  # fmt: skip

@@ -1,0 +1,230 @@
+"""What clients ask of servers, and how they are answered. Part of the page that ``messages`` is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from shoal.tables import Wire
+from shoal.wire.messages.base import (
+    NO_CLOCK,
+    Count,
+    Events,
+    Message,
+    Signed,
+)
+
+__all__ = [
+    "Ask",
+    "Busy",
+    "Call",
+    "Called",
+    "Counted",
+    "Fence",
+    "Forgot",
+    "Held",
+    "Moved",
+    "No",
+    "Park",
+    "Pull",
+    "Push",
+    "Rollback",
+    "Told",
+    "Values",
+]
+
+
+class Push(Message, frozen=True, tag="push"):
+    """Client to server: "count this gradient for your segments from ``first`` to ``last``, once"."""
+
+    frames: ClassVar[str] = "KKV"  # the keys to pull instead, if any; the pushed keys, if they are no range; values
+
+    request: int
+    table: Count
+    view: Count  # the view by which this push was split
+    generation: Count
+    incarnation: Count
+    stream: Signed  # a pass (0 and up), or minus the client's incarnation
+    number: Count  # the slot, or the client's own counter
+    floor: Count  # client streams: all below this is over and never comes again
+    step: Count  # the worker's step that this ends, counted from 1; 0: not part of a step
+    entered: Count  # the clock at which this worker started: it has no steps up to there
+    spell: Count  # how often this worker has come back from parking
+    first: Count
+    last: Count
+    count: Count  # rows of values
+    start: int = -1  # a range of keys instead of a list of them, if not negative
+    stop: int = -1
+    read: list[Count] = []  # the versions its weights were read at, one for all segments or one for each
+    void: bool = False  # an empty push in place of a slot that cannot be computed
+    pull: bool = False  # answer with the new values of the same keys, or of those that follow
+    clock: Signed = NO_CLOCK  # of that pull
+    ahead: Signed = -1  # so many other keys stand before the pushed ones: pull these instead; -1: none are named
+    form: Wire = "float32"  # in which its values come, and those of the answer may
+    filtered: bool = False  # arrays went through the table's filters, and those of the answer may
+    handle: Count = 0  # a number for this list of keys, if not 0: remember it,
+    known: bool = False  # or: it stands for the keys that you know by it, and they are not here
+    crc: Count = 0  # of those keys
+    ahead_handle: Count = 0  # the same, of the keys to pull instead
+    ahead_known: bool = False
+    ahead_crc: Count = 0
+
+
+class Pull(Message, frozen=True, tag="pull"):
+    """Client to server: "send me these rows, as new as a worker at this clock may expect"."""
+
+    frames: ClassVar[str] = "K"
+
+    request: int
+    table: Count
+    view: Count
+    generation: Count
+    incarnation: Count
+    clock: Signed
+    entered: Count
+    spell: Count
+    first: Count
+    last: Count
+    count: Count
+    start: int = -1
+    stop: int = -1
+    enter: bool = False  # a worker's first pull, or its first since it was parked
+    clocks: bool = False  # also the vector clocks of these keys
+    form: Wire = "float32"  # in which the values may come
+    filtered: bool = False  # as in Push
+    handle: Count = 0
+    known: bool = False
+    crc: Count = 0
+
+
+class Call(Message, frozen=True, tag="call"):
+    """Client to server: "run this function, which you know by its name, over your rows in this range"."""
+
+    request: int
+    table: Count
+    view: Count
+    generation: Count
+    name: str
+    settings: dict[str, float]
+    start: int
+    stop: int
+
+
+class Park(Message, frozen=True, tag="park"):
+    """Worker to server: "I have nothing to do, do not wait for me"."""
+
+    request: int
+    incarnation: Count
+    view: Count
+    spell: Count
+
+
+class Ask(Message, frozen=True, tag="ask"):
+    """Client to server: "how is this table doing?"."""
+
+    request: int
+    table: Count
+    view: Count
+    digests: bool = False  # also a hash of every segment that you hold
+
+
+class Values(Message, frozen=True, tag="values"):
+    """Server: "here they are" (and what was pushed with the question is counted)."""
+
+    frames: ClassVar[str] = "KV"
+
+    request: int
+    count: Count
+    versions: list[int]
+    entered: Signed = NO_CLOCK  # the clock at which an entering worker was entered
+    resume: int = -1  # the rest of a long range starts here
+    clocks: Events = []
+    form: Wire = "float32"  # the one that was asked for, unless it could not hold them
+    filtered: bool = False
+    new: bool = True  # as in Counted, of what was pushed with the question
+    part: bool = False
+
+
+class Called(Message, frozen=True, tag="called"):
+    """Server: "this is what it found"."""
+
+    frames: ClassVar[str] = "KV"
+
+    request: int
+    numbers: list[float]
+
+
+class Forgot(Message, frozen=True, tag="forgot"):
+    """Server: "I do not know these keys by that number: send them whole"."""
+
+    request: int
+
+
+class Counted(Message, frozen=True, tag="counted"):
+    """Server: "counted" (``new``: by this very push, not before)."""
+
+    request: int
+    new: bool
+    part: bool = False  # new in some segments only: others had it before
+
+
+class Held(Message, frozen=True, tag="held"):
+    """Server: "I have it, and it waits for this"."""
+
+    request: int
+    waits: str
+
+
+class Told(Message, frozen=True, tag="told"):
+    """Server: "this is how the table is doing"."""
+
+    request: int
+    facts: dict[str, int]
+    staleness: list[int]  # how many pushes were counted that stale, without trailing zeros
+    own: dict[int, Count] = {}  # segments that it is primary of: version
+    copies: dict[int, Count] = {}  # segments that it backs up
+    lag: dict[str, Count] = {}  # changes that a backup has not acknowledged
+    clocks: dict[str, Signed] = {}  # workers' lowest clocks; negative: parked
+    digests: dict[int, str] = {}
+
+
+class Fence(Message, frozen=True, tag="fence"):
+    """Anyone: "that incarnation is over"."""
+
+    request: int
+    incarnation: Count
+
+
+class Moved(Message, frozen=True, tag="moved"):
+    """Server: "not all of that is mine: look at this view or a newer one, and send it again"."""
+
+    request: int
+    view: Count
+
+
+class Rollback(Message, frozen=True, tag="rollback"):
+    """Server: "we went back to a checkpoint: this is the generation now"."""
+
+    request: int
+    generation: Count
+
+
+class Busy(Message, frozen=True, tag="busy"):
+    """Server: "not now, and this is why: ask again after so many nanoseconds"."""
+
+    request: int
+    retry_after: int
+    why: str = ""
+
+
+class No(Message, frozen=True, tag="no"):
+    """Anyone: "no, and this is why; nothing was changed"."""
+
+    request: int
+    kind: str  # keys, values, table, setting, question, version, full, disk, key (the caller's own: it is not let in)
+    reason: str
+
+
+RequestMessage = (
+    Push | Pull | Call | Park | Ask | Values | Called | Counted | Forgot | Held | Told | Fence
+    | Moved | Rollback | Busy | No
+)  # fmt: skip

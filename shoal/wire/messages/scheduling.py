@@ -1,0 +1,79 @@
+"""What workers and the evaluator say to the coordinator while a run goes on. Part of the page that ``messages`` is."""
+
+from __future__ import annotations
+
+from shoal.wire.messages.base import (
+    NO_CLOCK,
+    Count,
+    Message,
+    Signed,
+)
+
+__all__ = [
+    "Deal",
+    "Judge",
+    "Ready",
+    "Run",
+    "Want",
+]
+
+Run = tuple[Count, Count]  # slots from the first up to, not including, the second, counted over all passes
+
+
+class Want(Message, frozen=True, tag="want"):
+    """Worker to coordinator: "these slots are counted, this is how it goes, and I have room for so many more"."""
+
+    request: int
+    incarnation: Count
+    more: Count
+    counted: list[Run] = []
+    back: list[Run] = []  # I shall not compute these: I am leaving
+    refused: dict[Count, str] = {}  # slots whose gradient cannot be pushed, and why
+    examples: Count = 0  # in the slots counted now
+    loss: float = 0.0  # summed over them, each before its own update
+    sent: Count = 0  # bytes, in this life
+    received: Count = 0
+    leaving: bool = False
+    holds: list[Run] | None = None  # dealt to me, and none of the above; what I was dealt besides never came here
+    spent: list[Count] = []  # microseconds since the last of these, by kind (see nodes.spent)
+    spans: list[tuple[Count, Count, Count]] = []  # some of them: kind, microseconds ago, microseconds long
+    filtered: dict[str, list[Count]] = {}  # bytes into and out of each filter (see filters.chain.Flow), in this life
+    left: tuple[float, float] = (0.0, 0.0)  # the size of what filters left for later, and of what of that was lost
+    newer: Count = 0  # slots, dealt again, for which some servers had taken the step already: they read newer weights
+
+
+class Deal(Message, frozen=True, tag="deal"):
+    """Coordinator: "compute these, in this order"."""
+
+    request: int
+    slots: list[Run]
+    again: list[Run] = []  # were dealt before, and somebody may wait for them: first
+    late: list[Run] = []  # others were faster with these: leave them
+    void: list[Count] = []  # nobody can compute these: push them empty
+    over: str = ""  # nothing will come any more, and why; or you are asked to leave
+
+
+class Ready(Message, frozen=True, tag="ready"):
+    """Evaluator to coordinator: "I hold the weights of this evaluation, this is what I found; what next?"."""
+
+    request: int
+    incarnation: Count
+    holds: Signed = -1  # the evaluation whose weights are here
+    found: Signed = -1  # the one whose loss follows
+    loss: float = 0.0
+    metrics: dict[str, float | None] = {}
+    error: str = ""  # it cannot be judged, and why
+    spans: list[tuple[Count, Count, Count]] = []  # as in Want
+    clock: Signed = NO_CLOCK  # the step that these weights are of: later than was asked for, if that was past
+
+
+class Judge(Message, frozen=True, tag="judge"):
+    """Coordinator: "judge the model now"; or, if the number is negative, "not yet"."""
+
+    request: int
+    number: Signed = -1
+    clock: Signed = NO_CLOCK  # as the model is after so many steps, where the table knows steps
+    over: bool = False  # this was the last one
+
+
+SchedulingMessage = Want | Deal | Ready | Judge

@@ -1,0 +1,74 @@
+"""What the coordinator says to those who are no members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal import limits
+from shoal.events import Evaluated, Joined, Progress, Warned
+from shoal.nodes.public_info import Doorway
+from shoal.wire import messages as m
+from shoal.wire.effects import Effect, Send, Tell
+
+
+class Run:
+    """As much of a dealing as is asked."""
+
+    ended = False
+
+    def warn(self, what: str) -> list[Effect]:
+        return [Tell(Warned(seconds=0.0, what=what))]
+
+
+def fed(doorway: Doorway, after: int) -> m.Fed:
+    (effect,) = doorway.take("ann", m.Feed(1, after), None)
+    assert isinstance(effect, Send) and isinstance(effect.message, m.Fed)
+    return effect.message
+
+
+def joined(number: int) -> Tell:
+    return Tell(Joined(seconds=0.0, name=f"worker-{number}", role="worker"))
+
+
+def test_whoever_asks_is_told_what_the_run_is_about_and_whether_it_is_over() -> None:
+    doorway, run = Doorway(m.Described(0, "data = 'x'", "x", 5)), Run()
+    dealing: Any = run
+    assert doorway.take("ann", m.Describe(7), dealing) == [Send("ann", m.Described(7, "data = 'x'", "x", 5))]
+    run.ended = True
+    (answer,) = doorway.take("ann", m.Describe(8), dealing)
+    assert isinstance(answer, Send) and isinstance(answer.message, m.Described) and answer.message.ended
+
+
+def test_what_happened_is_told_once_to_each_who_asks_and_not_what_happens_all_the_time() -> None:
+    doorway = Doorway()
+    progress = Progress(seconds=0.0, passes=1.0, steps=1, examples=1, train_loss=None, workers=1)
+    doorway.heard([joined(0), Tell(progress), joined(1)])
+    first = fed(doorway, 0)
+    assert [event.name for event in first.events if isinstance(event, Joined)] == ["worker-0", "worker-1"]
+    assert fed(doorway, first.number).events == []
+    doorway.heard([joined(2)])
+    assert len(fed(doorway, first.number).events) == 1
+    assert len(fed(doorway, 1_000).events) == 3  # it asks another life of the coordinator
+
+
+def test_only_so_much_is_remembered_and_an_evaluation_without_its_workers() -> None:
+    doorway = Doorway()
+    doorway.heard([joined(number) for number in range(3 * limits.FEED)])
+    assert len(fed(doorway, 0).events) == limits.FEED
+    judged = Evaluated(
+        seconds=0.0, number=1, passes=1.0, steps=1, examples=1, train_loss=None, test_loss=0.5, metrics={}, workers=1, best=True,
+        each={"worker-0": {"slots": 1}},
+    )  # fmt: skip
+    doorway.heard([Tell(judged)])
+    last = fed(doorway, 0).events[-1]
+    assert isinstance(last, Evaluated) and last.each == {}
+
+
+def test_who_cannot_take_part_is_told_of_so_many_times_and_no_more() -> None:
+    doorway, dealing = Doorway(), Run()
+    given: Any = dealing
+    told = [doorway.take("x", m.Unfit("w" * 500, "y" * 5_000), given) for _ in range(2 * limits.UNFIT)]
+    assert sum(map(bool, told)) == limits.UNFIT
+    (effect,) = told[0]
+    assert isinstance(effect, Tell) and isinstance(effect.event, Warned)
+    assert len(effect.event.what) < limits.NAME_CHARS + limits.UNFIT_CHARS + 50

@@ -1,0 +1,378 @@
+"""Servers that join, are drained, and die in the middle of it while a run goes on: all nodes in one thread (F10 to F13).
+
+A synchronous run has the same weights bit for bit, whoever held which segment when, and whatever was lost on the way: so it
+is enough to look at those.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from shoal import limits
+from shoal.cluster.balance_plan import Wanted
+from shoal.data.datasets import Dataset, load
+from shoal.events import Gone, Handed, Joined, Leaving, Warned
+from shoal.job import Job
+from shoal.nodes.coordinator import Coordinator
+from shoal.nodes.drainable import Guest
+from shoal.nodes.rebalancer import Opening
+from shoal.nodes.server import Server
+from shoal.nodes.strategy import TABLE
+from shoal.store.server.table_server import Holding
+from shoal.wire import messages as m
+from shoal.wire.effects import Received, Tell
+from tests.support.fake_run import dealing
+from tests.support.one_thread_run import JOB, Ship
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["sync", "bounded", "async"])
+COPIES = pytest.mark.parametrize("copies", [1, 2])
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    job = Job.of(JOB)
+    return load(job.data, job.seed, cache=tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def weights(rows: Dataset) -> np.ndarray:
+    """Of a synchronous run in which nobody comes or goes."""
+    return np.array(sail(rows, "sync", 0).home().weights)
+
+
+def sail(rows: Dataset, strategy: str, seed: int, copies: int = 1, servers: int = 2, balance: str = "count") -> Ship:
+    moves = {"moves__balance": balance, "stop__epochs": 2}
+    ship = Ship(rows, seed=seed, strategy=strategy, workers=3, servers=servers, copies=copies, **moves)
+    ship.until(lambda: ship.slots_done() >= 3)
+    return ship
+
+
+def coordinator(ship: Ship) -> Coordinator:
+    node = ship.nodes["coordinator"]
+    assert isinstance(node, Coordinator)
+    return node
+
+
+def held(ship: Ship, rank: int = 0) -> Counter[str]:
+    """How many segments each server holds, as primary or as a backup."""
+    places = coordinator(ship).roster.tables[TABLE].places
+    return Counter(name for place in places for name in place.servers[rank : rank + 1])
+
+
+def is_moving(ship: Ship) -> bool:
+    return bool(coordinator(ship).elastic.standing(ship.now, coordinator(ship)))
+
+
+def join(ship: Ship, name: str) -> Guest:
+    return ship.serve(name)
+
+
+def server_of(ship: Ship, name: str) -> Guest:
+    guest = ship.nodes[name]
+    assert isinstance(guest, Guest)
+    return guest
+
+
+def drain(ship: Ship, name: str) -> None:
+    ship.feed("coordinator", Received("launcher", m.Drain(77, name)))
+
+
+# ---------------------------------------------------------------- joining
+
+
+@STRATEGIES
+@COPIES
+def test_a_server_that_joins_gets_its_share_while_the_run_goes_on(rows: Dataset, strategy: str, copies: int) -> None:
+    ship = sail(rows, strategy, seed=3, copies=copies)
+    join(ship, "server-2")
+    ship.until(lambda: held(ship)["server-2"] >= 5 and not is_moving(ship))
+    assert max(held(ship).values()) - min(held(ship).values()) <= 1
+    if copies == 2:
+        assert sum(held(ship, 1).values()) == sum(held(ship).values())
+    ship.home()
+    assert ship.slots_done() == ship.dealing.workload.limit
+    handed = ship.all(Handed)
+    assert {one.target for one in handed} == {"server-2"} and all(one.stall >= 0 for one in handed)
+    assert any(one.name == "server-2" for one in ship.all(Joined))
+
+
+@COPIES
+def test_a_synchronous_run_is_the_same_whoever_comes_and_goes(rows: Dataset, weights: np.ndarray, copies: int) -> None:
+    for seed in range(3):
+        ship = sail(rows, "sync", seed, copies=copies)
+        join(ship, "server-2")
+        ship.until(lambda ship=ship: held(ship)["server-2"] >= 5 and not is_moving(ship))
+        drain(ship, "server-0")
+        ship.home()
+        assert np.array_equal(np.array(ship.weights), weights)
+
+
+def test_who_joins_gets_nothing_where_nothing_is_to_be_balanced(rows: Dataset) -> None:
+    ship = sail(rows, "async", seed=1, balance="none")
+    join(ship, "server-2")
+    ship.home()
+    assert held(ship)["server-2"] == 0 and not ship.all(Handed)
+
+
+@STRATEGIES
+def test_members_of_a_set_change_places_while_the_run_goes_on(
+    rows: Dataset, weights: np.ndarray, strategy: str
+) -> None:
+    for seed in range(3):
+        ship = sail(rows, strategy, seed, copies=2, balance="none")
+        before = held(ship)
+        swaps = [
+            Wanted(TABLE, segment, *place.servers, "count")
+            for segment, place in enumerate(coordinator(ship).roster.tables[TABLE].places)
+            if place.servers[0] == "server-0"
+        ]
+        node = coordinator(ship)
+        node.elastic._note(ship.now, node.roster.begin(ship.now, swaps), node)
+        ship.until(lambda ship=ship: not is_moving(ship))
+        assert before["server-0"] == 8 and held(ship) == {"server-1": 16} and held(ship, 1) == {"server-0": 16}
+        ship.home()
+        assert [sorted(one.segments) for one in ship.all(Handed)] == [[s.segment for s in swaps]]  # told as one
+        if strategy == "sync":
+            assert np.array_equal(np.array(ship.weights), weights)
+
+
+# ---------------------------------------------------------------- leaving
+
+
+@STRATEGIES
+@COPIES
+def test_a_server_that_is_drained_hands_all_over_and_is_let_go(rows: Dataset, strategy: str, copies: int) -> None:
+    ship = sail(rows, strategy, seed=5, copies=copies, servers=3)
+    server = server_of(ship, "server-1")
+    drain(ship, "server-1")
+    ship.until(lambda: server.end == "released")
+    assert "server-1" not in held(ship) and "server-1" not in held(ship, 1)
+    assert [one.name for one in ship.all(Leaving)] == ["server-1"]
+    gone = [one for one in ship.all(Gone) if one.name == "server-1"]
+    assert len(gone) == 1 and "left" in gone[0].why
+    ship.home()
+    assert ship.slots_done() == ship.dealing.workload.limit
+
+
+def test_every_server_can_be_replaced_by_another_one_after_the_other(rows: Dataset, weights: np.ndarray) -> None:
+    """A rolling restart (F10)."""
+    ship = sail(rows, "sync", seed=8)
+    for name in ("server-0", "server-1"):
+        before = server_of(ship, name)
+        join(ship, f"spare for {name}")
+        before.leave()
+        ship.until(lambda before=before: before.end == "released")
+    ship.home()
+    assert np.array_equal(np.array(ship.weights), weights)
+    assert set(held(ship)) == {"spare for server-0", "spare for server-1"}
+
+
+def test_with_fewer_servers_than_copies_the_sets_get_smaller_and_it_is_said(rows: Dataset) -> None:
+    ship = sail(rows, "sync", seed=2, copies=2)
+    server = server_of(ship, "server-0")
+    drain(ship, "server-0")
+    ship.until(lambda: server.end == "released")
+    assert held(ship) == {"server-1": sum(held(ship).values())} and not held(ship, 1)
+    assert any("there is 1 server for 2 copies" in one.what for one in ship.all(Warned))
+    ship.home()
+
+
+def test_the_last_server_may_not_go(rows: Dataset) -> None:
+    ship = sail(rows, "async", seed=2, servers=1)
+    server = server_of(ship, "server-0")
+    server.leave()
+    ship.until(lambda: bool(server.stays))
+    assert "start another one" in server.stays
+    assert not server.end and not coordinator(ship).roster.people["server-0"].member.leaving
+    join(ship, "server-1")  # then it may
+    ship.until(lambda: server.end == "released")
+    ship.home()
+
+
+def test_one_that_was_let_go_and_did_not_hear_of_it_is_told_again(rows: Dataset) -> None:
+    ship = sail(rows, "async", seed=2)
+    server = server_of(ship, "server-1")
+    lost: list[m.Message] = []
+
+    def drop(sender: str, to: str, message: m.Message) -> bool:
+        if isinstance(message, m.Release) and not lost:
+            lost.append(message)
+            return True
+        return False
+
+    ship.drop = drop
+    drain(ship, "server-1")
+    ship.until(lambda: bool(lost))
+    ship.restart_coordinator()  # and another one has to know
+    ship.until(lambda: server.end == "released")
+    ship.home()
+
+
+def test_a_worker_that_is_drained_finishes_what_it_has_and_goes(rows: Dataset, weights: np.ndarray) -> None:
+    ship = sail(rows, "sync", seed=4)
+    drain(ship, "worker-1")
+    ship.until(lambda: ship.ends["worker-1"].done)
+    assert not ship.dealing.workload.finished
+    ship.feed("coordinator", Received("worker-1", m.Leave(ship.trainers["worker-1"].worker.member.incarnation)))
+    ship.home()
+    assert np.array_equal(np.array(ship.weights), weights)
+    assert not any("dealt again" in one.what for one in ship.all(Warned))
+
+
+# ---------------------------------------------------------------- in the middle of it (F13)
+
+STAGES = {"named": None, "copied": m.Fill, "filled": m.Filled, "full": m.Full, "handed": None, "level": m.Level}
+
+
+def reach(ship: Ship, stage: str, target: str) -> None:
+    """Let the run go on until a segment is at this stage of its way to a server."""
+    seen: list[m.Message] = []
+    kind = STAGES[stage]
+
+    def watch(sender: str, to: str, message: m.Message) -> bool:
+        if kind is not None and isinstance(message, kind):
+            seen.append(message)
+        return False
+
+    ship.drop = watch
+    places = lambda: coordinator(ship).roster.tables[TABLE].places  # noqa: E731
+    if stage == "named":
+        ship.until(lambda: any(place.filling == target for place in places()))
+    elif stage == "handed":
+        ship.until(lambda: any(place.servers[0] == target for place in places()))
+    else:
+        ship.until(lambda: bool(seen))
+
+
+@pytest.mark.variants(slow=["third-*", "target-handed", "source-copied"])
+@pytest.mark.parametrize("stage", list(STAGES))
+@pytest.mark.parametrize("victim", ["source", "target", "third"])
+def test_a_server_dies_in_the_middle_of_a_move_and_nothing_is_lost(
+    rows: Dataset, weights: np.ndarray, stage: str, victim: str
+) -> None:
+    for seed in range(2):
+        ship = sail(rows, "sync", seed, copies=2, servers=3)
+        join(ship, "server-3")
+        reach(ship, stage, "server-3")
+        name = {"source": "server-0", "target": "server-3", "third": "server-1"}[victim]
+        if victim == "source":
+            places = coordinator(ship).roster.tables[TABLE].places
+            name = next((place.instead for place in places if place.filling == "server-3" and place.instead), name)
+        ship.kill(name)
+        ship.home()
+        assert np.array_equal(np.array(ship.weights), weights)
+        owners = held(ship)
+        assert name not in owners and sum(owners.values()) == len(coordinator(ship).roster.tables[TABLE].places)
+
+
+@pytest.mark.variants(slow=["full", "handed", "level"])
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_a_coordinator_that_dies_in_the_middle_of_a_move_goes_on_with_it(
+    rows: Dataset, weights: np.ndarray, stage: str
+) -> None:
+    for seed in range(2):
+        ship = sail(rows, "sync", seed, copies=2, servers=2)
+        join(ship, "server-2")
+        reach(ship, stage, "server-2")
+        ship.restart_coordinator()
+        ship.until(lambda ship=ship: held(ship)["server-2"] >= 5 and not is_moving(ship))
+        ship.home()
+        assert np.array_equal(np.array(ship.weights), weights)
+
+
+@pytest.mark.variants(slow=["server-2-*"])
+@pytest.mark.parametrize("stage", ["copied", "full", "handed"])
+@pytest.mark.parametrize("victim", ["server-0", "server-2"])
+def test_with_one_copy_all_go_back_and_no_move_is_left_over(
+    rows: Dataset, weights: np.ndarray, stage: str, victim: str
+) -> None:
+    """What it held is lost, in the middle of a move: everybody begins again, and the tables are made anew (P8)."""
+    ship = sail(rows, "sync", seed=1)
+    join(ship, "server-2")
+    reach(ship, stage, "server-2")
+    table = coordinator(ship).roster.tables[TABLE].number
+    lost = any(place.servers == [victim] for place in coordinator(ship).roster.tables[TABLE].places)
+    ship.kill(victim)
+    ship.home()
+    assert np.array_equal(np.array(ship.weights), weights)
+    assert (coordinator(ship).roster.tables[TABLE].number != table) == lost
+    assert not is_moving(ship) and victim not in held(ship)
+
+
+def test_a_move_to_one_that_the_owner_cannot_reach_is_given_up(rows: Dataset) -> None:
+    """Both are alive, for the coordinator: it is tried again later, and nobody waits for it."""
+    ship = sail(rows, "async", seed=1, servers=2)
+    ship.drop = lambda sender, to, message: "server-2" in (sender, to) and "server-0" in (sender, to)
+    join(ship, "server-2")
+    ship.until(lambda: coordinator(ship).roster.apart.get(("server-0", "server-2"), 0) > 0)
+    ship.home()
+    assert ship.slots_done() == ship.dealing.workload.limit
+
+
+def test_nothing_new_moves_while_a_checkpoint_is_written(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    ship = sail(rows, "async", seed=1)
+    writing = [True]
+    monkeypatch.setattr(type(coordinator(ship).saving), "is_writing", property(lambda self: writing[0]))
+    join(ship, "server-2")
+    ship.until(lambda: "server-2" in coordinator(ship).roster.people and ship.slots_done() > 20)
+    assert not is_moving(ship) and not held(ship)["server-2"]
+    writing[0] = False
+    ship.until(lambda: held(ship)["server-2"] > 0)
+    ship.home()
+
+
+def test_copies_come_before_balance(rows: Dataset) -> None:
+    ship = sail(rows, "sync", seed=6, copies=2, servers=3)
+    ship.kill("server-1")
+    join(ship, "server-3")
+    named: list[bool] = []
+
+    def look() -> bool:
+        roster = coordinator(ship).roster
+        places = roster.tables[TABLE].places
+        if not roster.has_copies and any(place.instead for place in places):
+            named.append(True)
+        return roster.has_copies and bool(held(ship)["server-3"])
+
+    ship.until(look)
+    assert not named
+    ship.home()
+
+
+def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None:
+    for strategy in ("sync", "async"):
+        ship = sail(rows, strategy, seed=9, copies=2, servers=2)
+        join(ship, "server-2")
+        ship.until(lambda ship=ship: held(ship)["server-2"] > 0)
+        drain(ship, "server-0")
+        ship.home()
+        ship.until(lambda ship=ship: "server-0" not in ship.nodes and not is_moving(ship))
+        until = ship.now + limits.SECOND  # what is on its way arrives
+        ship.until(lambda ship=ship, until=until: ship.now > until)
+        found: dict[int, set[str]] = {}
+        for node in ship.nodes.values():
+            if isinstance(node, Guest) and isinstance(node.node, Server):
+                for holding in node.node.tables.values():
+                    assert isinstance(holding, Holding)
+                    for segment, digest in holding.told(m.Ask(1, 1, 1, digests=True)).digests.items():
+                        found.setdefault(segment, set()).add(digest)
+        assert found and all(len(digests) == 1 for digests in found.values())
+
+
+def test_a_move_whose_server_was_lost_on_the_way_is_told_so() -> None:
+    """And not as one that evens out the load, which took long."""
+    coordinator = Coordinator()
+    coordinator.dealing = dealing()
+    coordinator.roster.lost |= {"killed": "silent for 5 s", "gone": "it left: others have what it had"}
+
+    def told(source: str) -> tuple[str, str]:
+        opening = Opening("weights", 1, [3], source, "server-9", 9, "load", "it had 90%", 0, 5)
+        (tell,) = coordinator.elastic._tell(limits.SECOND, opening, coordinator)
+        assert isinstance(tell, Tell) and isinstance(tell.event, Handed)
+        return tell.event.why, tell.event.gain
+
+    assert told("killed") == ("lost", "")
+    assert told("gone") == told("server-1") == ("load", "it had 90%")

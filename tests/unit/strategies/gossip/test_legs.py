@@ -1,0 +1,167 @@
+"""The legs of a gossip run: what is dealt, what is counted, and what becomes of the slots of a worker that is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.data.slots import Slots
+from shoal.limits import SECOND
+from shoal.strategies.averaging.shards import Parts
+from shoal.strategies.gossip.legs import GossipController
+from shoal.strategies.gossip.settings import Gossip
+from shoal.strategies.gossip.topology import Graph
+from shoal.wire.effects import Received, Send
+from shoal.wire.messages.gossip import (
+    Along,
+    Heard,
+    Rest,
+    Show,
+    Without,
+)
+
+NAMES = ["worker-0", "worker-1", "worker-2"]
+SLAB = np.ones(5, np.float32)
+PER_PASS = 12
+
+
+def controller(topology: str = "ring") -> GossipController:
+    graph = Graph.of(Gossip(topology=topology), len(NAMES), 0)  # type: ignore[arg-type]
+    parts = Parts(Slots(PER_PASS, 1, 0), len(NAMES))
+    return GossipController(NAMES, dict.fromkeys(NAMES, ""), graph, parts, "sync", by_speed=False)
+
+
+def rest(made: GossipController, name: str, slab: bool = True, error: str = "") -> None:
+    done = len(made.home.told[name].slots)
+    said = Rest(made.home.leg, [done, done, float(done), 0, 0], error=error)
+    made.handle(SECOND, Received(name, said, (SLAB,) if slab else ()))
+
+
+def run_leg(made: GossipController, room: int) -> None:
+    made.next_leg(SECOND, room, None)
+    for name in made.living:
+        rest(made, name)
+    made.end_leg(SECOND)
+
+
+def begun(topology: str = "ring") -> GossipController:
+    made = controller(topology)
+    made.begin(0)
+    for name in NAMES:
+        rest(made, name)
+    return made
+
+
+def test_in_the_first_leg_everybody_shows_its_model_and_has_no_slots() -> None:
+    made = controller()
+    made.begin(0)
+    assert [len(one.slots) for one in made.home.told.values()] == [0, 0, 0] and not made.resting
+    for name in NAMES:
+        rest(made, name)
+    assert made.resting and made.fresh().slots == 0
+
+
+def test_a_worker_is_ready_once_however_often_it_says_so() -> None:
+    """Of two at a time it rests without its model first, and again with it: each was told as one that joins."""
+    made, ready = controller(), list[str]()
+    made.on_ready = ready.append
+    made.begin(0)
+    for name in NAMES:
+        rest(made, name, slab=False)
+        rest(made, name, slab=False)
+    for name in NAMES:
+        rest(made, name)
+    run_leg(made, 3)
+    assert ready == NAMES
+
+
+def test_every_slot_of_a_pass_is_dealt_once_and_no_more_than_there_is_room_for() -> None:
+    made, dealt, counted = begun(), list[int](), 0
+    while len(dealt) < PER_PASS:
+        made.next_leg(SECOND, min(5, PER_PASS - len(dealt)), None)
+        slots = [slot for one in made.home.told.values() for slot in one.slots.tolist()]
+        assert 0 < len(slots) <= 5
+        dealt += slots
+        for name in NAMES:
+            rest(made, name)
+        counted += made.fresh().slots
+        made.end_leg(SECOND)
+    assert sorted(dealt) == list(range(PER_PASS)) and counted == PER_PASS
+
+
+def test_what_a_lost_worker_had_not_reported_is_dealt_to_the_others() -> None:
+    made = begun()
+    for _ in range(2):  # the second leg has more than one round
+        run_leg(made, 3)
+        made.fresh()
+    made.next_leg(SECOND, 6, None)
+    theirs = made.home.told["worker-1"].slots.tolist()
+    assert len(theirs) == 2
+    made.handle(SECOND, Received("worker-1", Along(made.home.leg, 1, 1, 1.0)))
+    loss = made.lose(SECOND, "worker-1")
+    assert loss is not None and loss.again == 1 and not loss.apart
+    assert {one.to for one in loss.effects if isinstance(one, Send) and isinstance(one.message, Without)} == {
+        "worker-0",
+        "worker-2",
+    }
+    assert made.lose(SECOND, "worker-1") is None  # that is known
+    for name in made.living:
+        rest(made, name)
+    made.end_leg(SECOND)
+    assert theirs[0] not in made.parts.left() and theirs[1] in made.parts.left()
+
+
+def test_the_loss_of_the_hub_of_a_star_sets_the_others_apart() -> None:
+    made = begun("star")
+    loss = made.lose(SECOND, "worker-0")
+    assert loss is not None and loss.apart
+
+
+def test_what_workers_say_that_cannot_go_on_is_passed_on_and_counts_for_nothing() -> None:
+    made, failed = begun(), list[tuple[str, str]]()
+    made.on_failed = lambda name, why: failed.append((name, why))
+    made.next_leg(SECOND, 3, None)
+    rest(made, "worker-2", slab=False, error="no memory")
+    assert failed == [("worker-2", "no memory")] and made.fresh().slots == 0
+
+
+def test_all_that_live_are_dismissed_at_the_end() -> None:
+    made = begun()
+    made.lose(SECOND, "worker-0")
+    assert made.dismiss() == [Send(name, Heard(1, over=True)) for name in ("worker-1", "worker-2")]
+
+
+def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() -> None:
+    """All learn equally fast, but the first leg made worker-0 seem faster: who was dealt less must not seem slow for that."""
+    graph = Graph.of(Gossip(mode="async"), len(NAMES), 0)
+    parts = Parts(Slots(1_000, 1, 0), len(NAMES))
+    made = GossipController(NAMES, dict.fromkeys(NAMES, ""), graph, parts, "async", by_speed=True)
+    made.begin(0)
+    for name in NAMES:
+        rest(made, name)
+    parts.share([8.0, 1.0, 1.0])
+    now = SECOND
+    for _ in range(8):  # a slot takes everybody a tenth of a second, and so does a round without one
+        made.next_leg(now, 300, None)
+        told, rounds = made.home.told, made.home.rounds
+        for name, one in told.items():
+            if 0 < (slots := len(one.slots)) < rounds:
+                made.handle(now + slots * SECOND // 10, Received(name, Along(made.home.leg, slots + 1, slots, 1.0)))
+        now += rounds * SECOND // 10
+        for name in NAMES:
+            made.handle(now, Received(name, Rest(made.home.leg, [rounds, len(told[name].slots), 1.0, 0, 0]), (SLAB,)))
+        made.end_leg(now)
+    dealt = [len(one.slots) for one in made.home.told.values()]
+    assert max(dealt) < 1.5 * min(dealt), dealt
+
+
+@pytest.mark.parametrize("last", NAMES)
+def test_models_are_asked_for_when_the_last_is_done(last: str) -> None:
+    made = begun()
+    made.next_leg(SECOND, 3, None)
+    for name in NAMES:
+        if name != last:
+            rest(made, name, slab=False)
+    done = Rest(made.home.leg, [1, 1, 1.0, 0, 0])
+    asked = made.handle(SECOND, Received(last, done))
+    assert [one.to for one in asked if isinstance(one, Send) and isinstance(one.message, Show)] == NAMES

@@ -1,0 +1,43 @@
+"""Workers of a Hogwild run as they are heard: who left, and who ended by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.job import Job
+from shoal.launch.process_pool import DONE as AS_IT_SHOULD
+from shoal.launch.shared_memory import Segment
+from shoal.strategies.hogwild import loop
+from shoal.strategies.hogwild.processes import News, Racers
+from shoal.strategies.hogwild.worker import ENDED, LEAVE, READY
+
+
+class Nothing:
+    def run(self, most: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def racers() -> Iterator[Racers]:
+    segment = Segment.make({"desk": (loop.desk(2), "int64"), "sums": ((2, loop.LINE), "float64")})
+    found = Racers(Job.of({"data": "clicks", "strategy": "hogwild"}), "", "", segment, 2, lambda seat: Nothing())
+    yield found
+    found.close()
+    segment.close()
+
+
+def test_one_that_was_asked_to_leave_has_left(racers: Racers) -> None:
+    racers.add(lambda number: None)
+    assert racers.hear(10) == [News(0, READY)]
+    racers.ring(0, LEAVE)
+    heard: list[News] = []
+    while not heard:
+        heard = racers.hear(10)
+    assert heard == [News(0, ENDED)]
+
+
+def test_one_that_ended_unasked_is_lost_though_its_exit_code_says_that_all_is_well(racers: Racers) -> None:
+    racers._ended("worker-1", AS_IT_SHOULD)
+    assert racers.hear(10) == [News(1, ENDED, "its process ended (exit code 0) before anybody asked it to")]

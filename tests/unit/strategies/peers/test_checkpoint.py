@@ -1,0 +1,63 @@
+"""A run of peers on disk: all slots that are not counted, whichever pass they are of; and a book to go on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.errors import BadCheckpoint
+from shoal.events import RunEvent, Saved
+from shoal.job import Job
+from shoal.strategies.peers.checkpoint import (
+    begin_of,
+    check_left,
+    counted_of,
+    keep,
+    left_of,
+)
+from shoal.strategies.peers.run_log import Book, State
+from shoal.training.local_checkpoint import Keeper, newest
+from shoal.wire.messages.peers import Judged
+
+PER_PASS = 10
+COUNTED = [(0, 7), (9, 13), (15, 16)]  # of two passes
+
+
+def test_what_is_left_and_what_is_counted_are_each_other() -> None:
+    of_pass, left = left_of(COUNTED, PER_PASS)
+    assert (of_pass, left) == (1, [7, 8, 13, 14, 16, 17, 18, 19])
+    assert counted_of(of_pass, left, PER_PASS) == COUNTED
+    assert left_of([(0, 10)], PER_PASS) == (0, [])
+    assert counted_of(0, [], PER_PASS) == [(0, 10)]
+
+
+def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tmp_path: Path) -> None:
+    job = Job.of({"data": "clicks", "strategy": "peer-to-peer"})
+    events: list[RunEvent] = []
+    last = Judged(3, 1.0, 1.5, 11, 110, 0.4, {}, None, 2, True, [0.4, 0.41, 2.0, None], "worker-0.aa")
+    state = State(counted=COUNTED, rows=120, seconds=2.5, judged=[last], moved={"a": (10, 20), "b": (1, 2)})
+    slab = np.arange(6, dtype=np.float32)
+    keep(
+        Keeper(tmp_path, job, "", events.append), msgspec.msgpack.encode(state), slab, PER_PASS, 3, {"workers lost": 1}
+    )
+    assert [event.steps for event in events if isinstance(event, Saved)] == [12]
+    kept, refused = newest(tmp_path / "checkpoints", job.identity)
+    assert kept is not None and not refused
+    assert np.array_equal(kept.slab, slab.reshape(3, 2))
+    book = Book(begin_of(kept, PER_PASS))
+    assert (book.counted.runs, book.done, book.rows, book.next) == (COUNTED, 12, 120, 16)
+    assert book.last is not None
+    assert (book.last.number, book.last.patience) == (3, [0.4, 0.41, 2, None])
+    assert (kept.facts.standing.seconds, kept.facts.standing.sent) == (2.5, 11)
+    with pytest.raises(BadCheckpoint, match="slots"):
+        check_left(kept, PER_PASS - 1)
+
+
+def test_nothing_is_kept_of_a_run_that_has_learned_nothing(tmp_path: Path) -> None:
+    job = Job.of({"data": "clicks", "strategy": "peer-to-peer"})
+    keeper = Keeper(tmp_path, job, "", lambda event: None)
+    keep(keeper, msgspec.msgpack.encode(State()), np.zeros(2, np.float32), PER_PASS, 2, {})
+    assert not keeper.has_some

@@ -1,0 +1,182 @@
+"""What the one that leads decides, from its book alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shoal.data.slots import Slots
+from shoal.schedule.intervals import Spans, count
+from shoal.schedule.stop_rules import Stop
+from shoal.strategies.peers.leader import Facts, Lead, View
+from shoal.strategies.peers.run_log import Book
+from shoal.wire.messages import peers as p
+
+START = p.Judged(0, 0.0, 0.0, 0, 0, 1.0, {}, None, 2, True, [1.0, 1.0, 0.0, None], "a")
+
+
+class Told:
+    """A lead that hears what it says."""
+
+    def __init__(self, stop: Stop, *, evaluate: int = 100, every: int = 8, book: Book | None = None) -> None:
+        self.facts = Facts(Slots(100, 1, 0), stop, evaluate, every)
+        self.book = book or Book()
+        if book is None:
+            self.book.take("a", START)
+        self.lead = Lead("a", self.facts, self.book)
+        self.closed: set[str] = set()
+        self.living, self.gone = ["a", "b"], list[str]()
+
+    @property
+    def view(self) -> View:
+        return View(self.living, self.gone, self.closed.__contains__, self.living)
+
+    def look(self, seconds: float = 1.0) -> list[p.Word]:
+        words = self.lead.look(seconds, self.view)
+        for word in words:
+            self.book.take("a", word)
+        return words
+
+    def learn(self, life: str, slots: int, took: int = 1_000) -> None:
+        runs = Spans(self.book.out[life]).pop(slots)
+        self.book.take(life, p.Learned(list(runs), count(runs), 0.0, [took * count(runs)]))
+
+    def judge(self, loss: float) -> p.Judged:
+        book = self.book
+        self.lead.cut(1.0, book.done, book.rows, book.loss, 2)
+        word = self.lead.judged(2.0, loss, {})
+        book.take("a", word)
+        return word
+
+
+def dealt(words: Sequence[p.Word]) -> dict[str, int]:
+    return {life: count(runs) for word in words if isinstance(word, p.Dealt) for life, runs in word.slots}
+
+
+def test_nothing_is_dealt_before_the_first_weights_are_judged() -> None:
+    told = Told(Stop(epochs=5), book=Book())
+    assert told.look() == [] and told.lead.due
+    assert told.judge(0.7).number == 0
+    assert dealt(told.look()) == {"a": 16, "b": 16}
+
+
+def test_everybody_has_work_ahead_by_its_own_pace() -> None:
+    told = Told(Stop(epochs=1_000), evaluate=1 << 60)
+    told.look()
+    told.learn("a", 16, took=1_000)  # microseconds a slot: a thousand slots a second
+    told.learn("b", 16, took=10_000)
+    assert dealt(told.look()) == {"a": 1_000, "b": 100}
+    assert told.look() == [], "both have what they need"
+
+
+def test_everybody_has_work_also_when_more_is_to_be_told_at_once_than_there_is() -> None:
+    told = Told(Stop(epochs=1_000), every=1 << 30)
+    assert dealt(told.look()) == {"a": 100, "b": 100}
+
+
+def test_the_end_is_dealt_in_smaller_and_smaller_pieces_and_never_more_than_there_is() -> None:
+    told = Told(Stop(epochs=3), evaluate=1 << 60)
+    sizes: list[int] = []
+    while (words := told.look()) and not any(isinstance(word, p.Halt) for word in words):
+        sizes += list(dealt(words).values())
+        for life in told.living:
+            if told.book.left(life):
+                told.learn(life, told.book.left(life))
+    assert told.book.done == 300 == told.book.next
+    assert sum(sizes) == 300 and sizes[-1] < sizes[2]
+
+
+def test_nothing_is_dealt_past_the_evaluation_after_the_one_that_is_judged() -> None:
+    told = Told(Stop(epochs=50), evaluate=20)
+    for _ in range(30):
+        told.look()
+        for life in told.living:
+            if life in told.book.out:
+                told.learn(life, told.book.left(life))
+    assert told.book.next == 40 and told.lead.due
+    told.lead.cut(1.0, 40, 40, told.book.loss, 2)
+    assert not told.lead.due, "one at a time"
+    assert sum(dealt(told.look()).values()) > 0, "it is dealt on while that is judged"
+
+
+def test_slots_of_one_that_is_gone_are_dealt_again_when_it_is_closed_and_not_before() -> None:
+    told = Told(Stop(epochs=1), evaluate=1 << 60)
+    told.look()
+    told.learn("a", 16)
+    told.living, told.gone = ["a"], ["b"]
+    first = told.look()
+    assert all(word.again == 0 for word in first if isinstance(word, p.Dealt))
+    told.learn("a", told.book.left("a"))
+    told.closed = {"b"}
+    (word,) = told.look()
+    assert isinstance(word, p.Dealt) and word.again == 16
+    assert word.slots[0][1][0] == (16, 32), "before what is new"
+
+
+def test_the_next_one_goes_on_from_what_was_said() -> None:
+    told = Told(Stop(epochs=3, patience=2))
+    told.look()
+    told.learn("a", 10)
+    told.judge(0.5)
+    told.judge(0.6)
+    after = Told(Stop(epochs=3, patience=2), book=told.book)
+    word = after.judge(0.7)
+    assert word.number == 3 and not word.best
+    after.lead.end("nothing", now=True)  # patience has run out before: that reason stays
+    (halt,) = after.look()
+    assert halt == p.Halt("no improvement in 2 evaluations", judge=False)
+
+
+def test_passes_that_were_begun_before_the_last_are_made_whole_before_it_rests() -> None:
+    told = Told(Stop(seconds=5.0), evaluate=1 << 60, every=50)
+    told.look(1.0)  # a: 0 to 100, b: 100 to 200
+    told.learn("b", 60)
+    assert not any(isinstance(word, p.Halt) for word in told.look(6.0)), "a pass is not whole"
+    told.learn("a", 100)
+    (halt,) = told.look(6.5)
+    assert halt == p.Halt("5 seconds are over")
+    assert not told.lead.is_last_due(told.view)
+    for life in told.living:
+        told.book.take(life, p.Rested())
+    assert told.look() == [] and told.lead.is_last_due(told.view), "what is unjudged is judged"
+    assert told.judge(0.3).done == 160
+    assert told.look(7.0) == [p.Ended("5 seconds are over", False, 7.0)]
+    assert told.look() == []
+
+
+def test_all_that_live_must_rest_and_all_that_are_gone_be_closed_before_it_ends() -> None:
+    told = Told(Stop(epochs=5))
+    told.lead.end("interrupted", now=True, judges=False)
+    assert told.look() == [p.Halt("interrupted", judge=False)]
+    told.book.take("a", p.Rested())
+    assert told.look() == []
+    told.living, told.gone = ["a"], ["b"]
+    assert told.look() == []
+    told.closed = {"b"}
+    assert told.look() == [p.Ended("interrupted", False, 1.0)]
+
+
+def test_what_was_judged_last_is_judged_again_if_its_weights_are_gone_with_whoever_judged_it() -> None:
+    told = Told(Stop(epochs=5))
+    told.lead.end("interrupted", now=True)
+    told.look()
+    told.book.take("b", p.Rested())
+    assert told.book.last == START and START.by == "a"
+    told.living, told.gone, told.closed = ["b"], ["a"], {"a"}
+    assert told.look() == [] and told.lead.is_last_due(told.view)
+
+
+def test_a_loss_that_is_not_finite_ends_it_as_failed() -> None:
+    told = Told(Stop(epochs=5))
+    word = told.judge(math.nan)
+    assert word.loss is None
+    (halt,) = told.look()
+    assert isinstance(halt, p.Halt) and halt.failed and "take a smaller step" in halt.why and not halt.judge
+
+
+def test_a_model_that_cannot_be_judged_ends_it_as_failed() -> None:
+    told = Told(Stop(epochs=5))
+    told.lead.cut(1.0, 0, 0, (0.0, 0), 2)
+    told.lead.unjudged("no such file")
+    (halt,) = told.look()
+    assert isinstance(halt, p.Halt) and halt.failed and halt.why == "the model cannot be judged: no such file"

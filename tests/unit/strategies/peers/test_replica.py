@@ -1,0 +1,91 @@
+"""Visits to a model, and rows that take as long as they are to be emulated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.emulation import Emulate
+from shoal.errors import BadValues
+from shoal.limits import SECOND
+from shoal.strategies.peers.replica import (
+    Floats,
+    Hold,
+    Visit,
+    visit,
+)
+from tests.unit.nodes.peers_in_a_world import Counting, weights_of
+
+
+def change(*slots: int) -> tuple[np.ndarray, Floats]:
+    weights = weights_of(slots)
+    keys = np.flatnonzero(weights)
+    return keys.astype(np.uint64), weights[keys]
+
+
+def test_learning_and_taking_are_one_thing_so_nothing_is_lost_between_them() -> None:
+    replica = Counting()
+    found = visit(replica, Visit(add=[change(7)], run=[(0, 3)], take=True), None)
+    assert (found.loss, found.rows) == (3.0, 3)
+    assert found.change is not None
+    taken = np.zeros_like(replica.weights_now)
+    taken[found.change[0]] = found.change[1]
+    np.testing.assert_array_equal(taken, weights_of([0, 1, 2]))  # own changes only
+    np.testing.assert_array_equal(replica.weights_now, weights_of([0, 1, 2, 7]))
+    again = visit(replica, Visit(take=True), None)
+    assert again.change is not None and not len(again.change[0])
+
+
+def test_a_copy_lacks_what_is_on_its_way_into_what_all_have_and_the_model_keeps_it() -> None:
+    replica = Counting()
+    visit(replica, Visit(run=[(0, 2)], take=True), None)
+    found = visit(replica, Visit(run=[(2, 3)], take=True, copy=True, owned=True, without=[change(1)]), None)
+    np.testing.assert_array_equal(found.slab, weights_of([0]))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(replica.weights_now, weights_of([0, 1, 2]))
+
+
+def test_what_is_not_finite_is_told_to_nobody() -> None:
+    class Wild(Counting):
+        def run(self, slots: object) -> tuple[float, int]:
+            self.unsaid[3] = self.weights_now[3] = np.inf
+            return 1.0, 1
+
+    with pytest.raises(BadValues, match="take a smaller step"):
+        visit(Wild(), Visit(run=[(0, 1)], take=True), None)
+
+    class Lost(Counting):
+        def run(self, slots: object) -> tuple[float, int]:
+            return float("nan"), 1
+
+    with pytest.raises(BadValues, match="the loss is nan"):
+        visit(Lost(), Visit(run=[(0, 1)]), None)
+
+
+def test_rows_take_as_long_as_they_are_to_be_emulated_without_drift() -> None:
+    """Every wait is 3 ms too long, and 1 ms passes between two visits: a thousand rows take a second all the same."""
+    now = [0]
+
+    def wait(seconds: float) -> None:
+        now[0] += round(seconds * SECOND) + 3_000_000
+
+    pace = Emulate(per_example=1e-3).pace(0, 1)
+    assert pace is not None
+    hold, replica = Hold(pace, lambda: now[0], wait), Counting()
+    for number in range(40):
+        visit(replica, Visit(run=[(25 * number, 25 * number + 25)], goes_on=number > 0), hold)
+        now[0] += 1_000_000
+    assert now[0] / SECOND == pytest.approx(1.0, abs=0.01)
+
+
+def test_time_without_work_is_not_made_up_for() -> None:
+    now = [0]
+
+    def wait(seconds: float) -> None:
+        now[0] += round(seconds * SECOND)
+
+    pace = Emulate(per_example=1e-3).pace(0, 1)
+    assert pace is not None
+    hold, replica = Hold(pace, lambda: now[0], wait), Counting()
+    now[0] += 5 * SECOND
+    visit(replica, Visit(run=[(0, 100)]), hold)
+    assert now[0] == pytest.approx(5.1 * SECOND)

@@ -1,0 +1,131 @@
+"""What all know of a run: the same in whatever order it is heard, and every slot counted once."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from shoal.strategies.peers.run_log import (
+    AGAIN,
+    PARTLY,
+    TWICE,
+    Book,
+    State,
+)
+from shoal.wire.messages import peers as p
+
+
+def learned(first: int, stop: int, part: int = 0, stale: int = 0) -> p.Learned:
+    rows = stop - first
+    return p.Learned([(first, stop)], rows, 0.5 * rows, [1_000 * rows, 5, 6], (10, 20), part, stale)
+
+
+def nobody(life: str) -> bool:
+    return False
+
+
+def test_a_slot_may_be_counted_before_it_is_heard_that_it_was_dealt() -> None:
+    book = Book()
+    book.take("b", learned(0, 10))
+    book.take("a", p.Dealt([("b", [(0, 15)])]))
+    assert book.done == 10 and book.out["b"].runs == [(10, 15)] and book.next == 15
+    assert not book.free(nobody)
+
+
+def test_it_is_the_same_in_whatever_order_several_are_heard() -> None:
+    said = {
+        "a": [
+            p.Dealt([("a", [(0, 10)]), ("b", [(10, 20)])]),
+            learned(0, 5),
+            p.Dealt([("b", [(20, 30)])]),
+            learned(5, 10),
+        ],
+        "b": [learned(10, 15, stale=2), learned(15, 20), p.Leaving("", [(20, 25)])],
+    }
+    books = []
+    for seed in range(20):
+        chance, left, book = random.Random(seed), {life: list(words) for life, words in said.items()}, Book()
+        while open_ := [life for life, words in left.items() if words]:
+            life = chance.choice(open_)
+            book.take(life, left[life].pop(0))
+        books.append(book.state(1.0))
+    for one in books:
+        assert (one.counted, one.rows, one.loss, one.spent) == ([(0, 20)], 20, (10.0, 20), [20_000, 20, 24])
+        assert (one.staleness, one.moved) == ([15, 0, 5], {"a": (10, 20), "b": (10, 20)})
+
+
+def test_slots_of_one_that_is_gone_are_free_only_when_nothing_more_can_be_heard_of_it() -> None:
+    book = Book()
+    book.take("a", p.Dealt([("a", [(0, 10)]), ("b", [(10, 20)])]))
+    book.take("b", learned(10, 12))
+    assert not book.free(nobody)
+    assert book.free(lambda life: life == "b").runs == [(12, 20)]
+    book.take("a", p.Dealt([("a", [(12, 16)])], again=4))
+    assert book.free(lambda life: life == "b").runs == [(16, 20)]
+    assert book.counts[AGAIN] == 4
+
+
+def test_a_slot_that_two_have_learned_is_counted_once_and_reported() -> None:
+    book = Book()
+    book.take("a", learned(0, 10))
+    book.take("b", learned(5, 15))
+    assert (book.done, book.rows, book.loss) == (15, 15, (7.5, 15))
+    assert book.counts[TWICE] == 5
+
+
+def test_what_is_given_back_is_free() -> None:
+    book = Book()
+    book.take("a", p.Dealt([("b", [(0, 10)])]))
+    book.take("b", learned(0, 4))
+    before = book.returned
+    book.take("b", p.Leaving("", [(4, 10)]))
+    assert book.returned > before and book.free(nobody).runs == [(4, 10)]
+
+
+def test_where_weights_are_owned_a_slot_counts_when_its_change_is_in_every_part() -> None:
+    book = Book(parts=2)
+    book.take("a", p.Dealt([("a", [(0, 10)])]))
+    book.take("a", learned(0, 5, part=1))
+    book.take("a", learned(5, 10, part=2))
+    assert book.done == 0 and book.left("a") == 0 and book.out["a"].size == 10
+    book.take("x", p.Owned([(0, {"a": 2})]))
+    assert book.done == 0
+    book.take("y", p.Owned([(1, {"a": 1})]))
+    assert book.counted.runs == [(0, 5)]
+    assert book.partly(lambda life: life == "a") == 5, "the second is in one part and not in the other"
+    book.take("y", p.Owned([(1, {"a": 2})]))
+    assert book.counted.runs == [(0, 10)] and book.partly(lambda life: True) == 0
+    late = Book(parts=2)  # heard the other way round
+    late.take("x", p.Owned([(0, {"a": 1}), (1, {"a": 1})]))
+    late.take("a", learned(0, 5, part=1))
+    assert late.done == 5
+    assert PARTLY not in late.counts
+
+
+@pytest.mark.parametrize("parts", [0, 2])
+def test_whoever_gets_its_state_goes_on_as_it_would(parts: int) -> None:
+    words = [
+        ("a", p.Owners(1, ["a"] * parts, ["b"])),
+        ("a", p.Dealt([("a", [(0, 10)]), ("b", [(10, 20)])])),
+        ("b", learned(10, 15, part=min(parts, 1))),
+        ("a", p.Judged(0, 0.0, 0.1, 0, 0, 0.7, {"auc": 0.5}, None, 2, True, [0.7, 0.7, 0.0, None], "a")),
+        ("a", p.Owned([(part, {"b": 1}) for part in range(parts)])),
+        ("a", learned(0, 10, part=2 * min(parts, 1))),
+        ("a", p.Halt("over")),
+        ("b", p.Rested()),
+    ]
+    for cut in range(len(words)):
+        whole, first = Book(parts=parts), Book(parts=parts)
+        for life, word in words:
+            whole.take(life, word)
+        for life, word in words[:cut]:
+            first.take(life, word)
+        packed = msgspec.msgpack.encode(first.state(2.5))
+        second = Book(msgspec.msgpack.decode(packed, type=State), parts)
+        for life, word in words[cut:]:
+            second.take(life, word)
+        assert second.state(3.0) == whole.state(3.0)
+    anew = whole.state(3.0).anew()
+    assert anew.counted and not anew.out and anew.halt is None and not anew.rested and anew.owners is None

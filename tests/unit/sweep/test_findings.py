@@ -1,0 +1,151 @@
+"""What is said of a sweep: where the best is, and what is missing; and that what shows it holds for odd sweeps too."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.sweep.disk import Sweep
+from shoal.sweep.figures import figures
+from shoal.sweep.findings import paragraphs
+from shoal.sweep.grid import axes_of
+from shoal.sweep.lines import Scale
+from shoal.sweep.pictures import pictures, write_pictures
+from shoal.sweep.sections import sections
+from shoal.sweep.study import Planned
+from shoal.sweep.table import points_table, write_tables
+
+Make = Callable[..., Sweep]
+DELAYS = {"job": {"data": "clicks", "strategy": "bounded"}, "grid": {"strategy.max_delay": [0, 1, 2, 4, 8, "auto"]}}
+
+
+def u_shaped(told: Any) -> Callable[[Planned], Any]:
+    def tells(run: Planned) -> Any:
+        delay = run.job.strategy.max_delay  # type: ignore[union-attr]
+        far = abs((3 if delay == "auto" else delay) - 2)
+        known = 0 if delay == "auto" else delay
+        return told(half=1.0 + 0.5 * far + 0.01 * run.seed, wait=0.5 / (1 + known), stale=float(known), end=20.0)
+
+    return tells
+
+
+def test_a_best_inside_is_said_with_what_both_ends_cost(made: Make, told: Any) -> None:
+    said = " ".join(paragraphs(figures(made({**DELAYS, "seeds": 3, "target": 0.45}, u_shaped(told)))))
+    assert "Soonest at the target (test loss 0.4500): max_delay 2, 3 s." in said
+    assert (
+        "lowest at 2: 3 s, inside; 0 takes 5.5 s" in said and "8 takes 10.5 s" in said and "3.50 times as long" in said
+    )
+    assert "auto takes 4 s" in said
+    assert "Workers wait 50% of their time at 0, 5.6% at 8" in said
+    assert "an edge" not in said
+
+
+def test_a_difference_that_not_every_seed_shows_is_said_so(made: Make, told: Any) -> None:
+    def tells(run: Planned) -> Any:
+        times = {1: (1.0, 2.0, 3.0), 2: (2.0, 3.0, 1.0)}
+        return told(half=times[run.job.workers][run.seed], end=30.0, every=0.1)
+
+    said = " ".join(paragraphs(figures(made({"grid": {"workers": [1, 2]}, "seeds": 3, "target": 0.55}, tells))))
+    assert "2 takes 2 s (1 to 3), as long (worse in 2 of 3 seeds)" in said
+
+
+def test_a_best_at_the_end_says_that_there_may_be_a_better_one(made: Make, told: Any) -> None:
+    tree = {"grid": {"update.step": [0.1, 0.2, 0.4]}, "seeds": 1}
+    said = " ".join(paragraphs(figures(made(tree, lambda run: told(floor=0.5 - run.job.update.step / 10)))))
+    assert "step 0.4 is the highest that was tried" in said and "may lie beyond" in said
+
+
+def test_what_was_not_reached_failed_or_diverged_is_named(made: Make, told: Any) -> None:
+    def tells(run: Planned) -> Any:
+        states = {1: "failed", 2: "diverged"}
+        return told(state=states.get(run.job.workers, "finished"), floor=0.5 if run.job.workers == 3 else 0.4)
+
+    said = " ".join(paragraphs(figures(made({"grid": {"workers": [1, 2, 3, 4]}, "seeds": 2, "target": 0.45}, tells))))
+    assert "8 runs, 2 failed, 2 diverged" in said
+    assert "workers 3 (0 of 2)" in said and "these points have no time" in said
+    assert "Failed: workers 1 (2 of 2: broken)" in said and "Diverged: workers 2 (2 of 2)" in said
+
+
+def test_emulated_computing_is_said_wherever_speed_is(made: Make, told: Any) -> None:
+    tree = {"grid": {"workers": [1, 2]}, "seeds": 1, "target": 0.45, "serial": {}}
+    sweep = made(tree, lambda run: told(emulated="emulated compute (50 us per example)"))
+    assert "The computing is emulated (emulated compute (50 us per example))" in " ".join(paragraphs(figures(sweep)))
+    assert any("Emulated" in text for text in sections(sweep)[0].words)
+
+
+def test_points_that_were_not_reached_have_a_dash_in_the_table(made: Make, told: Any) -> None:
+    of = figures(made({"grid": {"workers": [1, 2]}, "seeds": 2, "target": 0.45}, lambda run: told(floor=0.4 if run.job.workers == 2 or run.seed else 0.5)))  # fmt: skip
+    table = points_table(of)
+    row = dict(zip(table.heads, table.rows[0], strict=True))
+    assert (row["reached"], row["seconds to target"]) == ("1 of 2", "-")
+
+
+def test_tables_are_written_with_every_run(made: Make, told: Any, tmp_path: Path) -> None:
+    states = {0: "finished", 1: "diverged", 2: "failed"}
+    of = figures(
+        made({"grid": {"workers": [1, 2]}, "seeds": 3, "target": 0.45}, lambda run: told(state=states[run.seed]))
+    )
+    write_tables(of, tmp_path)
+    with open(tmp_path / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["finished", "diverged", "failed"] * 2
+    assert rows[0]["time_to_target"] == "3.0" and rows[1]["time_to_target"] == rows[2]["last_loss"] == ""
+    facts = json.loads((tmp_path / "table.json").read_text())
+    assert len(facts["runs"]) == 6 and facts["points"][0]["time"] is None
+
+
+@pytest.mark.variants(slow=["tree3", "tree4", "tree5", "tree6", "tree7"])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"grid": {"workers": [1]}},
+        {"grid": {"workers": [1, 2, 4, 8], "strategy": ["sync", "async"]}, "serial": {"update.step": [0.1]}},
+        {"grid": {"update.step": [0.1, 0.2, 0.4], "update.l2": [0.0, 1e-5, 1e-4]}},
+        {"grid": {"strategy": ["sync", "async"]}},
+        {"grid": {"workers": [1, 2], "servers": [1, 2], "data.batch": [64, 128], "$x^$": {"a_b": {"copies": 1}}}},
+        {"serial": {"update.step": [0.1, 0.2]}},
+        {"serial": {}},
+        DELAYS,
+    ],
+)
+def test_whatever_is_compared_it_can_be_shown(made: Make, told: Any, tmp_path: Path, tree: dict[str, Any]) -> None:
+    states = ["finished", "finished", "finished", "diverged", "to do"]
+    numbers = iter(range(10_000))
+    tree = {**tree, "seeds": 2, "target": 0.45}
+    shown = sections(made(tree, lambda run: told(state=states[next(numbers) % len(states)], end=5.0)))
+    assert [section.title for section in shown] == ["made", "What is seen", "Every run"]
+    assert all(picture.svg.startswith(b"<?xml") for section in shown for picture in section.pictures)
+
+
+@pytest.mark.parametrize("state", ["finished", "to do", "failed", "diverged"])
+def test_however_runs_ended_it_can_be_shown(made: Make, told: Any, tmp_path: Path, state: str) -> None:
+    of = figures(made({"grid": {"workers": [1, 2]}, "seeds": 1}, lambda run: told(state=state, end=5.0)))
+    write_tables(of, tmp_path)
+    written = write_pictures(of, tmp_path)
+    assert all(path.stat().st_size > 1_000 for path in written)
+    assert {path.stem for path in written} == (
+        {"time", "waiting", "curves"} | ({"work"} if state == "finished" else set())
+        if state in ("finished", "diverged")
+        else set()
+    )
+
+
+def test_the_same_figures_make_the_same_picture(made: Make, told: Any) -> None:
+    tree = {**DELAYS, "seeds": 2, "target": 0.45}
+    first, second = (pictures(figures(made(tree, u_shaped(told)))) for _ in range(2))
+    assert [one.svg for one in first] == [one.svg for one in second]
+    assert [one.name for one in first] == ["time", "waiting", "curves"]
+
+
+def test_values_that_grow_by_factors_are_spread_evenly_and_words_come_last() -> None:
+    (axis,) = axes_of({"strategy.max_delay": [0, 1, 2, 4, 8, "auto"]}, "grid")
+    scale = Scale.of(axis)
+    assert [scale.places[choice.label] for choice in axis.choices] == pytest.approx([0, 1, 2, 3, 4, 5])
+    (axis,) = axes_of({"workers": [1, 2, 3, 4]}, "grid")
+    assert list(Scale.of(axis).places.values()) == [1, 2, 3, 4]
+    assert Scale.of(axis).place(2.5) == 2.5 and Scale.of(axis).place(9.0) is None

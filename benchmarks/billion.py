@@ -349,8 +349,6 @@ def table(results: Results) -> Table:
 
 BENCH = Bench(
     help="A billion floats over four servers: pushed and pulled by range, and one more server joins.",
-    full=FULL,
-    quick=QUICK,
     quick_help="20 million, over two servers.",
     measure=measure,
     table=table,

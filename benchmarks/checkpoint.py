@@ -235,8 +235,6 @@ def tables(results: Results) -> RenderableType:
 
 BENCH = Bench(
     help="A model's segments to disk and back, against plain files and the safetensors library; and while it is pushed to.",
-    full=FULL,
-    quick=QUICK,
     quick_help="128 MB instead of a gigabyte.",
     measure=measure,
     table=tables,

@@ -196,8 +196,6 @@ def _line(case: Case) -> str:
 
 BENCH = Bench(
     help="Vector clocks of ranges against a clock for every key: memory, and the time of a task.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Fewer sizes and tasks.",
     measure=measure,
     table=table,

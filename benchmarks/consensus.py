@@ -241,8 +241,6 @@ def _line(case: Case) -> str:
 
 BENCH = Bench(
     help="Workers that gossip on ring, torus, star and others: how soon all models agree, against what the graph predicts.",
-    full=FULL,
-    quick=QUICK,
     quick_help="In threads, up to 8 workers.",
     measure=measure,
     table=table,

@@ -288,8 +288,6 @@ def _line(case: Case) -> str:
 
 BENCH = Bench(
     help="Pushes to servers that keep one, two or three copies: how many a second, and the bytes between servers.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Smaller pushes, fewer of them.",
     measure=measure,
     table=table,

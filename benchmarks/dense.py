@@ -326,8 +326,6 @@ if __name__ == "__main__":
 
 BENCH = Bench(
     help="Dense and sparse updates of the store against an all-reduce (gloo): time, bytes, memory, and where they cross.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Two sizes, one round.",
     measure=measure,
     table=table,

@@ -340,8 +340,6 @@ def draw(results: Results, path: Path) -> None:
 
 BENCH = Bench(
     help="A server joins a run and leaves it again: rows a second, how long segments stand still, and what is lost.",
-    full=FULL,
-    quick=QUICK,
     quick_help="A sixteenth of the model, 12 seconds.",
     measure=measure,
     table=table,

@@ -280,8 +280,6 @@ def table(results: Results) -> Table:
 
 BENCH = Bench(
     help="What checksums and keys cost: pushes, pulls, round trips and a run over tcp, bare, with checksums, encrypted; and how soon a stranger is told.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Smaller, and fewer repeats: no figures to quote.",
     measure=measure,
     table=table,

@@ -239,8 +239,6 @@ def _line(fault: Fault) -> str:
 
 BENCH = Bench(
     help="A server dies: the time until all its segments are pushed to again, and until all copies are there.",
-    full=FULL,
-    quick=QUICK,
     quick_help="20 MB instead of 100, and fewer faults.",
     measure=measure,
     table=table,

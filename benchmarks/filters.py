@@ -262,8 +262,6 @@ def _speed(plain: int, seconds: float) -> str:
 
 BENCH = Bench(
     help="Filters on the pushes of RCV1 (from SHOAL_DATA), against numpy, lz4 and zstandard used plainly: bytes and speed.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Fewer slots and repeats.",
     measure=measure,
     table=table,

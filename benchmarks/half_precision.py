@@ -173,8 +173,6 @@ def table(results: Results) -> Table:
 
 BENCH = Bench(
     help="Values that travel as float32, float16 and bfloat16: bytes, and the time of a push and a pull.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Fewer repeats.",
     measure=measure,
     table=table,

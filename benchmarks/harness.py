@@ -57,8 +57,6 @@ class Bench:
     """What a benchmark declares. ``load`` reads what ``--json`` wrote, of several files put together."""
 
     help: str
-    full: Any
-    quick: Any
     quick_help: str
     measure: Callable[[Any, Say], Any]
     table: Callable[[Any], RenderableType]
@@ -68,8 +66,9 @@ class Bench:
     choose: Callable[..., Any] = msgspec.structs.replace  # settings, changed as the command line says
 
 
-def command(name: str, bench: Bench) -> click.Command:
-    """The command of a benchmark."""
+def command(name: str, module: Any) -> click.Command:
+    """The command of a benchmark: a module with ``FULL`` and ``QUICK`` settings, and a ``BENCH``."""
+    bench: Bench = module.BENCH
 
     def run(quick: bool, json_file: Path | None, **given: Any) -> None:
         picture, earlier = given.pop("picture", None), given.pop("earlier", ())
@@ -77,7 +76,10 @@ def command(name: str, bench: Bench) -> click.Command:
             if earlier and bench.load is not None:
                 results = bench.load(earlier)
             else:
-                results = bench.measure(_chosen(bench, quick, given), lambda line: click.echo(line, err=True))
+                results = bench.measure(
+                    _chosen(bench, module.QUICK if quick else module.FULL, given),
+                    lambda line: click.echo(line, err=True),
+                )
             show(bench.table(results), results, json_file)
             if picture is not None and bench.draw is not None:
                 bench.draw(results, picture)
@@ -134,10 +136,17 @@ def program(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", module, *arguments], {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _chosen(bench: Bench, quick: bool, given: Mapping[str, Any]) -> Any:
-    parse = {option.setting: option.parse for option in bench.options}
-    changes = {setting: parse[setting](value) for setting, value in given.items() if value not in (None, (), False)}
-    return bench.choose(bench.quick if quick else bench.full, **changes)
+def _chosen(bench: Bench, settings: Any, given: Mapping[str, Any]) -> Any:
+    changes = {}
+    for option in bench.options:
+        value = given[option.setting]
+        if value not in (None, (), False):
+            try:
+                changes[option.setting] = option.parse(value)
+            except Invalid as error:
+                flag = f"--{option.spelled or option.setting.replace('_', '-')}"
+                raise click.BadParameter(str(error), param_hint=flag) from None
+    return bench.choose(settings, **changes)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmarks.harness import Bench, Option, load, numbers
-from benchmarks.hogwild import FULL, QUICK, Case, Goal, Results, measure
+from benchmarks.hogwild import FULL as FULL
+from benchmarks.hogwild import QUICK as QUICK
+from benchmarks.hogwild import Case, Goal, Results, measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,8 +168,6 @@ def draw(results: Results, path: Path) -> None:
 
 BENCH = Bench(
     help="Does Hogwild still scale? Threads on one model by rows a second and by time to a loss, for every way and rule.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Few rows and steps: seconds, and no figures to quote.",
     measure=measure,
     table=table,

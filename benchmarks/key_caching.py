@@ -330,8 +330,6 @@ def _of_server(results: Results) -> Table:
 
 BENCH = Bench(
     help="Lists of keys that servers know by a number, against sending them: bytes of whole runs, and a server's time.",
-    full=FULL,
-    quick=QUICK,
     quick_help="One run of each, fewer rounds.",
     measure=measure,
     table=table,

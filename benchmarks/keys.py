@@ -233,8 +233,6 @@ def table(results: Results) -> Group:
 
 BENCH = Bench(
     help="Very many keys in one table against dictionaries and sorted arrays; and a click log without its rare features.",
-    full=FULL,
-    quick=QUICK,
     quick_help="A tenth of everything.",
     measure=measure,
     table=table,

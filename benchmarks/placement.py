@@ -371,8 +371,6 @@ def choose(settings: Settings, skew: bool = False) -> Settings | skewed.Settings
 
 BENCH = Bench(
     help="Servers come, leave and die: how even segments lie, and what had to be copied, against other rules.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Smaller clusters.",
     measure=lambda settings, say: (skewed.measure if isinstance(settings, skewed.Settings) else measure)(settings, say),
     table=lambda results: (skewed.table if isinstance(results, skewed.Results) else table)(results),

@@ -193,8 +193,6 @@ def _line(case: Case) -> str:
 
 BENCH = Bench(
     help="The LIBSVM reader against scikit-learn's on RCV1 (from SHOAL_DATA), and the click-log reader beside it.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Fewer repeats.",
     measure=measure,
     table=table,

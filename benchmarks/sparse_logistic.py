@@ -299,8 +299,6 @@ def draw(results: Results, path: Path) -> None:
 
 BENCH = Bench(
     help="Block-proximal with 1, 2, 4 workers and delays of 0, 2, 8 beside scikit-learn's liblinear and saga: seconds to the same solution.",
-    full=FULL,
-    quick=QUICK,
     quick_help="RCV1 alone, fewer workers and delays.",
     measure=measure,
     table=table,

@@ -371,8 +371,6 @@ def _check(settings: Settings) -> None:
 
 BENCH = Bench(
     help="Push and pull of the store against a bare ZeroMQ store, an echo of the same bytes and a memory copy.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Fewer sizes and repeats: under a minute.",
     measure=measure,
     table=table,

@@ -352,8 +352,6 @@ def with_plain(text: str) -> tuple[str, ...]:
 
 BENCH = Bench(
     help="A network on MNIST: plain PyTorch, DDP, torch RPC and Ray beside one and two workers of ours.",
-    full=FULL,
-    quick=QUICK,
     quick_help="Fewer and shorter rounds.",
     measure=measure,
     table=table,

@@ -164,8 +164,6 @@ def table(results: Results) -> Table:
 
 BENCH = Bench(
     help="One worker and one server against the serial kernel on the same rows.",
-    full=FULL,
-    quick=QUICK,
     quick_help="A tenth of the rows.",
     measure=measure,
     table=table,

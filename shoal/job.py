@@ -20,14 +20,14 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
 from shoal import limits
 from shoal.cluster.move_settings import Moves
 from shoal.data.datasets import Source
-from shoal.data.slots import Slots
+from shoal.data.slots import SlotOrder
 from shoal.decoding import look_up
 from shoal.emulation import Emulate
 from shoal.errors import Invalid
@@ -37,40 +37,13 @@ from shoal.schedule.stop_rules import Stop
 from shoal.settings import beside, changed, toml_lines
 from shoal.store.client.filtering import check_named
 from shoal.store.table.update_settings import Rule as Rule
-from shoal.strategies.averaging.settings import AllReduce, Averaging, Over
-from shoal.strategies.block_proximal.algorithm import BlockProximal, go_together
-from shoal.strategies.block_proximal.order import Turns
-from shoal.strategies.gossip.settings import Gossip
-from shoal.strategies.hogwild.settings import Hogwild
-from shoal.strategies.parameter_server.algorithm import (
-    Async,
-    Bounded,
-    OnServers,
-    Sync,
-)
-from shoal.strategies.peers.settings import PeerToPeer
-from shoal.strategies.serial.settings import Serial
+from shoal.strategy import Strategy, strategies
 from shoal.timing import Timing
 
-STRATEGIES = {
-    "sync": Sync,
-    "bounded": Bounded,
-    "async": Async,
-    "serial": Serial,
-    "averaging": Averaging,
-    "allreduce": AllReduce,
-    "hogwild": Hogwild,
-    "block-proximal": BlockProximal,
-    "gossip": Gossip,
-    "peer-to-peer": PeerToPeer,
-}
 MODELS = {"linear": Linear, "torch": Module}
-_KINDS_OF: dict[str, tuple[Any, ...]] = {"strategy": tuple(STRATEGIES.values()), "model": tuple(MODELS.values())}
 MAY_CHANGE = (  # from one life of a run to the next
     "workers", "servers", "copies", "stop", "evaluate", "checkpoint", "launch", "handles", "emulate", "moves", "timing", "trace", "verbosity",
 )  # fmt: skip
-# When block-proximal is done, if nobody says when: rcv1 and, with l1 = 10, a9a and criteo_tb end within 2e-5 of the minimum.
-SOLVED = {"objective": 3e-6, "violation": 1.0}
 _KINDS = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "none",
     "array": 'a list, such as [0, 1] or ["mine"]', "object": "its settings one by one, by their names",
@@ -130,14 +103,18 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise Invalid(f"launch.cache_mb={self.cache_mb}: needs 0 or more, or leave it out")
 
 
+if TYPE_CHECKING:
+    Chosen = Strategy
+else:
+    Chosen = Any  # any that is registered: ``_decode`` looks it up by its name
+
+
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A run, described."""
 
     data: Source = Source()
     model: Linear | Module = Linear()
-    strategy: (
-        Sync | Bounded | Async | Serial | Averaging | AllReduce | Hogwild | BlockProximal | Gossip | PeerToPeer
-    ) = Async()
+    strategy: Chosen = msgspec.field(default_factory=lambda: strategies()["async"]())
     update: Rule = Rule()
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
@@ -178,15 +155,15 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                 f"all its parameters from the start; leave it out"
             )
         self.emulate.check(self.workers if self.has_workers else 1)
-        if self.emulate.link and not isinstance(self.strategy, Gossip | PeerToPeer):
+        if self.emulate.link and not self.strategy.has_links:
             raise Invalid(
                 f"emulate.link={self.emulate.link:g} is for workers that talk to each other (gossip, peer-to-peer), and strategy "
                 f"{self.strategy.name!r} has none: leave it out"
             )
-        self.emulate.check_goes(isinstance(self.strategy, OnServers), self.launch.how == "processes")
-        self.update.check(self.launch.modules, isinstance(self.strategy, OnServers))
+        self.emulate.check_goes(self.strategy.on_servers, self.launch.how == "processes")
+        self.update.check(self.launch.modules, self.strategy.on_servers)
         self._check_filters()
-        go_together(self.strategy, self.model, self.update, self.stop, self.workers)
+        self.strategy.check(self)
         try:
             self.toml()
         except UnicodeEncodeError as error:
@@ -195,7 +172,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             ) from None
 
     def _check_filters(self) -> None:
-        if self.filters and not isinstance(self.strategy, OnServers):
+        if self.filters and not self.strategy.on_servers:
             raise Invalid(
                 f"filters={self.filters}: strategy {self.strategy.name!r} pushes no gradients to servers: leave filters out, or "
                 f"choose sync, bounded or async"
@@ -231,21 +208,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def has_servers(self) -> bool:
         """Some hold the model."""
-        strategy = self.strategy
-        return isinstance(strategy, OnServers) or (isinstance(strategy, Averaging) and self.over == "store")
+        return self.strategy.has_servers(self)
 
     @property
     def has_workers(self) -> bool:
         """More than the one process that was called."""
-        return not isinstance(self.strategy, Serial)
-
-    @property
-    def over(self) -> Over:
-        """What ranks take their means by."""
-        assert isinstance(self.strategy, Averaging | AllReduce)
-        if self.launch.how == "mpi":
-            return "mpi"
-        return self.strategy.over or ("store" if isinstance(self.strategy, Averaging) else "gloo")
+        return self.strategy.has_workers
 
     @property
     def linear(self) -> Linear:
@@ -253,15 +221,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         assert isinstance(self.model, Linear)
         return self.model
 
-    @property
-    def servers_strategy(self) -> OnServers:
-        """The strategy, of a run that has servers and a coordinator."""
-        assert isinstance(self.strategy, OnServers)
-        return self.strategy
-
-    def slots(self, rows: int) -> Slots | Turns:
+    def slots(self, rows: int) -> SlotOrder:
         """What such a run cuts a pass over so many rows into."""
-        return self.servers_strategy.slots(rows, self.data.batch, self.seed)
+        return self.strategy.slots(rows, self.data.batch, self.seed)
 
     @property
     def identity(self) -> str:
@@ -292,27 +254,34 @@ def _decode(settings: Mapping[str, Any]) -> Job:
         tree["strategy"].setdefault("name", "async")
     if isinstance(named := tree.get("filters"), str):  # --set filters=int8,delta
         tree["filters"] = [one.strip() for one in named.split(",") if one.strip()]
-    if isinstance(tree.get("strategy"), dict) and tree["strategy"]["name"] == "block-proximal":
-        tree["update"] = {"rule": "block_proximal", "l1": 1.0, **tree.get("update", {})}
-        tree["stop"] = tree.get("stop") or dict(SOLVED)
-        if isinstance(delay := tree["strategy"].get("max_delay"), int) and delay > 0:
-            tree["strategy"].setdefault("blocks", BlockProximal().blocks * (1 + delay))
-        tree["evaluate"] = tree.get("evaluate") or {"every": 5.0}  # its passes are short, and to judge is one more
+    chosen = tree["strategy"].get("name") if isinstance(tree.get("strategy"), dict) else None
+    if isinstance(chosen, str) and (kind := strategies().get(chosen)) is not None:
+        kind.defaults(tree)
     if isinstance(model := tree.get("model"), dict):
         model.setdefault("kind", "torch" if "net" in model else "linear")
         if model["kind"] == "torch":  # the step of AdaGrad that suits sparse rows would throw a network off
             tree["update"] = {"rule": "adam", **tree.get("update", {})}
     _check_names(tree)
     try:
+        if "strategy" in tree:
+            tree["strategy"] = _strategy(tree["strategy"])
         return msgspec.convert(tree, Job, strict=True)
     except msgspec.ValidationError as error:
         raise Invalid(_readable(str(error))) from None
 
 
+def _strategy(settings: dict[str, Any]) -> Strategy:
+    try:
+        return msgspec.convert(settings, strategies()[settings["name"]], strict=True)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        raise msgspec.ValidationError(f"{what} - at `$.strategy{where or '`'}") from None
+
+
 def _check_names(tree: Mapping[str, Any]) -> None:
     """Every setting is one that exists; otherwise say which one is near."""
     known = {field.name: field.type for field in msgspec.structs.fields(Job)}
-    strategies = ", ".join(STRATEGIES)
+    kinds = strategies()
     for name, value in tree.items():
         if name == "out":
             raise Invalid(
@@ -323,10 +292,10 @@ def _check_names(tree: Mapping[str, Any]) -> None:
         kind = known[name]
         if name == "strategy":
             chosen = value.get("name") if isinstance(value, Mapping) else None
-            if not isinstance(chosen, str) or chosen not in STRATEGIES:
-                near = _instead(str(chosen), list(STRATEGIES))
-                raise Invalid(f"no strategy {chosen!r}{near} (strategies: {strategies})")
-            kind = STRATEGIES[chosen]
+            if not isinstance(chosen, str) or chosen not in kinds:
+                near = _instead(str(chosen), list(kinds))
+                raise Invalid(f"no strategy {chosen!r}{near} (strategies: {', '.join(kinds)})")
+            kind = kinds[chosen]
         if name == "model" and isinstance(value, Mapping):
             kind = MODELS.get(str(value["kind"]), Linear)
         if isinstance(value, Mapping):
@@ -335,7 +304,7 @@ def _check_names(tree: Mapping[str, Any]) -> None:
             inside = [field.name for field in msgspec.structs.fields(kind)]
             for inner in value:
                 if inner not in inside and (name, inner) not in (("strategy", "name"), ("model", "kind")):
-                    if name == "strategy" and (others := [one for one, its in STRATEGIES.items() if _has(its, inner)]):
+                    if name == "strategy" and (others := [one for one, its in kinds.items() if _has(its, inner)]):
                         raise Invalid(f"strategy {value['name']!r} has no setting {inner!r}, only {', '.join(others)}")
                     near = _instead(f"{name}.{inner}", _all_settings(), [f"{name}.{one}" for one in inside])
                     raise Invalid(f"no setting {name}.{inner}{near}")
@@ -348,12 +317,18 @@ def _has(kind: Any, setting: str) -> bool:
 def _all_settings() -> list[str]:
     found: list[str] = []
     for field in msgspec.structs.fields(Job):
-        kinds = _KINDS_OF.get(field.name, (field.type,))
+        kinds = _kinds_of(field.name, field.type)
         found.append(field.name)
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
                 found += [f"{field.name}.{inner.name}" for inner in msgspec.structs.fields(kind)]
     return list(dict.fromkeys(found))
+
+
+def _kinds_of(table: str, kind: Any) -> tuple[Any, ...]:
+    """What a table of settings may be."""
+    several = {"strategy": tuple(strategies().values()), "model": tuple(MODELS.values())}
+    return several.get(table, (kind,))
 
 
 def _instead(name: str, known: list[str], first: list[str] | None = None) -> str:
@@ -391,8 +366,7 @@ def _readable(error: str) -> str:
 def _choices(setting: str) -> list[str]:
     """The names that a setting such as model.loss may have; one that may be a number, too, says so."""
     table, _, name = setting.partition(".")
-    kinds: tuple[Any, ...] = tuple(field.type for field in msgspec.structs.fields(Job) if field.name == table)
-    kinds = _KINDS_OF.get(table, kinds)
+    kinds = next((_kinds_of(table, field.type) for field in msgspec.structs.fields(Job) if field.name == table), ())
     found: list[Any] = []
     for kind in kinds:
         for field in msgspec.structs.fields(kind):

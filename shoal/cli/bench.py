@@ -26,7 +26,7 @@ class Benches(Near):
         from benchmarks.harness import command
 
         module = importlib.import_module(f"benchmarks.{_benches()[name][0]}")
-        return command(name, module.BENCH)
+        return command(name, module)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

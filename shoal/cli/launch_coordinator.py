@@ -32,7 +32,6 @@ from shoal.run.folder import Folder
 from shoal.security.safety import Safety
 from shoal.settings import changed, settings_of
 from shoal.signals import handled
-from shoal.strategies.parameter_server.algorithm import OnServers
 from shoal.timing import Timing, timing_from
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def _job(data: str, settings: dict[str, Any]) -> Job:
 
 
 def _check(job: Job) -> None:
-    if not isinstance(job.strategy, OnServers):
+    if not job.strategy.on_servers:
         raise Invalid(
             f"strategy {job.strategy.name!r} has no servers that could come from elsewhere: take sync, bounded, async or "
             f"block-proximal; a run of peers is joined by shoal join"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -39,13 +39,17 @@ class Commands(Near):
             del words[0]
         if words[:1] != ["train"]:
             return super().main(words, *rest, **extra)
-        from shoal.launch import torchrun
-        from shoal.strategies.averaging import mpi_ranks
+        from shoal.launch import mpirun_rank, torchrun
 
         command = super().main
-        take_part = torchrun.take_part if mpi_ranks.rank() is None else mpi_ranks.take_part
-        if take_part is mpi_ranks.take_part or torchrun.is_rank():
+        take_part: Callable[[Callable[[Any], object]], object] = torchrun.take_part
+        by_mpirun = mpirun_rank.rank() is not None
+        if by_mpirun or torchrun.is_rank():
             awake()  # what ranks do of a Ctrl-C they agree upon
+        if by_mpirun:
+            from shoal.strategies.averaging import mpi_ranks
+
+            take_part = mpi_ranks.take_part
         return take_part(lambda head: command(words, *rest, **extra, obj=head))
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -10,6 +10,7 @@ never stored: a billion slots cost as little as ten.
 from __future__ import annotations
 
 import operator
+from typing import Protocol
 
 import numpy as np
 
@@ -17,6 +18,21 @@ from shoal.data.batch import Ids
 from shoal.errors import Invalid
 
 _MASK = (1 << 64) - 1
+
+
+class SlotOrder(Protocol):
+    """What an epoch is cut into, whatever a strategy makes of it."""
+
+    total: int  # rows
+    batch: int  # rows that a slot computes with, at most
+    seed: int
+    per_pass: int  # slots
+    turns: int  # slot j is for the worker whose turn j modulo this is
+
+    def content(self, of_pass: int, number: int) -> int: ...
+    def contents(self, of_pass: int) -> Ids: ...
+    def span(self, content: int) -> tuple[int, int]: ...
+    def rows_in(self, contents: Ids) -> int: ...
 
 
 class Slots:

@@ -23,8 +23,6 @@ from shoal.errors import ClusterError, Invalid, Refused, Unanswered
 from shoal.events import Evaluated, Progress, RunEvent
 from shoal.job import Job
 from shoal.security.address import check_address, is_local, parsed
-from shoal.strategies.parameter_server.algorithm import OnServers
-from shoal.strategies.peers.settings import PeerToPeer
 from shoal.wire import Transport
 from shoal.wire import messages as m
 
@@ -321,7 +319,8 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
     """A run that has no coordinator because everybody in it is a peer: by its job, or by who answers at the address."""
     if "://" not in where:
         try:
-            return isinstance(Job.load(Path(where) / "job.toml").strategy, PeerToPeer)
+            strategy = Job.load(Path(where) / "job.toml").strategy
+            return strategy.can_be_watched and not strategy.on_servers
         except Invalid:
             return False
     from shoal.security.safety import Safety
@@ -350,7 +349,7 @@ def without_coordinator(folder: Path) -> str | None:
         job = Job.load(folder / "job.toml")
     except Invalid:
         return None
-    return None if isinstance(job.strategy, OnServers | PeerToPeer) else job.strategy.name
+    return None if job.strategy.can_be_watched else job.strategy.name
 
 
 def look_at(address: str, safety: Safety | None = None, who: str = "look") -> Looking:

@@ -6,7 +6,6 @@ starts a process, opens a socket or reads the time.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal import limits
+from shoal.data.slots import Slots
 from shoal.events import Started
 from shoal.filters import described
 from shoal.models.learner import Learner, LinearLearner, learner_of
@@ -21,14 +21,13 @@ from shoal.nodes.batch_cache import Rows
 from shoal.nodes.dense_batches import Slices
 from shoal.nodes.rollback import Saving
 from shoal.nodes.scheduler_state import State, counted_everywhere, to_begin_with
-from shoal.strategies.block_proximal.algorithm import BlockProximal
-from shoal.strategies.block_proximal.order import Turns
+from shoal.nodes.strategy import servers_strategy
 
 if TYPE_CHECKING:
     from shoal.data.csr_file import Packed
     from shoal.data.datasets import Dataset
     from shoal.data.dense_file import Arrays
-    from shoal.data.slots import Slots
+    from shoal.data.slots import SlotOrder
     from shoal.files import Disk
     from shoal.job import Job
     from shoal.nodes.scheduling import Dealing
@@ -50,7 +49,7 @@ def make_dealing(
     from shoal.tables import Step
 
     slots = job.slots(rows)
-    apply, _ = job.servers_strategy.consistency(slots.per_pass)
+    apply, _ = servers_strategy(job).consistency(slots.per_pass)
     workload = Workload(slots, ENDLESS, apply if isinstance(apply, Step) else None)
     stopping = Stopping(job.stop)
     limit, reason = stopping.limit(
@@ -112,46 +111,30 @@ def make_trainer(
     worker.client.names.most *= job.handles
     shelf = make_shelf(job, worker, learner, data, slots, cache_bytes)
     pace, spans = job.emulate.pace(number, job.seed), job.trace.spans
-    return Trainer(worker, job.servers_strategy, learner, shelf, slots, traffic, pace, spans, job.emulate.task)
+    return Trainer(worker, servers_strategy(job), learner, shelf, slots, traffic, pace, spans, job.emulate.task)
 
 
 def make_shelf(
-    job: Job, worker: Worker, learner: Learner, data: Packed | Arrays, slots: Slots | Turns, cache_bytes: int
+    job: Job, worker: Worker, learner: Learner, data: Packed | Arrays, slots: SlotOrder, cache_bytes: int
 ) -> Shelf:
     """Where a worker finds the rows of its slots."""
-    if isinstance(slots, Turns):
-        return make_parts(job, learner, slots)
+    own: Shelf | None = servers_strategy(job).shelf(job, learner, slots)
+    if own is not None:
+        return own
+    assert isinstance(slots, Slots)
     if isinstance(learner, LinearLearner):
         return Rows(worker, learner.train, slots, learner.model.bias, cache_bytes)
     return Slices(data, slots, learner.keys)
 
 
-def make_parts(job: Job, learner: Learner, turns: Turns) -> Shelf:
-    """The rows of a run that goes block by block."""
-    importlib.import_module("shoal.models.column_kernels")  # now: who compiles them as a member is silent meanwhile
-    from shoal.models.columns import Blocks
-    from shoal.strategies.block_proximal.columns import Parts
-
-    assert isinstance(learner, LinearLearner) and isinstance(job.strategy, BlockProximal)
-    data, bias = learner.train, learner.model.bias
-    blocks = Blocks.cut(job.strategy.by, job.strategy.blocks, data.counts, bias, data.rows)
-    return Parts(data, turns, blocks, bias, learner.model.loss)
-
-
 def make_judge(job: Job, train: Packed | Arrays) -> Learner:
     """The model as the evaluator needs it: where an objective is solved, it says how far that is."""
-    learner = learner_of(job.model, train, job.seed)
-    if not isinstance(job.strategy, BlockProximal):
-        return learner
-    from shoal.models.objective import ObjectiveLearner
-
-    assert isinstance(learner, LinearLearner)
-    return ObjectiveLearner(learner.model, learner.train, job.update.l1, job.update.l2)
+    return job.strategy.evaluates(job, learner_of(job.model, train, job.seed))
 
 
 def make_table(job: Job, learner: Learner, slots_per_pass: int) -> Table:
     """The table of the weights of a linear model."""
-    table = job.servers_strategy.table(learner.keys, job.update.update(), slots_per_pass)
+    table = servers_strategy(job).table(learner.keys, job.update.update(), slots_per_pass)
     return msgspec.structs.replace(table, filters=described(job.filters))
 
 
@@ -162,7 +145,7 @@ def state_to_resume(manifest: Manifest, was: Job, job: Job, rows: int, seconds: 
     """
     state: State = msgspec.json.decode(manifest.state, type=State)
     everywhere: Any = None
-    if not job.servers_strategy.in_steps:  # every segment was cut at a moment of its own
+    if not servers_strategy(job).in_steps:  # every segment was cut at a moment of its own
         everywhere = counted_everywhere((one.books for one in manifest.segments), job.slots(rows).per_pass)
     if job.stop != was.stop:  # the old rules have ended nothing
         account = msgspec.structs.replace(state.account, over="", limit=None, computing=None)

@@ -6,11 +6,21 @@ processes and in the simulator alike.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
+from shoal.strategy import Strategy
+from shoal.tables import Apply, Dense, Sparse, Table, Update
+
+if TYPE_CHECKING:
+    from shoal.data.slots import SlotOrder
+    from shoal.job import Job
+    from shoal.models.learner import Learner
+
+_DENSE_ROWS = 1 << 24  # up to here all rows are alive from the start: no index, and a range is one piece of memory
 
 TABLE = "weights"
 TALLY = "tally"  # where there is such a table, every slot adds 1 to its own key: the account of what was counted
@@ -79,3 +89,36 @@ class Lane(Protocol):
 
     def refuse(self, slot: Slot, why: str) -> None:
         """Its gradient cannot be pushed."""
+
+
+class OnServers(Strategy, frozen=True, kw_only=True):
+    """A strategy whose model lies on servers, and whose slots a scheduler deals."""
+
+    runs: ClassVar[str] = "shoal.strategies.parameter_server.run"
+    on_servers: ClassVar[bool] = True
+    can_be_watched: ClassVar[bool] = True
+
+    def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
+        """The table that holds the weights of a linear model."""
+        apply, max_delay = self.consistency(slots_per_pass)
+        if rows <= _DENSE_ROWS:
+            return Dense(rows=rows, update=update, apply=apply, max_delay=max_delay)
+        return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay)
+
+    @abstractmethod
+    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
+        """When a push counts, and how far workers may be apart."""
+
+    @abstractmethod
+    async def run(self, lane: Lane) -> None:
+        """Slot after slot, until it is over."""
+
+    def shelf(self, job: Job, learner: Learner, slots: SlotOrder) -> Any:
+        """Where a worker finds the rows of its slots, where that is not as usual; None: it is."""
+        return None
+
+
+def servers_strategy(job: Job) -> OnServers:
+    """The strategy of a run that has servers and a scheduler."""
+    assert job.strategy.on_servers
+    return cast("OnServers", job.strategy)

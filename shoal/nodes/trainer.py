@@ -14,20 +14,18 @@ from functools import partial
 from typing import Any, Protocol
 
 from shoal import limits
-from shoal.data.slots import Slots
+from shoal.data.slots import SlotOrder
 from shoal.emulation import Pace
 from shoal.errors import Fenced, Invalid, ShoalError
 from shoal.models.learner import Learner
 from shoal.nodes.rollback_wait import goes_back
 from shoal.nodes.slot_stream import Lane
-from shoal.nodes.strategy import TABLE, TALLY, Rows, Slot
+from shoal.nodes.strategy import TABLE, TALLY, OnServers, Rows, Slot
 from shoal.nodes.time_accounting import Spent
 from shoal.nodes.worker import Worker
 from shoal.schedule.runs import runs, spread
 from shoal.schedule.slot_queue import MOST
 from shoal.store.client.task import Task
-from shoal.strategies.block_proximal.order import Turns
-from shoal.strategies.parameter_server.algorithm import OnServers
 from shoal.tables import Given
 from shoal.wire import messages as m
 
@@ -59,7 +57,7 @@ class Trainer:
         strategy: OnServers,
         learner: Learner,
         shelf: Shelf,
-        slots: Slots | Turns,
+        slots: SlotOrder,
         traffic: Callable[[], tuple[int, int]],
         pace: Pace | None = None,
         spans: int = 0,

@@ -189,10 +189,9 @@ def _newest(root: Path, was: Job) -> tuple[tuple[Path, Manifest] | Kept | None, 
     """What the run kept last, and what is wrong with whatever is newer."""
     from shoal.files import Disk
     from shoal.store.checkpoint.manifest import newest
-    from shoal.strategies.parameter_server.algorithm import OnServers
     from shoal.training import local_checkpoint
 
-    if isinstance(was.strategy, OnServers):
+    if was.strategy.on_servers:
         return newest(Disk(), root, was.identity)
     return local_checkpoint.newest(root, was.identity)
 

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
     from shoal.launch.local import Cluster
     from shoal.models.learner import Keeps, Learner
-    from shoal.run.handle import Underway
     from shoal.strategies.parameter_server.run import Launcher
     from shoal.training.result import Outcome
+    from shoal.training.underway import Underway
 
 WHOLE_MODELS = 3  # that are in memory at once: the one being judged, the last, the best
 
@@ -226,6 +226,7 @@ def execute(
         import_own,
         starting,
     )
+    from shoal.training.underway import Start
 
     folder = open_folder(out, job) if isinstance(out, Path) else out
     taken: Taken | None = None
@@ -245,8 +246,11 @@ def execute(
                 check_same(learner, taken.checkpoint)
         log = Log(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path
-        begin = None if folder is None or taken is None else partial(folder.begin_again, job, taken.anew)
-        training = underway(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher, begin)
+        begin = (
+            partial(folder.begin_again, job, taken.anew) if folder is not None and taken is not None else lambda: None
+        )
+        start = Start(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
+        training = underway(start, begin)
         for event in () if taken is None else taken.news:
             log(event)
     except BaseException:

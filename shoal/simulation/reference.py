@@ -25,7 +25,7 @@ from shoal.simulation.reference_blocks import Hands, weights_by_iteration
 from shoal.store.table.table import Table
 from shoal.strategies.averaging.settings import AllReduce
 from shoal.strategies.block_proximal.algorithm import BlockProximal
-from shoal.strategies.parameter_server.algorithm import Async, OnServers, Sync
+from shoal.strategies.parameter_server.algorithm import Async, Sync
 from shoal.tables import Dense
 
 Floats = npt.NDArray[np.float32]
@@ -35,7 +35,7 @@ def serial(job: Job, dataset: Dataset) -> Floats:
     """All weights when the job's epochs or steps are done."""
     if isinstance(job.strategy, AllReduce):  # one slot of every rank
         job = msgspec.structs.replace(job, strategy=Sync(combine=job.strategy.combine, slots_per_step=job.workers))
-    elif not isinstance(job.strategy, OnServers):  # every slot is a step
+    elif not job.strategy.on_servers:  # every slot is a step
         job = msgspec.structs.replace(job, strategy=Async(combine=job.strategy.combine))
     workload = dealing_for(job, dataset).workload
     steps = workload.steps_until(workload.limit)

@@ -7,8 +7,6 @@ from pathlib import Path
 from shoal.data.datasets import check_source
 from shoal.errors import Invalid
 from shoal.files import Lock
-from shoal.strategies.gossip.settings import Gossip
-from shoal.strategies.gossip.topology import Graph
 from shoal.sweep.disk import (
     Result,
     Sweep,
@@ -27,8 +25,7 @@ def check_here(study: Study) -> None:
     for run in study.runs:
         try:
             check_source(run.job.data)
-            if isinstance(strategy := run.job.strategy, Gossip):
-                Graph.of(strategy, run.job.workers, run.job.seed).check(strategy.allow_disconnected)
+            run.job.strategy.check_here(run.job)
         except Invalid as error:
             raise Invalid(f"[{'serial' if run.point.serial else 'grid'}] {run.point.title}: {error}") from None
 

@@ -26,11 +26,12 @@ from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.nodes.strategy import TABLE
 from shoal.run.folder import Log
-from shoal.run.handle import Underway, underway
+from shoal.run.handle import underway
 from shoal.run.run import summarise
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.strategies.parameter_server.run import Training
 from shoal.training.result import Outcome
+from shoal.training.underway import Start, Underway
 from shoal.wire.messages import Course
 
 PATIENCE = 150.0  # seconds: a guard against hanging, not a measure; a busy machine may take long
@@ -102,7 +103,7 @@ class Watched:
 def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIENCE) -> Watched:
     """Run a job to its end."""
     dataset, log = load(job.data, job.seed), Log(None, None)
-    training = underway(job, dataset, log)
+    training = underway(Start(job, dataset, log))
     beside = Beside(training, meanwhile)
     with training:
         beside.start()

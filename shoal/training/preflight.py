@@ -17,12 +17,10 @@ from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Linear
 from shoal.nodes.factory import make_judge, make_table
+from shoal.nodes.strategy import servers_strategy
 from shoal.store.checkpoint.manifest import Manifest
 from shoal.store.client.filtering import check_named
 from shoal.store.table.update import forgets
-from shoal.strategies.block_proximal.algorithm import BlockProximal
-from shoal.strategies.gossip.settings import Gossip
-from shoal.strategies.peers.settings import PeerToPeer
 from shoal.tables import Dense, Given, Table
 from shoal.training.local_checkpoint import Kept
 from shoal.user_code import import_modules
@@ -56,14 +54,13 @@ def check(job: Job, dataset: Dataset) -> Learner:
     """Whatever would only be found out in the middle of the run; and the model, ready to learn."""
     if isinstance(job.model, Linear):
         check_rows(dataset, job.model.loss, "classes" if job.model.classes else "numbers")
-    if isinstance(job.strategy, Gossip | PeerToPeer) and forgets(job.update.update()):
+    if job.strategy.mixes and forgets(job.update.update()):
         raise Invalid(
             f"{job.strategy.name} changes weights beside the update rule, and {job.update.rule} makes them of what it keeps alone, so that "
             f"nothing would come of what others learn: take another rule (--set update.rule=adagrad)"
         )
-    rows, batch = dataset.train.rows, job.data.batch
-    blocks = job.strategy if isinstance(job.strategy, BlockProximal) else None
-    slots = -(-rows // batch) if blocks is None else job.slots(rows).per_pass
+    rows = dataset.train.rows
+    slots = job.slots(rows).per_pass
     if slots > limits.LEDGER_WINDOW:
         raise Invalid(
             f"{slots:,} slots in a pass, at most {limits.LEDGER_WINDOW:,} are possible: "
@@ -75,8 +72,7 @@ def check(job: Job, dataset: Dataset) -> Learner:
             f"take fewer (--workers {rows}), or more rows"
         )
     learner = make_judge(job, dataset.train)
-    if blocks is not None and blocks.blocks > learner.keys:
-        raise Invalid(f"{blocks.blocks} blocks of {learner.keys} keys: take fewer (--set strategy.blocks=...)")
+    job.strategy.check_model(learner)
     learner.check(dataset.test)
     return learner
 
@@ -101,7 +97,7 @@ def check_same(learner: Learner, checkpoint: tuple[Path, Manifest] | Kept) -> No
 
 def table_of(job: Job, learner: Learner, slots_per_pass: int, folder: Path) -> Table:
     """The table of the weights. Those that a module begins with are put into a file in the folder, for the servers to read."""
-    strategy, update, start = job.servers_strategy, job.update.update(), learner.start()
+    strategy, update, start = servers_strategy(job), job.update.update(), learner.start()
     if start is None or isinstance(job.model, Linear):
         return make_table(job, learner, slots_per_pass)
     weights, about = start

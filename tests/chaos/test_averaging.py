@@ -13,9 +13,9 @@ import shoal
 from shoal.errors import RunFailed
 from shoal.events import Gone, RunEvent, Saved
 from shoal.job import Job
-from shoal.run.handle import Underway
 from shoal.settings import changed
 from shoal.testing.watch import kill, reach, watch
+from shoal.training.underway import Underway
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 

@@ -11,11 +11,11 @@ import pytest
 import shoal
 from shoal.events import Evaluated, Gone, RolledBack, RunEvent, Saved
 from shoal.job import Job
-from shoal.run.handle import Underway
 from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.parameter_server.run import Training
 from shoal.testing.watch import Watched, kill, reach, watch
+from shoal.training.underway import Underway
 
 NEAR = 5e-3  # of the objective: who takes a part over begins with careful steps, and is soon where it would have been
 JOB: dict[str, Any] = {

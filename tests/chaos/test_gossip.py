@@ -18,12 +18,12 @@ import shoal
 from shoal.errors import RunFailed
 from shoal.events import Evaluated, Gone, Linked, Resumed, RunEvent, Stopped, Warned
 from shoal.job import Job
-from shoal.run.handle import Underway
 from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.gossip.run import GossipRun
 from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
 from shoal.training.local_checkpoint import read
+from shoal.training.underway import Underway
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring

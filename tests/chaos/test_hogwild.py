@@ -19,11 +19,11 @@ import shoal
 from shoal.errors import Invalid, RunFailed
 from shoal.events import Evaluated, Gone, Joined, Resumed, Stopped, Warned
 from shoal.job import Job
-from shoal.run.handle import Underway
 from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.hogwild.run import HogwildRun
 from shoal.testing.watch import Beside, Meanwhile, Watched, kill, reach, watch
+from shoal.training.underway import Underway
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring
 

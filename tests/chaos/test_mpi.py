@@ -18,11 +18,11 @@ import shoal
 from shoal.events import Gone, RunEvent, Started, Warned
 from shoal.job import Job
 from shoal.run.folder import Log
-from shoal.run.handle import Underway
 from shoal.settings import changed
 from shoal.strategies.averaging import mpi_ranks
 from shoal.strategies.averaging.mpirun import UnderMpirun
 from shoal.testing.watch import kill, reach, watch
+from shoal.training.underway import Underway
 from tests.support.sandbox import is_gone, soon
 
 PATIENCE = 120.0  # seconds: a guard against hanging

@@ -24,11 +24,11 @@ import shoal
 from shoal.errors import RunFailed
 from shoal.events import Elected, Evaluated, Gone, Joined, Resumed, Saved, read_run
 from shoal.job import Job
-from shoal.run.handle import Underway
 from shoal.run.run import Run, execute
 from shoal.settings import changed
 from shoal.strategies.peers.run import PeerRun
 from shoal.testing.watch import Beside, Watched, kill, reach, watch
+from shoal.training.underway import Underway
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring

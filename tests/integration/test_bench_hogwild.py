@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import hogwild
+from benchmarks import hogwild_show
+from benchmarks.harness import load
 from benchmarks.hogwild import (
     Case,
     Goal,
@@ -23,7 +24,6 @@ from benchmarks.hogwild_runs import (
     Variant,
 )
 from benchmarks.hogwild_show import (
-    load,
     picture,
     table,
     verdicts,
@@ -48,11 +48,11 @@ TINY = Settings(
 
 
 def test_the_command_prints_and_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hogwild, "QUICK", TINY)
+    monkeypatch.setattr(hogwild_show, "QUICK", TINY)
     path = tmp_path / "all.json"
     told = CliRunner().invoke(main, ["bench", "hogwild", "--quick", "--json", str(path)])
     assert told.exit_code == 0, told.output
-    results = load(path)
+    results = load(path, Results)
     assert {goal.shape.name for goal in results.goals} == {"rcv1-like", "click-like"}
     for goal in results.goals:
         cases = [case for case in results.cases if case.shape == goal.shape.name]
@@ -99,7 +99,7 @@ def test_ways_that_take_the_steps_of_another_come_after_it() -> None:
 
 def test_threads_that_are_no_numbers_are_refused() -> None:
     told = CliRunner().invoke(main, ["bench", "hogwild", "--threads", "two"])
-    assert told.exit_code == 2 and "as in 1,2,4" in told.output
+    assert told.exit_code == 2 and "such as 1,2,4" in told.output
 
 
 def _made_up() -> Results:

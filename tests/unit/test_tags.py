@@ -33,7 +33,9 @@ def described() -> list[str]:
     lines = set()
     for kind in structs():
         config = kind.__struct_config__
-        if kind.__module__.startswith("shoal.") and config.tag is not None and kind.__struct_fields__ is not None:
+        if config.tag == kind.__name__:
+            continue  # a base, which is never written
+        if kind.__module__.startswith("shoal.") and config.tag is not None:
             layout = "array" if config.array_like else f"object, {config.tag_field}"
             lines.add(f"{config.tag} ({layout}): {' '.join(kind.__struct_fields__)}".rstrip())
     return sorted(lines)

@@ -20,7 +20,7 @@ from shoal.models.learner import Data, Learner
 from shoal.models.linear import Floats
 from shoal.models.torch_module import Module
 from shoal.strategies.averaging.collective import name_of
-from shoal.strategies.averaging.settings import AllReduce
+from shoal.strategies.averaging.settings import AllReduce, over_of
 from shoal.strategies.averaging.step_model import StepCore
 from shoal.strategies.averaging.step_slots import Steps
 from shoal.strategies.averaging.worker import Go, Rank
@@ -38,7 +38,7 @@ class StepRank(Rank):
         of_pass, left = position or (0, None)
         self.parts = self._steps = Steps(slots, self.group.size, of_pass, left)
         ddp = None
-        if job.strategy.ddp and job.over == "gloo" and isinstance(job.model, Module):
+        if job.strategy.ddp and over_of(job) == "gloo" and isinstance(job.model, Module):
             from shoal.strategies.averaging.ddp import Ddp
 
             ddp = Ddp(learner, self.group)

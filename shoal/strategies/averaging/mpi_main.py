@@ -19,7 +19,6 @@ import numpy as np
 
 from shoal.errors import Invalid, ShoalError
 from shoal.events import Evaluated, RunEvent
-from shoal.run.handle import Underway
 from shoal.strategies.averaging import mpi_ranks
 from shoal.strategies.averaging.mpirun import (
     DOOR,
@@ -35,6 +34,7 @@ from shoal.strategies.averaging.mpirun import (
     send,
 )
 from shoal.training.result import Outcome
+from shoal.training.underway import Underway
 
 _LOOK = 500  # milliseconds between two looks at who our parent is
 
@@ -69,7 +69,7 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
 def _lead(own: Path, folder: Path | None, kept: str, caller: socket.socket) -> None:
     from shoal.data.datasets import load
     from shoal.job import Job
-    from shoal.run.handle import underway
+    from shoal.strategies.averaging.run import Averaged
     from shoal.training.local_checkpoint import read
 
     training: Underway | None = None
@@ -81,7 +81,7 @@ def _lead(own: Path, folder: Path | None, kept: str, caller: socket.socket) -> N
 
     try:
         job = Job.load(own / JOB)
-        training = underway(job, load(job.data, job.seed), listener, folder, read(Path(kept)) if kept else None)
+        training = Averaged(job, load(job.data, job.seed), listener, folder, read(Path(kept)) if kept else None)
         outcome: Outcome | None
         with training:
             try:

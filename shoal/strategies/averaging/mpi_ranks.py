@@ -23,7 +23,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,9 @@ import msgspec
 from shoal.errors import Invalid, RankLost
 from shoal.events import counted
 from shoal.launch.exit_status import REFUSED, refuse
+from shoal.launch.mpirun_rank import OURS as OURS
+from shoal.launch.mpirun_rank import Rank as Rank
+from shoal.launch.mpirun_rank import rank as rank
 from shoal.launch.process_main import Line, flush
 from shoal.strategies.averaging.collective import Group, name_of
 
@@ -42,15 +44,9 @@ if TYPE_CHECKING:
     from shoal.job import Job
     from shoal.strategies.averaging.mpi import MpiGroup
 
-_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),  # Open MPI; the last one is its launcher's
-    ("PMI_RANK", "PMI_SIZE", "PMI_RANK"),  # MPICH and its kin
-)
-OURS = "SHOAL_MPI"  # shoal itself has started mpirun
 _ORDERS, _LENGTH = 1, 2  # tags
 _LEAVE_WITHIN = 5.0  # seconds
 _NAP = 0.005  # seconds between two looks for orders
-_DIGITS = 9
 
 
 class Work(Line, frozen=True, tag="work"):
@@ -61,24 +57,6 @@ class Work(Line, frozen=True, tag="work"):
 
 class Over(Line, frozen=True, tag="over"):
     """Rank 0 to the others: "there is nothing more to do"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One of mpirun's processes."""
-
-    number: int
-    size: int
-
-
-def rank(variables: Mapping[str, str] | None = None) -> Rank | None:
-    """Who this process is; None if mpirun did not start it, or it alone: then it is a process as any other."""
-    known = os.environ if variables is None else variables
-    for *names, launcher in _VARIABLES:
-        number, size = (known.get(name, "") for name in names)
-        if number.isdecimal() and size.isdecimal() and max(len(number), len(size)) <= _DIGITS and known.get(launcher):
-            return Rank(int(number), int(size)) if int(size) > 1 or known.get(OURS) else None
-    return None
 
 
 def needs_mpi() -> Path:
@@ -104,17 +82,14 @@ def check_alone() -> None:
 
 def check_mpi(job: Job) -> None:
     """Whether ranks of mpirun can do it."""
-    from shoal.strategies.averaging.settings import AllReduce, Averaging
-
-    if not isinstance(job.strategy, Averaging | AllReduce):
+    if not job.strategy.may_use_mpi:
         raise Invalid(
             f"strategy {job.strategy.name!r} does not run over MPI: leave mpirun (or --on mpi) away, or choose one whose ranks "
             f"add up (--strategy averaging or allreduce)"
         )
-    if job.strategy.over not in (None, "mpi"):
-        raise Invalid(
-            f"strategy.over={job.strategy.over!r} does not run over MPI: leave mpirun (or --on mpi) away, or that setting"
-        )
+    over = getattr(job.strategy, "over", None)
+    if over not in (None, "mpi"):
+        raise Invalid(f"strategy.over={over!r} does not run over MPI: leave mpirun (or --on mpi) away, or that setting")
 
 
 class Head:

@@ -29,6 +29,7 @@ from shoal.launch.worker_process import number_of
 from shoal.nodes.journal import Journal
 from shoal.strategies.averaging.collective import Group, Others, name_of
 from shoal.strategies.averaging.over_store import StoreGroup, client
+from shoal.strategies.averaging.settings import over_of
 
 _REMIND = 10.0  # seconds after which a wait is told, then twice that, ...
 _LOOK = 1.0  # seconds between two looks at who is silent
@@ -52,11 +53,11 @@ class RankWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def others_of(job: Job, dataset: Dataset, kept: Path | None, warn: Warn, server_lost: ServerLost) -> Others:
     """Not started yet. ``kept``: what they go on from; ``warn`` is told of waits that take long."""
-    if job.over == "gloo":
+    if over_of(job) == "gloo":
         from shoal.strategies.averaging.gloo import OverGloo
 
         return OverGloo(job, dataset, kept, warn)
-    if job.over == "mpi":
+    if over_of(job) == "mpi":
         from shoal.strategies.averaging.mpi_ranks import MpiOthers
 
         return MpiOthers(msgspec.to_builtins(work_of(job, dataset, kept)), warn)
@@ -222,7 +223,7 @@ def main(orders: Orders, process: Process) -> None:
     job, rank = Job.of(tomllib.loads(work.job)), number_of(orders.name)
     process.ready()
     group: Group
-    if job.over == "gloo":
+    if over_of(job) == "gloo":
         from shoal.strategies.averaging.gloo import GlooGroup
 
         group = GlooGroup(Path(orders.folder), rank, work.size)

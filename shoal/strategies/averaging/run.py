@@ -15,13 +15,13 @@ import numpy as np
 from shoal import limits
 from shoal.data.batch import Ids
 from shoal.data.datasets import Dataset
-from shoal.errors import ClusterError, RankLost, SegmentsLost, StoreError
+from shoal.errors import ClusterError, Invalid, RankLost, SegmentsLost, StoreError
 from shoal.events import Gone, RunEvent, Warned
 from shoal.job import Job
 from shoal.models.linear import Floats
 from shoal.strategies.averaging.collective import Others, name_of
 from shoal.strategies.averaging.processes import others_of
-from shoal.strategies.averaging.settings import AllReduce
+from shoal.strategies.averaging.settings import AllReduce, over_of
 from shoal.strategies.averaging.shards import unseen
 from shoal.strategies.averaging.worker import (
     Go,
@@ -34,6 +34,7 @@ from shoal.training.local_checkpoint import Keeper, Kept, Standing
 from shoal.training.preflight import check
 from shoal.training.result import Outcome
 from shoal.training.tracker import Score
+from shoal.training.underway import Start, Underway
 from shoal.wire.messages import Course
 
 _WORD = 1.0  # seconds between two sums of figures where nobody goes on from the mean
@@ -236,3 +237,21 @@ class Averaged:
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))
+
+
+def open_run(start: Start, begin: Callable[[], None]) -> Underway:
+    """The run, not yet begun: by mpirun, or by ranks of our own."""
+    from shoal.strategies.averaging.mpi_ranks import rank
+
+    job = start.job
+    if over_of(job) == "mpi" and job.launch.how == "threads":
+        raise Invalid("over MPI every rank is a process: leave --on threads away, or strategy.over=mpi")
+    opened: Underway
+    if over_of(job) == "mpi" and rank() is None:
+        from shoal.strategies.averaging.mpirun import UnderMpirun
+
+        opened = UnderMpirun(job, start.dataset, start.listener, start.folder, start.resume)
+    else:
+        opened = Averaged(job, start.dataset, start.listener, start.folder, start.resume)
+    begin()
+    return opened

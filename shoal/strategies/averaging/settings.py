@@ -13,19 +13,23 @@ such networks is no better than chance.
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shoal.errors import Invalid
+from shoal.strategy import Strategy, register
+
+if TYPE_CHECKING:
+    from shoal.job import Job
 
 Over = Literal["mpi", "gloo", "store"]
 
 
-class Averaging(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="averaging", kw_only=True
-):
+@register
+class Averaging(Strategy, frozen=True, tag="averaging", kw_only=True):
     """Alone for a while, then the mean of all."""
+
+    runs: ClassVar[str] = "shoal.strategies.averaging.run"
+    may_use_mpi: ClassVar[bool] = True
 
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
     every: int | Literal["end"] = 16  # own steps between two means
@@ -40,28 +44,29 @@ class Averaging(
         if any(not 0 < share < float("inf") for share in self.shares):
             raise Invalid(f"strategy.shares={self.shares}: needs numbers above 0")
 
-    @property
-    def name(self) -> str:
-        return "averaging"
-
-    @property
-    def in_steps(self) -> bool:
-        return False
+    def has_servers(self, job: Job) -> bool:
+        return over_of(job) == "store"
 
 
-class AllReduce(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="allreduce", kw_only=True
-):
+@register
+class AllReduce(Strategy, frozen=True, tag="allreduce", kw_only=True):
     """Every rank has all weights; each step is the mean of their gradients: the baseline everybody knows (S1-01)."""
+
+    runs: ClassVar[str] = "shoal.strategies.averaging.run"
+    may_use_mpi: ClassVar[bool] = True
 
     combine: Literal["mean", "sum"] = "mean"
     over: Literal["mpi", "gloo"] | None = None  # mpi under mpirun, otherwise gloo
     ddp: bool = True  # of modules over gloo: PyTorch's DistributedDataParallel
 
     @property
-    def name(self) -> str:
-        return "allreduce"
-
-    @property
     def in_steps(self) -> bool:
         return True
+
+
+def over_of(job: Job) -> Over:
+    """What ranks take their means by."""
+    assert isinstance(job.strategy, Averaging | AllReduce)
+    if job.launch.how == "mpi":
+        return "mpi"
+    return job.strategy.over or ("store" if isinstance(job.strategy, Averaging) else "gloo")

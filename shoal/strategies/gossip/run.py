@@ -45,6 +45,7 @@ from shoal.training.local_checkpoint import (
 from shoal.training.preflight import check
 from shoal.training.result import Outcome
 from shoal.training.tracker import Score
+from shoal.training.underway import Start
 from shoal.wire.effects import Effect
 from shoal.wire.messages import Course
 
@@ -357,3 +358,10 @@ class GossipRun:
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))
+
+
+def open_run(start: Start, begin: Callable[[], None]) -> GossipRun:
+    """The run, not yet begun."""
+    run = GossipRun(start.job, start.dataset, start.listener, start.folder, start.resume)
+    begin()
+    return run

@@ -10,18 +10,25 @@ nobody's; the best and the worst of them, and how far they are from it, stand be
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shoal.data.split import EVEN, By
 from shoal.errors import Invalid
+from shoal.strategy import Strategy, register
+
+if TYPE_CHECKING:
+    from shoal.job import Job
 
 Topology = Literal["ring", "one-way", "torus", "star", "complete", "exponential", "random", "file"]
 
 
-class Gossip(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="gossip", kw_only=True):
+@register
+class Gossip(Strategy, frozen=True, tag="gossip", kw_only=True):
     """Means with neighbours, no server."""
+
+    runs: ClassVar[str] = "shoal.strategies.gossip.run"
+    has_links: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
 
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
     topology: Topology = "ring"
@@ -43,10 +50,7 @@ class Gossip(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
                 "strategy.topology='file' and strategy.edges=PATH go together: give both, or take another topology"
             )
 
-    @property
-    def name(self) -> str:
-        return "gossip"
+    def check_here(self, job: Job) -> None:
+        from shoal.strategies.gossip.topology import Graph
 
-    @property
-    def in_steps(self) -> bool:
-        return False
+        Graph.of(self, job.workers, job.seed).check(self.allow_disconnected)

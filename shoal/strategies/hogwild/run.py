@@ -48,6 +48,7 @@ from shoal.training.local_checkpoint import Keeper, Kept, is_finite
 from shoal.training.preflight import check
 from shoal.training.result import Outcome
 from shoal.training.tracker import Score
+from shoal.training.underway import Start
 from shoal.wire.messages import Course
 
 _LOOK = 0.05  # seconds between two looks at how far they are
@@ -410,3 +411,10 @@ class HogwildRun:
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.score.seconds, what=what))
+
+
+def open_run(start: Start, begin: Callable[[], None]) -> HogwildRun:
+    """The run, not yet begun."""
+    run = HogwildRun(start.job, start.dataset, start.listener, start.folder, start.resume)
+    begin()
+    return run

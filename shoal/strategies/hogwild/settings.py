@@ -10,17 +10,19 @@ P workers share the slots of a pass, each slot is computed once. A module knows 
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
+from typing import ClassVar, Literal
 
 from shoal.errors import Invalid
+from shoal.strategy import Strategy, register
 
 Way = Literal["example", "locked", "batched", "hot_cold"]
 
 
-class Hogwild(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="hogwild", kw_only=True):
+@register
+class Hogwild(Strategy, frozen=True, tag="hogwild", kw_only=True):
     """One shared model, no locks."""
+
+    runs: ClassVar[str] = "shoal.strategies.hogwild.run"
 
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot, where a slot is one step
     way: Way | None = None  # example; of a module, batched
@@ -32,11 +34,3 @@ class Hogwild(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
         for name, least, most in (("hot", 1, 1 << 20), ("merge", 1, 1 << 20), ("canary", 0, 1 << 30)):
             if not least <= getattr(self, name) <= most:
                 raise Invalid(f"strategy.{name}={getattr(self, name)}: needs {least} to {most:,}")
-
-    @property
-    def name(self) -> str:
-        return "hogwild"
-
-    @property
-    def in_steps(self) -> bool:
-        return False

@@ -15,18 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import msgspec
-
-from shoal.data.slots import Slots
 from shoal.errors import BadValues, Invalid
 from shoal.limits import ADMIT, SLOTS_PER_STEP
-from shoal.nodes.strategy import TABLE, Lane, Rows, Slot
+from shoal.nodes.strategy import TABLE, Lane, OnServers, Rows, Slot
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
-from shoal.strategies.block_proximal.order import Turns
-from shoal.tables import Apply, Dense, Each, Sparse, Step, Table, Update
+from shoal.strategy import register
+from shoal.tables import Apply, Each, Sparse, Step, Table, Update
 
-_DENSE_ROWS = 1 << 24  # up to here all rows are alive from the start: no index, and a range is one piece of memory
 MAX_DELAY = 1 << 53  # steps; more is no bound at all, and strategy = "async" says so
 _UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they count at once
 
@@ -39,37 +35,6 @@ class Begun:
     local: Rows | None  # None: void
     pull: Task
     found: Task | None = None  # its gradient, if that was begun while the one before was computed
-
-
-class OnServers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", kw_only=True):
-    """A strategy whose model lies on servers, and whose slots a coordinator deals."""
-
-    @property
-    def name(self) -> str:
-        return str(type(self).__struct_config__.tag)
-
-    @property
-    def in_steps(self) -> bool:
-        return False
-
-    def slots(self, rows: int, batch: int, seed: int) -> Slots | Turns:
-        """What a pass over so many rows is cut into."""
-        return Slots(rows, batch, seed)
-
-    def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
-        """The table that holds the weights of a linear model."""
-        apply, max_delay = self.consistency(slots_per_pass)
-        if rows <= _DENSE_ROWS:
-            return Dense(rows=rows, update=update, apply=apply, max_delay=max_delay)
-        return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay)
-
-    def consistency(self, slots_per_pass: int) -> tuple[Apply, int | None]:
-        """When a push counts, and how far workers may be apart."""
-        raise AssertionError  # each has its own
-
-    async def run(self, lane: Lane) -> None:
-        """Slot after slot, until it is over."""
-        raise AssertionError  # each has its own
 
 
 class ParameterServer(OnServers, frozen=True, kw_only=True):
@@ -96,7 +61,7 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
     def table(self, rows: int, update: Update, slots_per_pass: int) -> Table:
         """The table that holds the weights of a linear model."""
         if self.admit < 2 and not self.evict:
-            return OnServers.table(self, rows, update, slots_per_pass)
+            return super().table(rows, update, slots_per_pass)
         apply, max_delay = self.consistency(slots_per_pass)
         return Sparse(keys=rows, update=update, apply=apply, max_delay=max_delay, admit=self.admit, evict=self.evict)
 
@@ -206,6 +171,7 @@ class ParameterServer(OnServers, frozen=True, kw_only=True):
             await _one(lane, pushed)
 
 
+@register
 class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
     """One update per step of m slots: with max_delay=0 the same run, bit for bit, with any number of workers and servers."""
 
@@ -221,6 +187,7 @@ class Sync(ParameterServer, frozen=True, tag="sync", kw_only=True):
         return Step(slots=self.slots_per_step, combine=self.combine, slots_per_pass=slots_per_pass), self.max_delay
 
 
+@register
 class Bounded(ParameterServer, frozen=True, tag="bounded", kw_only=True):
     """Nobody runs more than max_delay steps ahead of the slowest worker."""
 
@@ -231,6 +198,7 @@ class Bounded(ParameterServer, frozen=True, tag="bounded", kw_only=True):
         return Each(self.damp_above), 0 if self.max_delay == "auto" else self.max_delay
 
 
+@register
 class Async(ParameterServer, frozen=True, tag="async", kw_only=True):
     """Nobody waits."""
 

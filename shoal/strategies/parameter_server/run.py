@@ -51,6 +51,7 @@ from shoal.store.checkpoint.manifest import Manifest
 from shoal.training.best_model import Best
 from shoal.training.preflight import check, table_of
 from shoal.training.result import Outcome
+from shoal.training.underway import Start
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import member_name
 
@@ -382,3 +383,9 @@ def _cluster_of(job: Job, journal: Journal) -> Cluster:
         return ThreadCluster(job.servers, modules, journal, job.copies)
     how = (job.copies, True, safety_of(job), job.launch.listen, job.launch.advertise)
     return ProcessCluster(job.servers, job.launch.transport, modules, journal, *how)
+
+
+def open_run(start: Start, begin: Callable[[], None]) -> Training:
+    """The run, not yet begun."""
+    begin()
+    return Training(start.job, start.dataset, start.listener, start.folder, start.resume, start.launcher)

@@ -37,6 +37,7 @@ from shoal.training.best_model import Best
 from shoal.training.local_checkpoint import Keeper, Kept
 from shoal.training.preflight import check
 from shoal.training.result import Outcome
+from shoal.training.underway import Start
 from shoal.wire.messages import Course
 from shoal.wire.messages import peers as p
 from shoal.wire.messages.peers import Account, Peer
@@ -374,3 +375,10 @@ class PeerRun:
 
     def _warn(self, what: str) -> None:
         self._listener(Warned(seconds=self.story.seconds, what=what))
+
+
+def open_run(start: Start, begin: Callable[[], None]) -> PeerRun:
+    """The run, not yet begun."""
+    run = PeerRun(start.job, start.dataset, start.listener, start.folder, start.resume)
+    begin()
+    return run

@@ -10,17 +10,20 @@ same weights, up to the order in which numbers were added.
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
+from typing import ClassVar, Literal
 
 from shoal.errors import Invalid
+from shoal.strategy import Strategy, register
 
 
-class PeerToPeer(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="peer-to-peer", kw_only=True
-):
+@register
+class PeerToPeer(Strategy, frozen=True, tag="peer-to-peer", kw_only=True):
     """Everybody learns, and tells all others."""
+
+    runs: ClassVar[str] = "shoal.strategies.peers.run"
+    has_links: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
+    can_be_watched: ClassVar[bool] = True
 
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
     every: int = 200  # own rows between two times that it tells
@@ -29,11 +32,3 @@ class PeerToPeer(
     def __post_init__(self) -> None:
         if self.every is True or not 1 <= self.every <= 1 << 30:
             raise Invalid(f"strategy.every={self.every}: needs 1 to {1 << 30:,} rows")
-
-    @property
-    def name(self) -> str:
-        return "peer-to-peer"
-
-    @property
-    def in_steps(self) -> bool:
-        return False

@@ -1,1 +1,3 @@
 """Serial: minibatch training on one core, the rival of all other strategies."""
+
+from shoal.strategies.serial.settings import Serial as Serial

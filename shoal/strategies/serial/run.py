@@ -21,6 +21,7 @@ from shoal.training.local_model import Core
 from shoal.training.preflight import check
 from shoal.training.result import Outcome
 from shoal.training.tracker import Score
+from shoal.training.underway import Start
 from shoal.wire.messages import Course
 
 _AT_ONCE = 0.05  # seconds in one piece: nothing else is heard meanwhile
@@ -102,3 +103,10 @@ class Alone:
             took += held
         self.score.add(len(contents), rows, loss, took, {"compute": took})  # its clock stands still otherwise
         return took
+
+
+def open_run(start: Start, begin: Callable[[], None]) -> Alone:
+    """The run, not yet begun; it is never taken up again."""
+    run = Alone(start.job, start.dataset, start.listener, start.folder)
+    begin()
+    return run

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-import msgspec
+from shoal.strategy import Strategy, register
 
 
-class Serial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="name", tag="serial", kw_only=True):
+@register
+class Serial(Strategy, frozen=True, tag="serial", kw_only=True):
     """One process, no server: what the others are held against."""
 
+    runs: ClassVar[str] = "shoal.strategies.serial.run"
+    has_workers: ClassVar[bool] = False
+
     combine: Literal["mean", "sum"] = "mean"  # of the examples in a slot
-
-    @property
-    def name(self) -> str:
-        return "serial"
-
-    @property
-    def in_steps(self) -> bool:
-        return False

@@ -1,0 +1,32 @@
+"""Which of mpirun's processes this one is, by its environment alone: asked before anything heavy is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),  # Open MPI; the last one is its launcher's
+    ("PMI_RANK", "PMI_SIZE", "PMI_RANK"),  # MPICH and its kin
+)
+OURS = "SHOAL_MPI"  # shoal itself has started mpirun
+_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of mpirun's processes."""
+
+    number: int
+    size: int
+
+
+def rank(variables: Mapping[str, str] | None = None) -> Rank | None:
+    """Who this process is; None if mpirun did not start it, or it alone: then it is a process as any other."""
+    known = os.environ if variables is None else variables
+    for *names, launcher in _VARIABLES:
+        number, size = (known.get(name, "") for name in names)
+        if number.isdecimal() and size.isdecimal() and max(len(number), len(size)) <= _DIGITS and known.get(launcher):
+            return Rank(int(number), int(size)) if int(size) > 1 or known.get(OURS) else None
+    return None
